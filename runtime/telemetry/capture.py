@@ -1,17 +1,17 @@
-"""A worker's output, all of it: Python's streams, and what C code and subprocesses write to descriptors 1 and 2.
+"""Capture of a worker's output: Python's streams, and what C code and subprocesses write to descriptors 1 and 2.
 
-    print -> RankStream -> what waits here -> one thread -> the controller
-    C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> the same thread
+    print -> RankStream -> queue -> output thread -> the controller
+    C code, subprocesses -> descriptors 1 and 2 -> files -> Follower -> output thread
 
-What is not sent yet is also in files that outlive the process (`unsent`), from where its agent sends it.
+Unsent output is also kept in files that outlive the process (`unsent`), from which the agent sends it.
 
-What is written over itself, a progress bar, is sent in its last state (`screens`).
+Text that overwrites itself, such as a progress bar, is sent in its last state (`screens`).
 
-In an idle process the thread sleeps. A stream that is written to wakes it at once. The heartbeat wakes it when one of
+In an idle process the output thread sleeps. A write to a stream wakes it at once. The heartbeat wakes it when one of
 the files has grown.
 
-Python's streams know on whose behalf they are written to (the context). A cell that ends flushes on its own thread, so
-that nothing of it can come after its reply.
+Python's streams read from the context which execution writes to them. A cell that ends flushes on its own thread, so
+that none of its output arrives after its reply.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTER
 from meshbook.runtime.telemetry.unsent import OutputOwner, UnsentFile
 
 FLUSH_SECONDS = 0.05
-IDLE_SECONDS = 1.0  # of silence, after which the thread looks less often, or sleeps
+IDLE_SECONDS = 1.0  # of silence, after which the thread polls less often, or sleeps
 FLUSH_CHARACTERS = 32 << 10
 FOLLOW_SECONDS = 0.2
-CHUNK_CHARACTERS = 1 << 20  # a chunk that has grown to this is sent, and the next one begun
-WAITING_CHARACTERS = 8 << 20  # with so much unsent, whoever writes has to wait
-PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text: `print(i)` writes "\n" as a piece of its own
+CHUNK_CHARACTERS = 1 << 20  # a chunk that reaches this size is sent, and the next one begins
+WAITING_CHARACTERS = 8 << 20  # with this much unsent, writers block
+PIECE_CHARACTERS = 100  # overhead of a piece in memory: `print(i)` writes "\n" as a piece of its own
 WAIT_SECONDS = 1.0
-KEEP_SECONDS = 0.02  # that a writer waits for room to keep what it writes
+KEEP_SECONDS = 0.02  # how long a writer waits for room in the file of unsent output
 
 Send = Callable[[OutputChunk], None]
 logger = logging.getLogger(__name__)
 
 
 class Capture:
-    """Owns the streams of this process: installs them, follows the descriptors' files, sends what comes.
+    """The owner of this process's streams: it installs them, follows the descriptors' files, and sends their text.
 
-    A writer appends and goes on, and this object's thread sends. It must be another one: a signal handler may print
-    while its own thread is in the middle of a send, and would wait for itself.
+    A writer only appends to a queue; the output thread sends. The threads must differ: a signal handler may print while
+    its own thread is in the middle of a send, and would deadlock.
     """
 
     def __init__(
@@ -70,28 +70,28 @@ class Capture:
         has_left: Callable[[], bool] = lambda: True,
     ) -> None:
         self._send_chunk = send
-        self._has_left = has_left  # whether all that was sent has left this process
+        self._has_left = has_left  # whether everything that was sent has left this process
         self._chunk_characters = chunk_characters
         self._mesh = mesh
         self._rank = rank
-        self.main_origin: Callable[[], str] = _no_origin  # the cell that runs: the best guess for C code's output
+        self.main_origin: Callable[[], str] = _no_origin  # the running cell: the best guess for C code's output
         self._options = SHOWN
         self._last_words = LastWords(folder, node)
         self._unsent = UnsentFile(folder, node)
-        self._numbers = itertools.count(1)  # of what is written
-        self._read = self._sent = SentMark(node)  # what was taken in, and what was sent; between them are held rows
+        self._numbers = itertools.count(1)  # of the pieces that are written
+        self._read = self._sent = SentMark(node)  # the marks of text read and of text sent; between them are held rows
         self._set_owner("")
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
         self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
         self._waiting: collections.deque[tuple[int, str, StreamName, str]] = collections.deque()
-        self._size = 0  # characters that _waiting takes, roughly: threads add to it without a lock
+        self._size = 0  # approximate characters in _waiting: threads add to it without a lock
         self._sent_at = 0.0
-        self._bell = threading.Lock()  # acquired: silent. A lock can be rung from a signal handler, an Event cannot
+        self._bell = threading.Lock()  # acquired: silent. A signal handler can release a lock, but cannot set an Event
         self._bell.acquire()
-        self._is_urgent = False  # the bell was rung to have something sent at once
+        self._is_urgent = False  # the bell was rung to send at once
         self._asleep = False  # the thread waits for the bell alone
-        self._is_idle = False  # the process, as the heartbeat says
+        self._is_idle = False  # whether the process is idle, as the heartbeat reports
         self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
         self._screens = Screens()
         self._ended = False
@@ -101,13 +101,13 @@ class Capture:
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
 
     def install(self) -> None:
-        """Replace Python's streams and begin to send."""
+        """Replace Python's streams and start the output thread."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
         os.register_at_fork(after_in_child=self._become_child)
         self._thread.start()
 
     def close(self) -> None:
-        """Send the rest; what is written from now on stays here."""
+        """Send the rest; text written from now on stays in this process."""
         self._ended = True
         if self._thread.is_alive():
             self.ring()
@@ -115,15 +115,15 @@ class Capture:
         self.flush()
 
     def flush(self) -> None:
-        """Send everything that has been written so far, by Python or by anything else in this process."""
+        """Send all output so far, from Python and from anything else in this process."""
         with self._sending:
             self._send_all()
             self._wake_for_screens()
 
     def end(self, origin: str) -> None:
-        """A cell has ended: send everything, and what it has shown stays."""
+        """Send everything, and settle the rows of this cell, which has ended."""
         with self._sending:
-            # In most cells nothing is written, and each cell waits for this.
+            # Most cells write nothing, and each cell waits for this.
             if not (self._waiting or self._screens.has_any or any(file.has_news for file in self._files)):
                 return
             self._send_all()
@@ -132,22 +132,22 @@ class Capture:
             self._wake_for_screens()
 
     def begin(self, origin: str) -> None:
-        """A cell begins on the main thread."""
+        """Record that a cell begins on the main thread."""
         self._set_owner(origin)
 
     @property
     def options(self) -> LogOptions:
-        """What the controller does with output of no cell."""
+        """How the controller handles output of no cell."""
         return self._options
 
     def choose(self, options: LogOptions) -> None:
-        """Let this hold for what is written from now on; what was written before leaves with the options of before."""
+        """Use these options for text that is written from now on; send earlier text with the old ones."""
         self.flush()
         self._options = options
         self._set_owner(self.main_origin())
 
     def take_rank(self, rank: int) -> None:
-        """This process has another rank from now on."""
+        """Change the rank of this process."""
         self._rank = rank
         self._set_owner(self.main_origin())
 
@@ -157,7 +157,7 @@ class Capture:
     # -- from the streams ------------------------------------------------------
 
     def write(self, origin: str, stream: StreamName, text: str) -> None:
-        """Take in what was written, on any thread and within any signal handler."""
+        """Queue a piece of text; callable from any thread and any signal handler."""
         if self._forked:
             return _write_all(1 if stream == "stdout" else 2, text)
         if stream == "stderr":
@@ -176,12 +176,12 @@ class Capture:
         return None
 
     def ring(self) -> None:
-        """Let the thread send now."""
+        """Make the output thread send now."""
         self._is_urgent = True
         self._wake()
 
     def look(self, *, is_idle: bool) -> None:
-        """Wake the thread if a file has grown, or if this process is not idle; for the heartbeat."""
+        """Wake the thread if a file has grown or this process is not idle; called by the heartbeat."""
         self._is_idle = is_idle
         if self._asleep and (not is_idle or any(file.has_news for file in self._files)):
             self._wake()
@@ -199,13 +199,13 @@ class Capture:
         return monotonic() - self._sent_at > FLUSH_SECONDS
 
     def _wait_for_room(self) -> None:
-        # Not for ever: a handler that has interrupted a send on this very thread waits for what cannot happen.
+        # The wait is bounded: a handler that interrupted a send on this very thread would never see room.
         end = monotonic() + WAIT_SECONDS
         while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
-            sleep(0.001)  # and not by a lock: whoever would release it may be the one that was interrupted
+            sleep(0.001)  # polls, without a lock: the releasing thread may be the interrupted one
 
     def _keep_slowly(self, number: int, origin: str, stream: StreamName, text: str) -> None:
-        """Keep a long text, or wait until there is room; not for long, where the controller does not receive."""
+        """Keep a long text, waiting for room; stop after `KEEP_SECONDS` if the controller does not receive."""
         end = monotonic() + KEEP_SECONDS
         for start in range(0, len(text), KEPT_CHARACTERS):
             while not self._unsent.add(number, origin, stream, text[start : start + KEPT_CHARACTERS]):
@@ -215,9 +215,9 @@ class Capture:
                     self._unsent.give_up()
 
     def _become_child(self) -> None:
-        """In a forked child (a DataLoader's worker) there is no such thread, and the socket is the parent's.
+        """Write to the descriptors from now on, in a forked child (a DataLoader's worker).
 
-        Its output goes to the descriptors, where the parent follows it.
+        The child has no output thread, and the socket is the parent's. The parent follows the descriptors.
         """
         self._forked = True
         self._waiting.clear()
@@ -232,7 +232,7 @@ class Capture:
             is_due = monotonic() - followed_at >= FOLLOW_SECONDS
             try:
                 self._send_now(follow=is_due)
-            except Exception:  # of what is written later the user wants to see something, too
+            except Exception:  # keep running, so that later output is still sent
                 if not self._has_failed:
                     self._has_failed = True
                     logger.exception("output of this process could not be sent")
@@ -244,14 +244,14 @@ class Capture:
         is_silent = monotonic() - self._sent_at > IDLE_SECONDS
         if is_silent and self._is_idle:
             self._sleep()
-            is_silent = False  # a piece that rang may be the first of a line, and the rest is about to come
+            is_silent = False  # a piece that rang may be the first of a line, and the rest follows
         if not self._is_urgent:
             self._bell.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
         self._is_urgent = False
 
     def _sleep(self) -> None:
         """Wait for the bell, unless a screen has something to send later."""
-        # First say that this thread sleeps, then look: what comes in between is seen, or rings.
+        # Set _asleep before looking: text that arrives in between is either seen here or rings.
         with self._sending:
             self._asleep = self._screens.is_settled
         if self._asleep and not (self._waiting or self._ended):
@@ -270,7 +270,7 @@ class Capture:
                 self._last_words.trim()
 
     def _turn(self) -> None:
-        """Before anything more is sent: what was sent so far need not be kept if it has left."""
+        """Free the space of text that was sent and has left this process; runs before more is sent."""
         if self._has_left():
             self._unsent.turn(self._read.number, self._sent)
             for file in self._files:
@@ -292,7 +292,7 @@ class Capture:
             self._pass_on(origin, stream, whole(text), msgspec.structs.replace(self._read, number=number))
 
     def _merged(self) -> Iterator[tuple[int, str, StreamName, str]]:
-        """What waits, with neighbours of one origin and stream in one piece."""
+        """Yield the queued text, with adjacent pieces of one origin and stream joined."""
         now: tuple[str, StreamName] = ("", "stdout")
         last = 0
         parts: list[str] = []
@@ -313,7 +313,8 @@ class Capture:
             yield last, *now, "".join(parts)
 
     def _file_ends(self) -> list[int]:
-        """Return how far to read the files; taken before Python's text is, so that earlier text is sent first."""
+        """Return how far to read the files. Call it before reading Python's text, so that earlier text is sent
+        first."""
         return [file.size for file in self._files]
 
     def _send_files(self, ends: list[int]) -> None:
@@ -323,7 +324,7 @@ class Capture:
                 self._pass_on(self.main_origin(), file.stream, text, read)
 
     def _pass_on(self, origin: str, stream: StreamName, text: str, read: SentMark) -> None:
-        """Take in the text up to this mark, and send what is not held."""
+        """Feed the text up to this mark to the screens, and send what they do not hold back."""
         self._sent_at = monotonic()
         emission = self._screens.feed(origin, stream, text, self._sent_at)
         if emission is None or not (emission.text or emission.live is not None):
@@ -334,21 +335,21 @@ class Capture:
         self._send(origin, stream, emission)
 
     def _send(self, origin: str, stream: StreamName, emission: Emission) -> None:
-        """In chunks of no more than the limit; the rows that may still change come with the last of them."""
+        """Send chunks within the size limit; the last one carries the rows that may still change."""
         if not self._screens.holds_any:
             self._sent = self._read
         text, size = emission.text, self._chunk_characters
         live = None if emission.live is None else emission.live[-size:]
         for start in range(0, max(len(text), 1), size):
             is_last = start + size >= len(text)
-            # Only the last one has the rows, and the mark.
+            # Only the last chunk has the rows and the mark.
             rest = (live, self._sent) if is_last else (None, None)
             part = text[start : start + size]
             self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, part, self._options, *rest))
 
 
 def whole(text: str) -> str:
-    """Text that UTF-8 can carry: halves of characters become one where they meet, and U+FFFD where they do not."""
+    """Return text that UTF-8 can encode: join adjacent surrogate halves, and replace single ones with U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""What happens to meshes, as events: the controller of a run keeps the last of them, wherever they happened."""
+"""Events of meshes. The controller of a run keeps the last of them, whichever process reported them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST = 1000  # that are kept
-# "respawned" and "given up" is what a policy (`spawn_procs(on_failure=...)`) decides; "healed": they are there again.
-# "ended": a person had a process killed, by %mesh restart, say.
+MOST = 1000  # events that are kept
+# "respawned" and "given up" are decisions of a policy (`spawn_procs(on_failure=...)`). "healed": the ranks run again.
+# "ended": a user had a process killed, for example by %mesh restart.
 Kind = Literal["failed", "ended", "respawned", "given up", "healed", "resized", "spare used", "spare lost", "host lost"]
 
 
 class RunEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that happened to a mesh, or to ranks of it.
+    """An event of a mesh, or of some of its ranks.
 
-    `time` is in seconds since 1970, by the clock of the process where it was noted. `mesh` is the name that the user
-    has given, `procs` the unique one of the processes concerned (`ProcMesh.name`), `ranks` are those of `mesh`.
+    `time` is in seconds since 1970, by the clock of the process that noticed it. `mesh` is the name that the user gave,
+    `procs` the unique name of the processes concerned (`ProcMesh.name`), `ranks` are those of `mesh`.
     """
 
     time: float
@@ -42,10 +42,10 @@ class EventLog:
     """The last events, the oldest first."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._lock = threading.Lock()  # guards these two
+        self._lock = threading.Lock()  # guards _events and _count
         self._events: collections.deque[RunEvent] = collections.deque(maxlen=most)
         self._count = 0
-        self.when_added: list[Callable[[RunEvent], None]] = []  # called where events come in: they may only note them
+        self.when_added: list[Callable[[RunEvent], None]] = []  # called on the receiving thread: store only
 
     def __iter__(self) -> Iterator[RunEvent]:
         return iter(self.since(0))
@@ -55,11 +55,11 @@ class EventLog:
 
     @property
     def count(self) -> int:
-        """How many there have been, those that are forgotten included."""
+        """The number of events so far, including discarded ones."""
         return self._count
 
     def add(self, event: RunEvent) -> None:
-        """Note what happened."""
+        """Append an event, and call the listeners."""
         with self._lock:
             self._events.append(event)
             self._count += 1
@@ -67,7 +67,7 @@ class EventLog:
             listener(event)
 
     def since(self, count: int) -> list[RunEvent]:
-        """Those that came after there had been `count`, as far as they are kept."""
+        """Return the events after the first `count`, as far as they are kept."""
         with self._lock:
             new = min(self._count - count, len(self._events))
             return list(self._events)[len(self._events) - new :] if new > 0 else []

@@ -1,9 +1,9 @@
-"""Following a file that others append to, and giving its space back behind the reader.
+"""A reader of a file that other processes append to; it frees the space of text that it has read.
 
-A descriptor's file has no end in a long run. It cannot be truncated without a race: what comes between the last read
-and the cut would be lost. A hole punched behind the reader costs nobody anything; the file's size grows, the space it
-takes does not. Known limit: a file system without holes (some NFS) keeps the whole text until the worker ends; point
-MESHBOOK_RUNTIME_DIR to another one there.
+In a long run a descriptor's file grows without bound. Truncating it is a race: bytes appended between the last read and
+the cut would be lost. A hole punched behind the reader loses nothing: the file's size grows, its disk usage does not.
+Known limit: a file system without holes (some NFS) keeps the whole text until the worker ends. Point
+MESHBOOK_RUNTIME_DIR to another file system there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from meshbook.runtime.telemetry.output import StreamName
 
 READ_BYTES = 1 << 20
-PUNCH_BYTES = 4 << 20  # how much is read before it is given back
-KEPT_BYTES = 64 << 10  # what stays readable behind the reader: the agent looks there for a process's last words
+PUNCH_BYTES = 4 << 20  # how much is read before its space is freed
+KEPT_BYTES = 64 << 10  # stays readable behind the reader: the agent reads a process's last words there
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class Follower:
-    """Reads what is appended to a file, as text, however a character is split."""
+    """Reads text that is appended to a file; a character may be split over reads."""
 
     def __init__(self, path: Path, stream: StreamName) -> None:
         self.stream: StreamName = stream
@@ -34,18 +34,18 @@ class Follower:
 
     @property
     def size(self) -> int:
-        """How many bytes the file has now."""
+        """The current size of the file in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, end: int | None = None) -> Iterator[str]:
         """Yield the new text in pieces, up to the position `end`.
 
-        The default is the file's size now: a fast writer would otherwise never let this reader finish.
+        The default is the file's current size; otherwise a fast writer would never let the reader finish.
         """
         if end is None:
             end = self.size
         if end < self._position:
-            self._position = self._freed = 0  # somebody truncated it: what is there now is new
+            self._position = self._freed = 0  # another process truncated the file: its content is new
         while self._position < end:
             data = os.pread(self._descriptor, min(READ_BYTES, end - self._position), self._position)
             if not data:
@@ -55,18 +55,18 @@ class Follower:
                 yield text
 
     def give_back(self, end: int) -> None:
-        """Free the space of what comes before this position."""
+        """Free the space before this position."""
         if end - self._freed > PUNCH_BYTES:
             self._free(end - KEPT_BYTES)
 
     @property
     def position(self) -> int:
-        """How many bytes have been read."""
+        """The number of bytes read."""
         return self._position
 
     @property
     def has_news(self) -> bool:
-        """Whether the file has another length than what has been read of it."""
+        """Whether the file's length differs from what has been read."""
         return self.size != self._position
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Follower:
 
 
 def _punch_hole(descriptor: int, start: int, length: int) -> None:
-    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)  # Linux only; it may also refuse, see above
+    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)  # Linux only; may fail, see the module docstring
     if fallocate is not None:
         mode = _KEEP_SIZE | _PUNCH_HOLE
         fallocate(descriptor, mode, ctypes.c_int64(start), ctypes.c_int64(length))

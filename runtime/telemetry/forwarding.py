@@ -1,8 +1,8 @@
-"""Forwarding: what ranks print and no cell owns is shown where the controller shows things.
+"""Forwarding: shows what ranks print outside of cells on the controller's screen.
 
-    receiving thread -> what has arrived -> one thread -> LogLines -> Screen
+    receiving thread -> queue -> forwarding thread -> LogLines -> Screen
 
-A script's screen is its own stdout and stderr; a notebook's are its cells (`magics.forwarding`).
+The screen of a script is its own stdout and stderr; that of a notebook is its cells (`magics.forwarding`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from meshbook.runtime.telemetry.overflow import Overflow
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 0.1  # seconds between two times that something is shown
-GATHER = 0.02  # seconds after a first line, for those of other ranks that are written at the same time
+INTERVAL = 0.1  # seconds between two updates of the screen
+GATHER = 0.02  # seconds after a first line, to collect lines that other ranks write at the same time
 
 
 class Screen(Protocol):
     """Where lines are shown."""
 
     def show(self, shown: Sequence[Shown]) -> None:
-        """Show these, in this order; may wait for whoever reads."""
+        """Show these, in this order; may wait for the reader."""
 
 
 class Forwarder:
-    """Takes output in on the receiving thread, and shows it from a thread of its own, a few times a second.
+    """Accepts output on the receiving thread, and shows it from its own thread, a few times a second.
 
-    What a screen does not take (a pager) is kept in memory for a while, and then in a file.
+    Output that a screen does not accept (a pager) is kept in memory up to a limit, and then in a file.
     """
 
     def __init__(self, screen: Screen) -> None:
@@ -49,11 +49,11 @@ class Forwarder:
         self._news = threading.Condition()  # guards _arrived, _next_at and _thread
         self._showing = threading.Lock()  # guards _lines, and the order of what is shown
         self._closed = threading.Event()
-        self._has_failed = False  # the screen, the last time
+        self._has_failed = False  # whether the screen failed last time
         self._thread: threading.Thread | None = None
 
     def take(self, chunk: Chunk) -> None:
-        """Note what a rank wrote, if it is to be shown; never waits for the screen."""
+        """Queue what a rank wrote, if it is to be shown; never waits for the screen."""
         if not chunk.options.shown or isinstance(chunk, ClearChunk):
             return
         with self._news:
@@ -63,11 +63,11 @@ class Forwarder:
                 self._start()
 
     def flush(self) -> None:
-        """Show what there is to be shown now, on this thread."""
+        """Show what is due now, on this thread."""
         self._show(all_of_it=False)
 
     def close(self) -> None:
-        """Show everything that has arrived, lines without an end too. Idempotent."""
+        """Show everything that has arrived, including lines without an end. Idempotent."""
         self._closed.set()
         with self._news:
             self._news.notify()
@@ -77,7 +77,7 @@ class Forwarder:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="meshbook log forwarding", daemon=True)
-        with contextlib.suppress(RuntimeError):  # at the interpreter's end none can be started; `close` shows the rest
+        with contextlib.suppress(RuntimeError):  # fails while the interpreter shuts down; `close` shows the rest
             thread.start()
             self._thread = thread
 
@@ -111,15 +111,15 @@ class Forwarder:
                 self.screen.show(shown)
                 self._has_failed = False
         except Exception as error:
-            # One that fails (a closed stdout, a display that is gone) must not cost the lines that come after.
+            # A screen that fails (a closed stdout, a lost display) must not cost later lines.
             if not self._has_failed:
                 logger.warning("output of ranks could not be shown: %s: %s", type(error).__name__, error)
             self._has_failed = True
 
     def _sort_in(self) -> float | None:
-        """Take in what has arrived, or so much of it as memory is for; until when that came, if there is more.
+        """Sort in queued output, as much as fits in memory; return the time of its last piece if there is more.
 
-        What is unfinished by then is not late: its end may be in what follows.
+        Lines that are unfinished then are not overdue: their end may be in the rest.
         """
         with self._news:
             arrived, lost, self._arrived.lost = self._arrived.take(), self._arrived.lost, 0
@@ -132,7 +132,7 @@ class Forwarder:
 
 
 class ScriptScreen:
-    """The script's own stdout and stderr, each line with the mesh and the ranks that wrote it."""
+    """The script's own stdout and stderr; each line carries its mesh and ranks as a label."""
 
     def show(self, shown: Sequence[Shown]) -> None:
         for stream, some in itertools.groupby(shown, _stream_of):
@@ -143,7 +143,7 @@ class ScriptScreen:
 
 
 def _size_of(chunk: Chunk) -> int:
-    """The characters in it, roughly; a figure's are in its data."""
+    """Return the approximate number of characters in a chunk; those of a figure are in its data."""
     if isinstance(chunk, OutputChunk):
         return len(chunk.text)
     return sum(len(str(content)) for content in chunk.data.values()) if isinstance(chunk, DisplayChunk) else 0
@@ -156,17 +156,17 @@ def _stream_of(shown: Shown) -> StreamName:
 def _labelled(shown: Shown) -> str:
     if isinstance(shown, DisplayChunk):
         return label_lines(shown.mesh, (shown.rank,), f"{shown.data.get('text/plain', '')}\n")
-    if isinstance(shown, DrawnText):  # a script has no place for what changes
+    if isinstance(shown, DrawnText):  # a script cannot redraw rows
         return label_lines(shown.mesh, (shown.rank,), f"{shown.text}\n") if shown.text.strip() else ""
     return label_lines(shown.mesh, shown.ranks, shown.text)
 
 
 def label_lines(mesh: str, ranks: Sequence[int], text: str) -> str:
-    """Whole lines with a label before each: `[trainers 0-3] ready`."""
+    """Prefix whole lines with a label: `[trainers 0-3] ready`."""
     label = f"[{mesh_name(mesh)} {format_ranks(ranks)}] "
     return label + text[:-1].replace("\n", f"\n{label}") + "\n"
 
 
 def mesh_name(mesh: str) -> str:
-    """The name that the user gave a mesh: `trainers` of `trainers-3f9c01aa`, which is unique in the run."""
+    """Return the name that the user gave a mesh: `trainers` of `trainers-3f9c01aa`, which is unique in the run."""
     return mesh.rpartition("-")[0] or mesh

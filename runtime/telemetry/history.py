@@ -1,7 +1,7 @@
-"""What is known of the processes of a run: how they are, and how they were in the last five minutes.
+"""The vitals of the processes of a run: current values, and those of the last five minutes.
 
-The agents of all hosts send what they have measured, a batch a tick; whoever shows it asks here. Ages go by the clock
-of this process, from when a batch came: clocks of other hosts are never compared with it.
+The agents of all hosts send their measurements, a batch a tick; the dashboard reads them here. Ages are by this
+process's clock, from the arrival of a batch: it is never compared with the clocks of other hosts.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from meshbook.runtime.telemetry.vitals import (
 if TYPE_CHECKING:
     from meshbook.runtime.telemetry.vitals_table import VitalsTable
 
-REMEMBERED_ENDS = 64  # processes that have ended, whose numbers are still there
-REMEMBERED_LIVES = 8192  # processes of which it is known which life has ended, for batches that were on their way
+REMEMBERED_ENDS = 64  # ended processes whose numbers are still kept
+REMEMBERED_LIVES = 8192  # processes whose ended incarnation is remembered, for late batches
 
 
 class History:
     """The vitals of all processes of a run. For any thread.
 
-    `when_sampled` are called when something has come in, on whichever thread that was: they may only note it.
+    `when_sampled` holds listeners. `add` calls them on its own thread: they may only record the call.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # guards all of these, and the table
+        self._lock = threading.Lock()  # guards all fields below, and the table
         self._table: VitalsTable | None = None
-        self._came: deque[tuple[float, VitalsBatch]] = deque()  # before there was a table
-        self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and what it says
-        self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have, and are not forgotten
-        self._lives: OrderedDict[str, int] = OrderedDict()  # by node: which of its lives has ended
+        self._came: deque[tuple[float, VitalsBatch]] = deque()  # batches that arrived before there was a table
+        self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and its encoded ProcessWords
+        self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have ended and are not forgotten
+        self._lives: OrderedDict[str, int] = OrderedDict()  # by node: its last incarnation that ended
         self._watchers = 0
         self.when_sampled: list[Callable[[], object]] = []
 
-    # -- for who looks -----------------------------------------------------------------------
+    # -- for readers -------------------------------------------------------------------------
 
     def vitals(self, nodes: Sequence[str]) -> Vitals:
-        """How these processes are, in this order; NaN and an infinite age of those that nothing is known of."""
+        """Return the current vitals of these processes, in this order; NaN and an infinite age for unknown ones."""
         table = self._opened()
         with self._lock:
             return table.vitals(nodes, self._clock())
 
     def series(self, nodes: Sequence[str], metrics: Sequence[Metric]) -> Any:
-        """How they were: float32[nodes, metrics, 300], a value a second, the newest last; NaN where not known."""
+        """Return past values as float32[nodes, metrics, 300], one a second, the newest last; NaN where unknown."""
         table = self._opened()
         with self._lock:
             return table.series(nodes, metrics, self._clock())
 
     def detail(self, node: str) -> ProcessDetail | None:
-        """What one of them says of itself; None where it has not."""
+        """Return what a process reported of itself; None if it has reported nothing."""
         with self._lock:
             host, said = self._words.get(node, ("", b""))
         if not said:
@@ -78,7 +78,7 @@ class History:
         return ProcessDetail(node, words.pid, host, loads, words.collective, words.pause)
 
     def watch(self, on: bool) -> None:
-        """Count one dashboard more, or one less; while any is open, answers ask for four batches a second."""
+        """Count a dashboard that opens or closes. While any is open, agents are asked for four batches a second."""
         with self._lock:
             self._watchers = max(0, self._watchers + (1 if on else -1))
 
@@ -87,10 +87,10 @@ class History:
         """Seconds until an agent should send the next batch."""
         return WATCHED_SECONDS if self._watchers else SECONDS
 
-    # -- what comes in -------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------
 
     def add(self, batch: VitalsBatch) -> None:
-        """Take in a batch. Never waits: until somebody looks, batches are kept as they came."""
+        """Add a batch. Never waits: until the first reader comes, batches are stored as they arrived."""
         with self._lock:
             now = self._clock()
             self._came.append((now, batch))
@@ -102,7 +102,7 @@ class History:
         self._tell()
 
     def ended(self, report: ExitReport) -> None:
-        """A process has ended. Its past is kept for a while, or until its mesh is forgotten."""
+        """Record the end of a process. Its past is kept for a while, or until its mesh is forgotten."""
         with self._lock:
             self._words.pop(report.node, None)
             self._note_end(report)
@@ -112,7 +112,7 @@ class History:
                 self._drop([next(iter(self._ended))])
 
     def forget(self, mesh: str) -> None:
-        """Drop what is known of the processes of a mesh (`ProcMesh.name`)."""
+        """Drop everything about the processes of a mesh (`ProcMesh.name`)."""
         with self._lock:
             known = {*self._words, *self._ended, *(self._table.nodes() if self._table is not None else ())}
             self._drop([node for node in known if node.rpartition(".")[0] == mesh])
@@ -132,10 +132,11 @@ class History:
     # -- the table -----------------------------------------------------------------------------
 
     def _opened(self) -> VitalsTable:
-        """The table; without the lock, for whoever receives takes that."""
+        """Return the table, creating it on first use. Call it without the lock, which it takes."""
         if (table := self._table) is None:
-            # Only here: numpy takes a tenth of a second, which a script that nobody watches need not wait for. Nor may
-            # it be imported in the background: where that falls into the end of a script, its exit status is another.
+            # Imported only here: numpy takes a tenth of a second, which a script without a dashboard need not spend. An
+            # import in the background will not do: if it coincides with the end of a script, it changes the exit
+            # status.
             from meshbook.runtime.telemetry.vitals_table import VitalsTable
 
             with self._lock:
@@ -151,12 +152,13 @@ class History:
 
     def _note_words(self, batch: VitalsBatch) -> None:
         there = set(batch.nodes) - self._late(batch)
-        for node in self._ended.keys() & there:  # it was started again
+        for node in self._ended.keys() & there:  # it was restarted
             del self._ended[node]
         self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
     def _late(self, batch: VitalsBatch) -> set[str]:
-        """Those of a batch whose end was told before it came. Nobody would drop what it says of them."""
+        """Return the nodes of a batch whose end was reported before it arrived. Their entries would never be
+        dropped."""
         if not self._lives:
             return set()
         incarnations = zip(batch.nodes, batch.incarnations, strict=True)
@@ -171,13 +173,13 @@ class History:
 
 
 class VitalsActor(Actor):
-    """Takes the batches of agents in; hosted inline. Answers how many seconds they may wait until the next."""
+    """Receives the batches of agents; hosted inline. Its reply is the number of seconds until the next batch."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     @endpoint
     def measured(self, batch: VitalsBatch) -> float:
-        """Note what was measured."""
+        """Add a batch, and return the seconds until the next."""
         self._history.add(batch)
         return self._history.interval

@@ -1,4 +1,4 @@
-"""What a process wrote to stderr last, in files that outlive it: written by the worker, read by the host agent."""
+"""The last stderr output of a process, in files that outlive it: the worker writes them, the host agent reads them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 LIMIT_BYTES = 64 << 10
 TAIL_BYTES = 16 << 10
 LINE_CHARACTERS = 400
-CRASH = "Fatal Python error:"  # how the stack begins that faulthandler writes
+CRASH = "Fatal Python error:"  # the first words of faulthandler's stack
 
 
 class LastWords:
-    """What goes through Python's stderr, also into a file: in a killed process's buffers it would be lost."""
+    """A file that keeps what goes through Python's stderr: in a killed process's buffers it would be lost."""
 
     def __init__(self, folder: Path, node: str) -> None:
         flags = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
@@ -28,22 +28,22 @@ class LastWords:
             self._file = -1  # a full disk: the text still goes to the notebook
 
     def trim(self) -> None:
-        """Keep the end of a file that has grown; from time to time, on one thread.
+        """Keep only the end of a file that has grown; called from time to time, on one thread.
 
-        A line that another thread adds at that very moment can get lost.
+        A line that another thread adds at that very moment can be lost.
         """
         if self._file < 0 or (size := os.fstat(self._file).st_size) <= LIMIT_BYTES:
             return
         end = os.pread(self._file, TAIL_BYTES, size - TAIL_BYTES)
         os.ftruncate(self._file, 0)
-        with contextlib.suppress(OSError):  # somebody else has filled the disk in between
+        with contextlib.suppress(OSError):  # another program has filled the disk in between
             os.write(self._file, end)
 
 
 def last_words(folder: Path, node: str, count: int) -> tuple[str, ...]:
-    """The last lines of a process: what it wrote through Python, then past it.
+    """Return the last lines of a process: first those written through Python, then those written to the descriptor.
 
-    Where the interpreter crashed, its stack, from its beginning: the innermost frame comes first there.
+    If the interpreter crashed, return its stack from the beginning: the innermost frame comes first there.
     """
     if not count:
         return ()
@@ -56,7 +56,7 @@ def last_words(folder: Path, node: str, count: int) -> tuple[str, ...]:
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
-    """The lines at the end of a file, each cut to a readable length; none where there is no such file."""
+    """Return the lines at the end of a file, each cut to a readable length; an empty list if there is no such file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -68,18 +68,18 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
 
 
 def _as_shown(line: str) -> str:
-    """What a terminal shows of a line: of a progress bar its last state."""
+    """Return a line as a terminal shows it: the last state of a progress bar."""
     return line.rstrip().rpartition("\r")[2]
 
 
 def leave_traceback(folder: Path, node: str, text: str) -> None:
-    """Leave the traceback of a bootstrap that raised, for the agent."""
-    with contextlib.suppress(OSError):  # a full disk: it is among the last words, too
+    """Write the traceback of a bootstrap that raised, for the agent."""
+    with contextlib.suppress(OSError):  # a full disk: the last words have it, too
         (folder / f"{node}.raised").write_text(text, encoding="utf-8", errors="replace")
 
 
 def find_traceback(folder: Path, node: str) -> str:
-    """What `leave_traceback` left of this node, or ""."""
+    """Return the traceback that `leave_traceback` wrote for this node, or ""."""
     try:
         return (folder / f"{node}.raised").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -87,11 +87,11 @@ def find_traceback(folder: Path, node: str) -> str:
 
 
 def remove_files(folder: Path, node: str) -> None:
-    """Remove what an ended process leaves in the run's folder, once its last words are known.
+    """Remove an ended process's files from the run's folder, once its last words have been read.
 
     A run may have any number of processes, and the folder is often in memory.
     """
-    # The socket, the descriptors' files, and ours.
+    # The socket, the descriptors' files, and those of this package.
     for suffix in ("", ".out", ".err", ".last", ".raised", ".unsent", ".vitals"):
         with contextlib.suppress(OSError):
             (folder / f"{node}{suffix}").unlink(missing_ok=True)

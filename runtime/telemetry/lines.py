@@ -1,6 +1,6 @@
-"""Output that no cell owns, made ready to be shown: whole lines, and lines that are alike only once.
+"""Grouping of output that no cell owns: whole lines, and similar lines only once.
 
-Pure: chunks in, lines out, the time is passed in. Who shows them, and when, is in `forwarding`.
+Pure: chunks in, lines out; the time is passed in. `forwarding` shows the lines.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, StreamName
 
 PATIENCE = 1.0  # seconds until a line without an end (a prompt, a progress bar) is shown as it is
-LINE_CHARACTERS = 1 << 16  # a line that has grown to this is shown in pieces
+LINE_CHARACTERS = 1 << 16  # a line that reaches this length is shown in pieces
 
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteLines:
-    """Whole lines, each with its end, that these ranks of a mesh wrote alike on behalf of `origin`."""
+    """Whole lines, each with its end, that these ranks of a mesh wrote alike for the execution `origin`."""
 
     origin: str
     mesh: str
@@ -32,7 +32,7 @@ class CompleteLines:
 
 @dataclass(frozen=True, slots=True)
 class DrawnText:
-    """What one rank wrote while it draws progress bars: text that is settled, and the rows as they are now."""
+    """Output of a rank that draws progress bars: settled text, and the current rows."""
 
     origin: str
     mesh: str
@@ -43,11 +43,11 @@ class DrawnText:
 
 
 Shown = CompleteLines | DrawnText | DisplayChunk
-Channel = tuple[str, str, StreamName]  # on whose behalf, of which mesh, by which stream
+Channel = tuple[str, str, StreamName]  # origin, mesh, stream
 
 
 class LineWriter(NamedTuple):
-    """A rank's end of a channel; its lines are gathered for so many seconds, or not at all."""
+    """A rank as the writer of a channel; its lines are grouped for `window` seconds, or not at all."""
 
     channel: Channel
     rank: int
@@ -55,7 +55,7 @@ class LineWriter(NamedTuple):
 
 
 class LogLines:
-    """The lines of all processes on their way: what is unfinished, what is being gathered, what can be shown."""
+    """The pending lines of all processes: unfinished, being grouped, or ready to be shown."""
 
     def __init__(self) -> None:
         self._unfinished: dict[LineWriter, _Unfinished] = {}
@@ -63,14 +63,14 @@ class LogLines:
         self._ready: list[Shown] = []
 
     def add(self, chunk: Chunk, now: float) -> None:
-        """A rank wrote or displayed something."""
+        """Add what a rank wrote or displayed."""
         if isinstance(chunk, OutputChunk):
             self._write(chunk, now)
         elif isinstance(chunk, DisplayChunk):
             self._ready.append(chunk)
 
     def take(self, now: float) -> list[Shown]:
-        """What is to be shown by now, once."""
+        """Return what is due by now, and remove it."""
         for writer, line in list(self._unfinished.items()):
             if line.since + PATIENCE <= now:
                 self._finish(writer, now)
@@ -81,11 +81,11 @@ class LogLines:
         return ready
 
     def take_all(self) -> list[Shown]:
-        """Everything that has come so far, finished or not."""
+        """Return everything so far, finished or not."""
         return self.take(math.inf)
 
     def next_at(self) -> float:
-        """When something will have to be shown although nothing more comes."""
+        """Return when something becomes due even if nothing more arrives."""
         ends = [line.since + PATIENCE for line in self._unfinished.values()]
         return min([*ends, *(gathering.until for gathering in self._gatherings.values())], default=math.inf)
 
@@ -107,7 +107,7 @@ class LogLines:
 
     def _finish(self, writer: LineWriter, now: float) -> None:
         text = self._unfinished.pop(writer).text
-        if text.strip():  # a progress bar that has been wiped out leaves blanks
+        if text.strip():  # an erased progress bar leaves blanks
             self._say(writer, f"{text}\n", now)
 
     def _say(self, writer: LineWriter, text: str, now: float) -> None:
@@ -124,7 +124,7 @@ class LogLines:
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """A line that has no end yet, and since when."""
+    """A line without an end, and when it began."""
 
     text: str
     since: float
@@ -148,7 +148,7 @@ class _Gathering:
     def __init__(self, channel: Channel, until: float) -> None:
         self.until = until
         self._channel = channel
-        self._alike: dict[str, _SimilarLines] = {}  # in the order of the first of each kind
+        self._alike: dict[str, _SimilarLines] = {}  # in the order in which each kind first appeared
 
     def add(self, rank: int, line: str) -> None:
         alike = self._alike.setdefault(skeleton(line), _SimilarLines(line))
@@ -162,23 +162,23 @@ class _Gathering:
 
 
 def skeleton(line: str) -> str:
-    """A line without its numbers, the rank's own among them: lines that share it are alike."""
+    """Return a line without its numbers, including the rank's own: lines with equal results are similar."""
     return _NUMBER.sub("#", line)
 
 
 def _settled(text: str) -> str:
-    """Whole lines as a terminal shows them in the end: what a carriage return overwrote is left out."""
+    """Return whole lines as a terminal finally shows them, without text that a carriage return overwrote."""
     if "\r" not in text:
         return text
     return "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
 
 
 def _overwritten(line: str) -> str:
-    """What a line shows now; a carriage return at its end may be the beginning of the line's end."""
+    """Return what a line shows now; a carriage return at its end may be the first half of a line end."""
     shown = line.rstrip("\r")
     return shown.rpartition("\r")[2] + line[len(shown) :][:1] if "\r" in line else line
 
 
 def _split(text: str) -> list[str]:
-    """Only a newline ends a line: U+2028 and form feed are content."""
+    """Split at newlines only: U+2028 and form feed are content."""
     return text.split("\n")[:-1]

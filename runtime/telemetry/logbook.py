@@ -1,9 +1,9 @@
-"""The logs of all processes of a run, each line with a number in the order in which they arrived.
+"""The logs of all processes of a run; each line has a serial number in the order of arrival.
 
     receiving thread -> `take` -> a RankLog for each process
-    any other thread -> `extract` -> what somebody searches (`logsearch`)
+    any other thread -> `extract` -> a snapshot to search (`logsearch`)
 
-Bounded for each process, and in all: where that is too much, the longest logs give first.
+The size is limited for each process and in total. Above the total limit, the longest logs are cut first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from meshbook.runtime.telemetry.ranklog import LOG_CHARACTERS, LiveRow, LogPiece, RankLog, Writer
 
 BOOK_CHARACTERS = 256 << 20  # that are kept of all processes
-DROPPED_AT_ONCE = 8  # one part in so many: to find the longest looks at all
+DROPPED_AT_ONCE = 8  # cut by one part in so many: each cut scans all logs
 MOST_UNSETTLED = 1024  # executions; those of ordinary cells have no end
 
 
 @dataclass(frozen=True)
 class LogState:
-    """What one controller leaves to the next of a process's log."""
+    """The part of a process's log that one controller hands over to the next."""
 
     pieces: list[LogPiece]
     open_lines: dict[Writer, str]
@@ -31,10 +31,10 @@ class LogState:
 
 @dataclass(frozen=True)
 class LogExtract:
-    """What some processes wrote, as it was at one moment.
+    """A snapshot of what some processes wrote.
 
     `pieces` and `rows` are by process. `first`: the serial number of the oldest line that is kept; `end`: one past the
-    newest of all. `dropped`: how many lines of these processes are kept no more.
+    newest of all. `dropped`: how many lines of these processes were discarded.
     """
 
     end: int
@@ -45,7 +45,7 @@ class LogExtract:
 
 
 class Logbook:
-    """Keeps what processes write, by the name of the node. Any thread may ask.
+    """The logs of processes, by the name of the node. For any thread.
 
     `limit`: characters for each process; `limit_in_all`: for all of them. `clock` is in seconds since 1970.
     """
@@ -59,7 +59,7 @@ class Logbook:
         self._limit = limit
         self._limit_in_all = limit_in_all
         self._clock = clock
-        self._lock = threading.Lock()  # guards what follows against readers on other threads
+        self._lock = threading.Lock()  # guards the fields below against readers on other threads
         self._logs: dict[str, RankLog] = {}
         self._next = 1  # serial number
         self._size = 0
@@ -68,7 +68,7 @@ class Logbook:
         )  # by execution: who has lines without an end
 
     def take(self, node: str, origin: str, stream: str, text: str, live: str | None = None) -> None:
-        """A process wrote this on behalf of an execution; `live` are rows after it that may still change."""
+        """Add text that a process wrote for an execution; `live` holds the rows after it that may still change."""
         with self._lock:
             log = self._logs.get(node)
             if log is None:
@@ -82,18 +82,18 @@ class Logbook:
                 self._shrink()
 
     def end_execution(self, origin: str) -> None:
-        """An execution is over: what it wrote without an end is a line."""
+        """Complete the unfinished lines of an execution, which has ended."""
         with self._lock:
             for node in self._unsettled.pop(origin, ()):
                 self._settle(node, {(origin, "stdout"), (origin, "stderr")})
 
     def end_process(self, node: str) -> None:
-        """A process has ended: what it wrote without an end is a line."""
+        """Complete the unfinished lines of a process, which has ended."""
         with self._lock:
             self._settle(node)
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """Drop what these processes wrote."""
+        """Drop the logs of these processes."""
         with self._lock:
             for node in nodes:
                 if (log := self._logs.pop(node, None)) is not None:
@@ -103,22 +103,22 @@ class Logbook:
 
     @property
     def nodes(self) -> list[str]:
-        """The processes of which something is kept."""
+        """The processes with a log."""
         with self._lock:
             return list(self._logs)
 
     def text(self, node: str) -> str:
-        """All that is kept of a process, both streams."""
+        """Return everything kept of a process, both streams."""
         with self._lock:
             return self._logs[node].text() if node in self._logs else ""
 
     def live_rows(self, node: str, origin: str, stream: str) -> str:
-        """The rows of an execution that may still change."""
+        """Return the rows of an execution that may still change."""
         with self._lock:
             return self._logs[node].live_rows((origin, stream)) if node in self._logs else ""
 
     def extract(self, nodes: Iterable[str], since: int = 0) -> LogExtract:
-        """What these processes wrote, from the line with this serial number on; cheap where that is little."""
+        """Return what these processes wrote from this serial number on; cheap if that is little."""
         with self._lock:
             logs = {node: self._logs[node] for node in nodes if node in self._logs}
             return LogExtract(
@@ -132,12 +132,12 @@ class Logbook:
     # -- handing over --------------------------------------------------------------
 
     def estates(self) -> dict[str, LogState]:
-        """What the next controller begins with, by process."""
+        """Return the state for the next controller, by process."""
         with self._lock:
             return {node: LogState(*log.run_state()) for node, log in self._logs.items()}
 
     def restore(self, estates: dict[str, LogState]) -> None:
-        """Begin with what processes have written before."""
+        """Start from the logs of an earlier controller."""
         with self._lock:
             for node, run_state in estates.items():
                 log = self._logs.setdefault(node, RankLog(self._limit))
@@ -149,7 +149,7 @@ class Logbook:
                     if origin and text:
                         self._note_unsettled(origin, node)
 
-    # -- the inside ----------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------
 
     def _note_unsettled(self, origin: str, node: str) -> None:
         self._unsettled[origin].add(node)
@@ -175,7 +175,7 @@ class Logbook:
 
 
 def level_of(sizes: Iterable[int], room: int) -> int:
-    """To which size all are to be cut so that together they have room: the longest give first."""
+    """Return the size to which to cut all logs, so that together they fit in `room`: the longest are cut first."""
     ordered = sorted(sizes)
     for at, size in enumerate(ordered):
         if size * (len(ordered) - at) > room:

@@ -1,4 +1,4 @@
-"""Python's logging: in an actor each message names it, and in a worker what no handler takes is printed to stderr."""
+"""Python's logging: messages of an actor carry its name, and a worker prints unhandled messages to stderr."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OURS = "meshbook."
 
 
 def print_logs(level: int | None) -> None:
-    """Print what is logged, from the level on that the root logger has; `level` sets it, None leaves Python's.
+    """Print logged messages, from the root logger's level on; `level` sets that level, None keeps Python's.
 
-    The root logger gets no handler: `logging.basicConfig` of the user's would do nothing then. Python's handler of last
-    resort prints warnings at least, and no names.
+    The root logger gets no handler, since the user's `logging.basicConfig` would then do nothing. Python's handler of
+    last resort prints only warnings and above, and no names.
     """
     logging.lastResort = _Printed()
     if level is not None:
@@ -24,14 +24,14 @@ def print_logs(level: int | None) -> None:
 
 
 class Prefix:
-    """Whether a message that an actor logs begins with `[actor=...]`. Process-wide, as logging is."""
+    """The switch for the prefix `[actor=...]` of messages that an actor logs. Process-wide, as logging is."""
 
     is_on = True
-    _before: Callable[..., logging.LogRecord] | None = None  # the record factory, once ours is in its place
+    _before: Callable[..., logging.LogRecord] | None = None  # the original record factory, once ours is installed
 
     @classmethod
     def install(cls) -> None:
-        """Name the actor in what is logged from now on; a second call changes nothing."""
+        """Add the actor to messages from now on; a second call changes nothing."""
         if cls._before is None:
             cls._before = logging.getLogRecordFactory()
             logging.setLogRecordFactory(cls._make)
@@ -41,7 +41,7 @@ class Prefix:
         assert cls._before is not None
         record = cls._before(*args, **kwargs)
         here = CURRENT.get() if cls.is_on else None
-        # An empty message carries its data in attributes: torch.compile logs like that, and formats it itself.
+        # An empty message carries its data in attributes: torch.compile logs this way, and formats it itself.
         if here is not None and record.msg and not record.name.startswith(OURS):
             instance = here.actor_instance
             if spawner_of(instance.key) and not instance.class_name.startswith(OURS):
@@ -51,7 +51,7 @@ class Prefix:
 
 
 class _Printed(logging.Handler):
-    """Writes each record as `basicConfig` would, to whatever stderr is then: a cell's may be another one."""
+    """A handler that formats as `basicConfig` does, and writes to the current `sys.stderr`: a cell's may differ."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
-"""Finding lines in logs: by words or a pattern, by stream, by cell; page by page. Pure: a clock is passed in.
+"""Search in logs: by text or pattern, by stream, by cell; page by page. Pure: a clock is passed in.
 
-Nothing here waits for a pattern that would take for ever: a search has a limit of time, after which it says how far it
-has come.
+A search has a time limit, since a pattern may take forever; after that it returns how far it has come.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from meshbook.runtime.telemetry.logbook import LogExtract
 from meshbook.runtime.telemetry.patterns import QueryError, comparisons_of
 from meshbook.runtime.telemetry.ranklog import LiveRow, LogPiece
 
-SECONDS = 0.5  # that a search takes at most
+SECONDS = 0.5  # time limit of a search
 MOST_LINES = 5000  # of a page
 PAGE_CHARACTERS = 256 << 10  # after which a page ends
 SHOWN_CHARACTERS = 16 << 10  # of one line
 MOST_ROWS = 200
 MOST_SORTED = 100_000  # pieces
-CLOCK_EVERY = 64  # lines between two looks at the clock
+CLOCK_EVERY = 64  # lines between two readings of the clock
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -65,7 +64,7 @@ class LogQuery:
     cell: int | None = None
 
     def takes(self, origin: str, stream: str) -> bool:
-        """Whether lines of this execution and stream are meant at all."""
+        """Return whether lines of this execution and stream can match at all."""
         return (not self.stream or stream == self.stream) and (self.cell is None or cell_of(origin) == self.cell)
 
 
@@ -84,7 +83,7 @@ class LogPage:
 
 
 def cell_of(origin: str) -> int | None:
-    """The number of the cell that an execution is of: `9.0.3` on ranks, `local 9` of the notebook's own code."""
+    """Return the cell number of an execution: `9.0.3` on ranks, `local 9` for the notebook's own code."""
     number = origin.removeprefix("local ").partition(".")[0]
     return int(number) if number.isdecimal() else None
 
@@ -100,9 +99,9 @@ def find_lines(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> LogPage:
-    """The lines from the serial number `after` on, or the last ones before `before`, or (without any) the newest.
+    """Return the lines from the serial number `after` on, or the last ones before `before`, or by default the newest.
 
-    `ranks` says which process is which rank. QueryError where the query cannot be read.
+    `ranks` maps processes to ranks. Raises QueryError for an invalid query.
     """
     if not 1 <= limit <= MOST_LINES:
         raise QueryError(f"a page has 1 to {MOST_LINES} lines, not {limit}")
@@ -114,13 +113,13 @@ def find_lines(
     return _read_back(search, extract, pieces, before, limit, live)
 
 
-_Found = tuple[int, LogPiece]  # of which rank
+_Found = tuple[int, LogPiece]  # the rank, and its piece
 
 
 def _pieces_of(
     extract: LogExtract, ranks: Mapping[str, int], query: LogQuery, *, newest_first: bool
 ) -> Iterator[_Found]:
-    """Those that the query means, in order of arrival or against it."""
+    """Yield the pieces that the query selects, in order of arrival or in reverse."""
     takes = functools.cache(query.takes)
     of_ranks = [
         [(ranks[node], piece) for piece in pieces if takes(piece.origin, piece.stream)]
@@ -128,7 +127,7 @@ def _pieces_of(
     ]
     if sum(map(len, of_ranks)) <= MOST_SORTED:
         yield from sorted(itertools.chain(*of_ranks), key=_serial_of, reverse=newest_first)
-    else:  # not all of them will be looked at
+    else:  # a search rarely reads all of them
         in_order = (found[::-1] if newest_first else found for found in of_ranks)
         yield from heapq.merge(*in_order, key=_serial_of, reverse=newest_first)
 
@@ -184,7 +183,7 @@ def _live_of(search: _Search, extract: LogExtract, ranks: Mapping[str, int]) -> 
 
 
 class _Lines:
-    """The lines of a page, which ends after so many lines or characters."""
+    """The lines of a page, limited in lines and characters."""
 
     def __init__(self, limit: int) -> None:
         self.lines: list[LogLine] = []
@@ -193,7 +192,7 @@ class _Lines:
         self.is_full = False
 
     def add(self, line: LogLine) -> bool:
-        """Whether there was room for it."""
+        """Add a line, and return whether there was room for it."""
         if self.is_full:
             return False
         self.lines.append(line)
@@ -203,7 +202,7 @@ class _Lines:
 
 
 class _Search:
-    """Compares lines with a query until its time is over."""
+    """Compares lines with a query until its time limit."""
 
     def __init__(self, query: LogQuery, until: float, clock: Callable[[], float]) -> None:
         self.is_over = False
@@ -211,7 +210,7 @@ class _Search:
         self._clock = clock
         self._until = until
         self._compared = 0
-        self._reached = 0  # the line that comes next
+        self._reached = 0  # the next line
         self._holds, self._may_be_in = comparisons_of(
             query.text, lambda: self._until - self._clock(), regex=query.regex, case=query.case
         )
@@ -226,11 +225,11 @@ class _Search:
 
     @property
     def reached(self) -> int:
-        """The line that comes next: one that took too long is passed over, or nobody would ever come past it."""
+        """The next line: one that took too long is skipped, or no search would ever get past it."""
         return self._reached
 
     def lines_of(self, rank: int, piece: LogPiece, wanted: range, *, newest_first: bool = False) -> Iterator[LogLine]:
-        """The lines that match of those with these serial numbers, until the time is over."""
+        """Yield the matching lines among those with these serial numbers, until the time limit."""
         first, end = max(piece.serial, wanted.start), min(piece.end, wanted.stop)
         if first >= end or not self._may_hold(piece):
             return
@@ -246,7 +245,7 @@ class _Search:
 
     def _may_hold(self, piece: LogPiece) -> bool:
         self._look_at_clock()
-        # One look at all of it, in C: most pieces are passed over so. Colours may be in the middle of a word.
+        # One search of the whole text, in C, rules out most pieces. Colours may be in the middle of a word.
         if self._may_be_in is None or "\x1b" in piece.text or "\r" in piece.text:
             return True
         return self._may_be_in(piece.text)
@@ -268,7 +267,7 @@ class _Search:
 
 
 def without_colours(text: str) -> str:
-    """The text alone, without escape sequences."""
+    """Return the text without escape sequences."""
     return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 

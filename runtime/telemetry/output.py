@@ -1,6 +1,6 @@
-"""Output of ranks as events: the chunk that travels, and the store that hands it to whoever shows it.
+"""Output of ranks as events: the chunks that ranks send, and the store that routes them to sinks.
 
-A chunk carries the execution that caused it (`origin`), so it is routed by that and never by the time it came.
+A chunk carries the execution that caused it (`origin`), so it is routed by that and never by its time of arrival.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from meshbook.runtime.telemetry.terminal import Emission, Terminal
 
 logger = logging.getLogger(__name__)
 
-TELEMETRY = "telemetry"  # the actor that a controller hosts for this
+TELEMETRY = "telemetry"  # name of the actor that a controller hosts for output and events
 StreamName = Literal["stdout", "stderr"]
-REMEMBERED_ENDS = 64  # processes that have ended, whose last text is still there
+REMEMBERED_ENDS = 64  # ended processes whose last text is still kept
 
 
 class LogOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What the controller does with output that no cell owns.
+    """How the controller handles output that no cell owns.
 
-    `shown`: whether it shows it at all. `window`: for how many seconds lines that are alike are gathered before they
-    are shown as one; without one each is shown as it comes.
+    `shown`: whether to show it at all. `window`: for how many seconds to group similar lines before they are shown as
+    one; None shows each line as it arrives.
     """
 
     shown: bool = True
@@ -44,9 +44,10 @@ SHOWN = LogOptions()
 
 
 class SentMark(msgspec.Struct, frozen=True, array_like=True):
-    """How much of a process's output has been sent: everything up to this, and nothing after it.
+    """A mark in a process's output: everything up to it has been sent, and nothing after it.
 
-    `number` counts what was written through Python; `stdout` and `stderr` are bytes that went past it.
+    `number` counts pieces written through Python; `stdout` and `stderr` count bytes written directly to the
+    descriptors.
     """
 
     node: str
@@ -58,8 +59,8 @@ class SentMark(msgspec.Struct, frozen=True, array_like=True):
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Text that a rank wrote, in order within its rank and stream.
 
-    `live` are the rows after it that may still change (progress bars), in the place of those that came before; None
-    where they are as they were. Text never comes without them while there are any.
+    `live` holds the rows after the text that may still change (progress bars). It replaces the earlier rows; None
+    leaves them as they are. While there are any, text never comes without them.
     """
 
     origin: str
@@ -69,11 +70,11 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     text: str
     options: LogOptions = SHOWN
     live: str | None = None
-    mark: SentMark | None = None  # None: more of it follows
+    mark: SentMark | None = None  # None: more chunks of the same text follow
 
 
 class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A rich display of a rank: a figure, a table. The bundle is mime type -> data, as Jupyter has it."""
+    """A rich display of a rank: a figure, a table. The bundle maps MIME types to data, as in Jupyter."""
 
     origin: str
     mesh: str
@@ -81,12 +82,12 @@ class DisplayChunk(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any]
     metadata: dict[str, Any]
     options: LogOptions = SHOWN
-    display_id: str = ""  # by which it may be replaced
-    update: bool = False  # it replaces what has this id
+    display_id: str = ""  # an update replaces the display with this id
+    update: bool = False  # whether this replaces the display with this id
 
 
 class ClearChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A rank takes back what it has shown; with `wait` only when it shows the next thing."""
+    """A rank's request to clear its displays; with `wait`, only when its next display arrives."""
 
     origin: str
     mesh: str
@@ -96,10 +97,11 @@ class ClearChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnsentOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a process that has ended had written, and may not have sent.
+    """Output of an ended process that it may not have sent.
 
-    `pieces` were written through Python: number, execution, stream and text, in order. `past` are the bytes that went
-    past it to stdout and to stderr, and where they begin; they belong to the execution `origin`.
+    `pieces` were written through Python: number, execution, stream and text, in order. `past` holds, for stdout and
+    stderr, the bytes written directly to the descriptor, and the position where they begin. They belong to the
+    execution `origin`.
     """
 
     node: str
@@ -111,7 +113,8 @@ class UnsentOutput(msgspec.Struct, frozen=True, array_like=True):
     past: list[tuple[int, bytes]]
 
     def after(self, mark: SentMark) -> Iterator[tuple[str, StreamName, str]]:
-        """What comes after the mark: execution, stream and text; neighbours of the same in one piece."""
+        """Yield execution, stream and text after the mark; adjacent pieces of the same execution and stream are
+        joined."""
         unseen = [(origin, stream, text) for number, origin, stream, text in self.pieces if number > mark.number]
         streams: tuple[StreamName, StreamName] = "stdout", "stderr"
         for stream, (start, data), seen in zip(streams, self.past, (mark.stdout, mark.stderr), strict=True):
@@ -127,9 +130,9 @@ Sink = Callable[[Chunk], None]
 
 
 class OutputStore:
-    """Hands each chunk to the sink of its execution, and keeps the last lines of every rank (`logbook`).
+    """Routes each chunk to the sink of its execution, and keeps the last lines of every rank (`logbook`).
 
-    Sinks are called on the receiving thread: they may only note what came.
+    Sinks run on the receiving thread: they may only store the chunk.
     """
 
     def __init__(self) -> None:
@@ -137,25 +140,25 @@ class OutputStore:
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
         self._ended: collections.deque[str] = collections.deque()
-        self._marks: dict[str, SentMark] = {}  # by node: what has come of its output
-        # By mesh, rank, execution and stream: the beginning of an escape sequence, whose end is still to come.
+        self._marks: dict[str, SentMark] = {}  # by node: how much of its output has arrived
+        # By mesh, rank, execution and stream: the beginning of an escape sequence that is still incomplete.
         self._halves: dict[tuple[str, int, str, str], str] = {}
 
     def open(self, origin: str, sink: Sink) -> None:
-        """From now on the output of this execution goes to `sink`."""
+        """Route the output of this execution to `sink` from now on."""
         self._sinks[origin] = sink
 
     def end(self, origin: str) -> None:
-        """The execution has ended: what it wrote without an end is a line. What comes late still goes to its sink."""
+        """Complete the execution's unfinished lines. Late output still goes to its sink."""
         self.logbook.end_execution(origin)
 
     def close(self, origin: str) -> None:
-        """The execution is over; what comes late goes to the default sink."""
+        """Remove the sink of this execution; late output goes to the default sink."""
         self._sinks.pop(origin, None)
         self.end(origin)
 
     def set_default(self, sink: Sink | None) -> None:
-        """Where output without an open execution goes."""
+        """Set the sink of output without an open execution."""
         self._default = sink
 
     def add(self, chunk: Chunk) -> None:
@@ -170,11 +173,11 @@ class OutputStore:
         try:
             sink(chunk)
         except Exception:
-            # One display that fails must not cost the others their output.
+            # A display that fails must not cost the others their output.
             logger.exception("output of rank %d of %s could not be shown", chunk.rank, chunk.mesh)
 
     def _without_escapes(self, chunk: OutputChunk) -> OutputChunk:
-        """Leave of escape sequences colours alone."""
+        """Remove all escape sequences except colours."""
         writer = chunk.mesh, chunk.rank, chunk.origin, chunk.stream
         text = self._halves.pop(writer, "") + chunk.text if self._halves else chunk.text
         if has_escapes(text):
@@ -188,14 +191,14 @@ class OutputStore:
         return msgspec.structs.replace(chunk, text=text, live=live)
 
     def take(self, chunk: Chunk | UnsentOutput) -> None:
-        """Take in what a process, or its agent, has sent."""
+        """Add a chunk from a process, or the unsent output that its agent sent."""
         if isinstance(chunk, UnsentOutput):
             self.add_remains(chunk)
         else:
             self.add(chunk)
 
     def add_remains(self, remains: UnsentOutput) -> None:
-        """Take in what a process that has ended had written, except what has come already."""
+        """Add the output of an ended process, except what has already arrived."""
         mesh, rank, options = remains.mesh, remains.rank, remains.options
         terminals: dict[tuple[str, StreamName], Terminal] = {}
         for origin, stream, text in remains.after(self._marks.get(remains.node, SentMark(remains.node))):
@@ -209,19 +212,19 @@ class OutputStore:
             self.add(OutputChunk(origin, mesh, rank, stream, shown.text, options, shown.live))
 
     def recent(self, mesh: str, rank: int) -> str:
-        """The last output of a rank, both streams, up to a mebi-character."""
+        """Return the last output of a rank, both streams, up to a mebi-character."""
         return self.logbook.text(f"{mesh}.{rank}")
 
     def estates(self) -> dict[str, LogState]:
-        """The last output of every rank, by process."""
+        """Return the last output of every rank, by process."""
         return self.logbook.estates()
 
     def restore(self, estates: dict[str, LogState]) -> None:
-        """Begin with what ranks have written before."""
+        """Start from saved output of ranks."""
         self.logbook.restore(estates)
 
     def replay(self, chunk: Chunk | UnsentOutput) -> None:
-        """Take in what was written while nobody looked: only a sink of its own execution shows it."""
+        """Add output that was written while no notebook was attached; only the sink of its own execution shows it."""
         default, self._default = self._default, None
         try:
             self.take(chunk)
@@ -229,12 +232,12 @@ class OutputStore:
             self._default = default
 
     def forget(self, mesh: str) -> None:
-        """Drop what was kept of a mesh."""
+        """Drop the kept output of a mesh."""
         self._halves = {writer: half for writer, half in self._halves.items() if writer[0] != mesh}
         self.logbook.forget(node for node in self.logbook.nodes if node.rpartition(".")[0] == mesh)
 
     def ended(self, report: ExitReport) -> None:
-        """A process has ended. Its text is kept for a while: people look for it, and some may come only now."""
+        """Record the end of a process, and keep its text for a while: users look for it, and some may arrive late."""
         self.logbook.end_process(report.node)
         self._marks.pop(report.node, None)
         self._ended.append(report.node)
@@ -242,13 +245,13 @@ class OutputStore:
             self.logbook.forget([self._ended.popleft()])
 
     def reborn(self, node: str) -> None:
-        """A process was started again under its name: its text is one that lives."""
+        """Stop counting this process as ended: it was restarted under its name."""
         with contextlib.suppress(ValueError):
             self._ended.remove(node)
 
 
 class TelemetryActor(Actor):
-    """Takes events in; hosted inline, so that output is in the store before the reply that follows it."""
+    """Receives output and events; hosted inline, so that output is in the store before the reply that follows it."""
 
     def __init__(self, store: OutputStore, events: EventLog) -> None:
         self._store = store
@@ -256,10 +259,10 @@ class TelemetryActor(Actor):
 
     @endpoint
     def happened(self, event: RunEvent) -> None:
-        """Note what happened to a mesh."""
+        """Store an event of a mesh."""
         self._events.add(event)
 
     @endpoint
     def output(self, chunk: Chunk | UnsentOutput) -> None:
-        """Note what a rank printed or displayed."""
+        """Store text or a display of a rank."""
         self._store.take(chunk)

@@ -1,7 +1,7 @@
-"""Whether a line of a log has what somebody looks for: words, or a regular expression that cannot do harm. Pure.
+"""Matching of log lines: by text, or by a regular expression within limits of time and size. Pure.
 
-A pattern may take for ever to be matched, and gigabytes to be compiled. So matching has a limit of time and lets others
-to the interpreter meanwhile; and what is longer than a person writes, or repeats itself too often, is refused.
+A pattern may take forever to match, and gigabytes to compile. So matching has a time limit and releases the GIL;
+patterns that are longer than a person writes, or repeat too much, are refused.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-PIECE_SECONDS = 0.1  # that one look at many lines takes at most
-QUICK = 0.005  # of these for a line nobody else is let to the interpreter
+PIECE_SECONDS = 0.1  # time limit for one search of many lines
+QUICK = 0.005  # seconds for a line during which the GIL is not released
 MOST_CHARACTERS = 1000  # of a regular expression
-MOST_REPEATED = 100_000  # characters that it may amount to: what is repeated is written out when it is compiled
+MOST_REPEATED = 100_000  # expanded characters: compiling a pattern writes its repeats out
 
-# What may match in a line alone, and not where others stand around it: ends of the text, lookarounds, what never gives
-# back (possessive, atomic); and flags, of which some do the same.
+# Constructs that may match in a line alone but not among other lines: ends of the text, lookarounds, possessive and
+# atomic groups; and flags, some of which have the same effect.
 _LOOKS_AROUND = re.compile(r"\\[AZzG]|\(\?|[*+?}]\+|\(\*")
 _REPEAT = re.compile(r"(?P<group>\)\s*)?\{(?P<count>[0-9]+)")
 
@@ -25,16 +25,16 @@ Holds = Callable[[str], bool]
 
 
 class QueryError(ValueError):
-    """A query that cannot be read; the message says what is wrong with it."""
+    """An invalid query; the message says why."""
 
 
 def comparisons_of(
     text: str, seconds_left: Callable[[], float], *, regex: bool, case: bool
 ) -> tuple[Holds | None, Holds | None]:
-    """What says whether a line has the text, and whether any of many lines may; None where all do.
+    """Return a predicate for one line and one for many lines at once; None where everything matches.
 
-    The first raises TimeoutError when no time is left. `case`: capital letters differ from small ones. QueryError for a
-    regular expression that cannot be read.
+    The first raises TimeoutError when no time is left. `case`: match case. Raises QueryError for an invalid regular
+    expression.
     """
     if not text:
         return None, None
@@ -52,7 +52,7 @@ def _pattern(text: str, seconds_left: Callable[[], float], *, case: bool) -> tup
         try:
             return pattern.search(line, timeout=QUICK) is not None
         except TimeoutError:
-            # To let the interpreter go for each line would mean to wait for it, line by line, while others compute.
+            # Releasing the GIL for each line would mean waiting for it after each, while other threads compute.
             return pattern.search(line, timeout=max(1e-3, seconds()), concurrent=True) is not None
 
     def holds(line: str) -> bool:
@@ -60,7 +60,7 @@ def _pattern(text: str, seconds_left: Callable[[], float], *, case: bool) -> tup
 
     def may_be_in(lines: str) -> bool:
         try:
-            # Its lines one by one get the rest of the time.
+            # The search line by line gets the rest of the time.
             return is_in(lines, of_many, lambda: min(PIECE_SECONDS, seconds_left() / 2))
         except TimeoutError:
             return True
@@ -69,8 +69,8 @@ def _pattern(text: str, seconds_left: Callable[[], float], *, case: bool) -> tup
 
 
 def _compiled(text: str, *, case: bool) -> tuple[Any, Any]:
-    """For a line, and for many of them."""
-    # Not `re`: that holds the interpreter for as long as a pattern takes, which may be for ever. Here for its weight.
+    """Return the pattern for one line, and that for many lines."""
+    # Not `re`: it holds the GIL for the whole match, which may be forever. Imported here for its weight.
     import regex
 
     _check_size(text)
@@ -82,7 +82,7 @@ def _compiled(text: str, *, case: bool) -> tuple[Any, Any]:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what would take long to compile: of repeated groups each multiplies what is in it, at the worst."""
+    """Refuse patterns that are slow to compile: in the worst case each repeated group multiplies its content."""
     if len(text) > MOST_CHARACTERS:
         raise QueryError(f"a regular expression has {MOST_CHARACTERS} characters at most, and this one {len(text)}")
     found = [(each["group"], int(each["count"])) for each in _REPEAT.finditer(text)]

@@ -1,4 +1,4 @@
-"""Questions of ranks to whoever sits at the notebook, and the desk of the controller where they come in.
+"""Questions of ranks to the user at the notebook, and the controller's actor that receives them.
 
 A question carries the execution that asks (`origin`), as output does: it is answered where that cell runs, or refused.
 """
@@ -15,14 +15,14 @@ from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 
-QUESTIONS = "questions"  # the actor that a controller hosts for this
+QUESTIONS = "questions"  # name of the actor that a controller hosts for questions
 Kind = Literal["input", "password", "command", "stop"]
 
 
 class PromptQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank wants to know: a line, a password, a debugger's command; or whether it may stop for a debugger.
+    """A rank's request for a line, a password or a debugger command, or for permission to stop in a debugger.
 
-    `number` counts the questions of a rank. `place` is where the debugger stands (`cell 12:7`).
+    `number` counts the questions of a rank. `place` is the debugger's position (`cell 12:7`).
     """
 
     origin: str
@@ -35,7 +35,7 @@ class PromptQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A line; the end of all input; or why nobody answers."""
+    """A line; the end of all input; or the reason for a refusal."""
 
     kind: Literal["text", "eof", "refused"]
     text: str = ""
@@ -46,24 +46,24 @@ Reply = Callable[[PromptAnswer], None]
 
 
 class PromptAnswerer(Protocol):
-    """Who answers the questions of one execution. Called on the receiving thread: it may only note what came."""
+    """Answers the questions of one execution. Called on the receiving thread: it may only store the question."""
 
     def take(self, question: PromptQuestion, reply: Reply) -> None: ...
     def withdraw(self, rank: int, number: int) -> None: ...
 
 
 class QuestionRouter(Actor):
-    """Hands each question to who answers for its execution; hosted inline, so what was printed before it is here."""
+    """Routes each question to the answerer of its execution; hosted inline, so that earlier output is already here."""
 
     def __init__(self) -> None:
         self._answerers: dict[str, PromptAnswerer] = {}
 
     def open(self, origin: str, answerer: PromptAnswerer) -> None:
-        """From now on `answerer` has the questions of this execution."""
+        """Route the questions of this execution to `answerer` from now on."""
         self._answerers[origin] = answerer
 
     def close(self, origin: str) -> None:
-        """The execution is over; who asks on its behalf is refused."""
+        """Remove the answerer of this execution; later questions are refused."""
         self._answerers.pop(origin, None)
 
     @endpoint(explicit_response_port=True)
@@ -72,7 +72,7 @@ class QuestionRouter(Actor):
         here = context()
 
         def reply(answer: PromptAnswer) -> None:
-            here.run(port.send, answer)  # from whatever thread has it
+            here.run(port.send, answer)  # on whatever thread the answer arrives
 
         answerer = self._answerers.get(question.origin)
         if answerer is None:
@@ -82,7 +82,7 @@ class QuestionRouter(Actor):
 
     @endpoint
     def withdraw(self, origin: str, rank: int, number: int) -> None:
-        """A rank does not wait for this answer any more."""
+        """Withdraw a question whose rank no longer waits for the answer."""
         answerer = self._answerers.get(origin)
         if answerer is not None:
             answerer.withdraw(rank, number)

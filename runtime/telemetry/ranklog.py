@@ -1,7 +1,7 @@
-"""What one process wrote last, by lines, within a limit. Pure: serial numbers and times are passed in.
+"""The last lines that one process wrote, within a limit. Pure: serial numbers and times are passed in.
 
-Text is kept in the pieces in which it came, each of whole lines, and is split when somebody reads: whoever receives it
-has only to count its lines. Not for searching (`logsearch`), nor for many processes (`logbook`).
+Text is kept in the pieces in which it arrived, each of whole lines, and is split when it is read: the receiving thread
+only counts lines. `logsearch` searches; `logbook` covers many processes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 LOG_CHARACTERS = 1 << 20  # that are kept of a process
-LINE_CHARACTERS = 1 << 16  # a line without an end that has grown to this is kept as it is
-MOST_OPEN = 16  # lines without an end; of more the oldest is taken for whole
-PIECE_CHARACTERS = 100  # what a piece takes in memory besides its text
-DROPPED_AT_ONCE = 8  # one part in so many: to cut the oldest piece copies it
+LINE_CHARACTERS = 1 << 16  # an unfinished line that reaches this length is kept as it is
+MOST_OPEN = 16  # unfinished lines; above this the oldest counts as complete
+PIECE_CHARACTERS = 100  # overhead of a piece in memory
+DROPPED_AT_ONCE = 8  # drop one part in so many: cutting the oldest piece copies it
 
 Writer = tuple[str, str]  # an execution, and its stream
 
 
 class LogPiece(NamedTuple):
-    """Lines that came in one go: `serial` is that of the first, and `end` one past that of the last.
+    """Lines that arrived together: `serial` is that of the first, and `end` one past that of the last.
 
-    `at`: when, in seconds since 1970. Only the last line may be without an end.
+    `at`: time of arrival in seconds since 1970. Only the last line may be without an end.
     """
 
     serial: int
@@ -33,7 +33,7 @@ class LogPiece(NamedTuple):
     text: str
 
     def lines(self) -> list[str]:
-        """Its lines as a terminal shows them. Only a newline ends one: U+2028 and form feed are content."""
+        """Return its lines as a terminal shows them. Only a newline ends one: U+2028 and form feed are content."""
         lines = self.text.split("\n")
         if not lines[-1]:
             lines.pop()
@@ -52,7 +52,7 @@ class RankLog:
     """The last `limit` characters that a process wrote. Not thread-safe."""
 
     def __init__(self, limit: int = LOG_CHARACTERS) -> None:
-        self.size = 0  # characters, and what it takes to keep them
+        self.size = 0  # characters, including overhead
         self.dropped = 0  # lines
         self._limit = limit
         self._pieces: collections.deque[LogPiece] = collections.deque()
@@ -60,7 +60,7 @@ class RankLog:
         self._live: dict[Writer, str] = {}  # rows that may still change
 
     def take(self, origin: str, stream: str, text: str, live: str | None, serial: int, at: float) -> int:
-        """Add what was written, and return how many lines ended in it; `live` are the rows after it, None: as before.
+        """Add text, and return how many lines it completes; `live` holds the rows after it, None leaves them unchanged.
 
         `serial` is the number of the first of these lines, `at` the time in seconds since 1970.
         """
@@ -83,16 +83,16 @@ class RankLog:
         return count
 
     def settle(self, writer: Writer, serial: int, at: float) -> int:
-        """Nothing more comes from this writer: its line is one although it has no end. How many lines that makes."""
+        """Complete the unfinished line of a writer that sends no more; return how many lines that adds."""
         text = self._close(writer) + self._live.pop(writer, "")
         return self._add(writer, text, serial, at) if text else 0
 
     def writers(self) -> list[Writer]:
-        """Those with lines that may still change."""
+        """Return the writers with lines that may still change."""
         return list({**self._open, **self._live})
 
     def shrink(self, size: int) -> None:
-        """Drop the oldest lines until it takes no more than this."""
+        """Drop the oldest lines until the size is at most this."""
         while self.size > size and self._pieces:
             excess = self.size - size
             piece = self._pieces.popleft()
@@ -121,11 +121,11 @@ class RankLog:
         return self._pieces[0].serial if self._pieces else None
 
     def pieces(self) -> list[LogPiece]:
-        """All that is kept, the oldest first."""
+        """Return all pieces, the oldest first."""
         return list(self._pieces)
 
     def pieces_since(self, serial: int) -> list[LogPiece]:
-        """Those with lines of this serial number or later, the oldest first; cheap where these are few."""
+        """Return the pieces with lines of this serial number or later, the oldest first; cheap if these are few."""
         found: list[LogPiece] = []
         for piece in reversed(self._pieces):
             if piece.end <= serial:
@@ -134,34 +134,34 @@ class RankLog:
         return found[::-1]
 
     def live_rows(self, writer: Writer) -> str:
-        """The rows of one writer that may still change, without a line that has no end."""
+        """Return the rows of one writer that may still change, without its unfinished line."""
         return self._live.get(writer, "")
 
     def rows(self) -> Iterator[LiveRow]:
-        """The lines that may still change, as they are now."""
+        """Yield the lines that may still change, in their current state."""
         for writer in self.writers():
             text = self._open.get(writer, "") + self._live.get(writer, "")
             for line in text.split("\n"):
                 yield LiveRow(*writer, _overwritten(line))
 
     def text(self) -> str:
-        """All of it."""
+        """Return all text."""
         rows = (self._open.get(writer, "") + self._live.get(writer, "") for writer in self.writers())
         return "".join([*(piece.text for piece in self._pieces), *rows])
 
     # -- handing over --------------------------------------------------------------
 
     def run_state(self) -> tuple[list[LogPiece], dict[Writer, str]]:
-        """What another controller begins with: the pieces, and lines without an end."""
+        """Return the state for another controller: the pieces, and lines without an end."""
         return self.pieces(), {writer: self._open.get(writer, "") for writer in self.writers()}
 
     def restore(self, pieces: list[LogPiece], open_lines: dict[Writer, str]) -> None:
-        """Begin with what another one had; rows are sent again by those who draw them."""
+        """Start from another controller's state; processes that draw rows send them again."""
         self._pieces.extend(pieces)
         self._open.update({writer: text for writer, text in open_lines.items() if text})
         self.size += sum(len(piece.text) + PIECE_CHARACTERS for piece in pieces) + sum(map(len, open_lines.values()))
 
-    # -- the inside ----------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------
 
     def _set_live(self, writer: Writer, live: str) -> None:
         if live:
@@ -184,11 +184,11 @@ class RankLog:
 
 
 def _cut(piece: LogPiece, excess: int) -> LogPiece | None:
-    """What is left of it without so many characters at its begin, and without the rest of the line that is cut."""
+    """Remove so many characters from the start, and the rest of the line where the cut falls; return what is left."""
     if excess >= len(piece.text):
         return None
     cut = piece.text.find("\n", excess - 1) + 1
-    if cut in (0, len(piece.text)):  # within its last line, of which the end is left
+    if cut in (0, len(piece.text)):  # within its last line: keep the end of that line
         cut = excess
     gone = piece.text.count("\n", 0, cut)
     text = piece.text[cut:]
@@ -196,6 +196,6 @@ def _cut(piece: LogPiece, excess: int) -> LogPiece | None:
 
 
 def _overwritten(line: str) -> str:
-    """What a line shows that was written over and over."""
+    """Return the final state of a line that overwrote itself."""
     shown = line.rstrip("\r")
     return shown.rpartition("\r")[2] if "\r" in shown else shown

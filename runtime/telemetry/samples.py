@@ -1,7 +1,7 @@
-"""A profile by samples: where the threads of a process were, many times a second. Plain data, and pure.
+"""A sampled profile: the stacks of a process's threads, many times a second. Plain data, and pure.
 
-Taken from outside by py-spy (`runtime.hosts.profiler`) or from within (`runtime.cells.sampling`). Here they are made
-alike: of each thread what is the user's, from their first frame on, the outermost first.
+Samples come from outside by py-spy (`runtime.hosts.profiler`) or from within (`runtime.cells.sampling`). This module
+normalizes both: of each stack it keeps the user's frames, from the first one on, the outermost first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Stack = tuple[CodeLine, ...]
 
 
 class ThreadSamples(msgspec.Struct, frozen=True, array_like=True):
-    """The stacks that a thread was seen in, in order, and for how many seconds each counts.
+    """The sampled stacks of a thread, in order, and for how many seconds each counts.
 
-    The empty stack is no code of the user's: the thread was idle.
+    An empty stack has no user code: the thread was idle.
     """
 
     thread: str
     stacks: tuple[Stack, ...]
-    samples: tuple[int, ...]  # which of the stacks
+    samples: tuple[int, ...]  # indices into stacks
     seconds: tuple[float, ...]
 
     @property
@@ -46,14 +46,14 @@ class ThreadSamples(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankSamples(msgspec.Struct, frozen=True, array_like=True):
-    """What was seen of one process. `by`: what looked, `py-spy` or `its own thread`."""
+    """The samples of one process. `by`: the sampler, `py-spy` or `its own thread`."""
 
     by: str
     threads: tuple[ThreadSamples, ...]
 
 
 def from_speedscope(data: bytes, is_user: Callable[[str], bool]) -> RankSamples:
-    """What py-spy has written; msgspec.DecodeError for anything else."""
+    """Parse the output of py-spy; raises msgspec.DecodeError for anything else."""
     content: dict[str, Any] = msgspec.json.decode(data)
     frames = [
         CodeLine(each["name"], each.get("file") or "", each.get("line") or 0) for each in content["shared"]["frames"]
@@ -68,20 +68,21 @@ def from_speedscope(data: bytes, is_user: Callable[[str], bool]) -> RankSamples:
 def gather(
     thread: str, seen: Iterable[tuple[Sequence[CodeLine], float]], is_user: Callable[[str], bool]
 ) -> ThreadSamples:
-    """Of stacks (the outermost frame first) with their seconds what is the user's; no samples where nothing is."""
+    """Keep the user's part of stacks (outermost frame first) with their seconds; no samples if there is none."""
     known: dict[Stack, int] = {}
     samples, seconds = [], []
     for stack, weight in seen:
         own = of_user(stack, is_user)
         samples.append(known.setdefault(own, len(known)))
         seconds.append(weight)
-    if not any(known):  # the runtime's own business
+    if not any(known):  # only the runtime's own code
         return ThreadSamples(thread, (), (), ())
     return ThreadSamples(thread, tuple(known), tuple(samples), tuple(seconds))
 
 
 def of_user(stack: Sequence[CodeLine], is_user: Callable[[str], bool]) -> Stack:
-    """From the cell on, or else from the user's first frame, without ours; nothing where there is none of theirs."""
+    """Return the frames from the cell on, or else from the user's first frame, without ours; empty if there are
+    none."""
     first = next((at for at, frame in enumerate(stack) if frame.filename.startswith("<cell")), None)
     if first is None:
         first = next((at for at, frame in enumerate(stack) if frame.filename and is_user(frame.filename)), len(stack))
@@ -89,7 +90,7 @@ def of_user(stack: Sequence[CodeLine], is_user: Callable[[str], bool]) -> Stack:
 
 
 def _thread_name(text: str) -> str:
-    """`Thread 4711 "MainThread"` has a name in it."""
+    """Return the thread's name from py-spy's `Thread 4711 "MainThread"`."""
     _, quote, name = text.partition('"')
     name = name.rstrip('"') if quote else text
     return MAIN if name == "MainThread" else name.removeprefix("meshbook ")

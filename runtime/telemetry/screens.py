@@ -1,6 +1,6 @@
-"""The terminals of the executions of a rank, and when their rows are sent: at most ten times a second.
+"""The terminals of a rank's executions, and when their rows are sent: at most ten times a second.
 
-Pure: the time is passed in. Output of no execution, that of a script, passes as it is.
+Pure: the time is passed in. Output of no execution, such as that of a script, passes unchanged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class _Screen:
 
 
 class Screens:
-    """Takes what executions write, and gives out what is to be sent."""
+    """The terminals by writer: text of executions goes in, emissions to send come out."""
 
     def __init__(self) -> None:
-        self._screens: OrderedDict[Writer, _Screen] = OrderedDict()  # the one that was written to last is the last
+        self._screens: OrderedDict[Writer, _Screen] = OrderedDict()  # in the order of the last write
 
     def end(self, origin: str) -> list[tuple[Writer, Emission]]:
-        """The execution has ended: its rows are final, as far as they go. Its threads may write on."""
+        """Settle the rows of an execution that has ended. Its threads may continue to write."""
         mine = [writer for writer in self._screens if writer[0] == origin]
         return list(filter(_tells, [(writer, self._settle(writer)) for writer in mine]))
 
     def feed(self, origin: str, stream: StreamName, text: str, now: float) -> Emission | None:
-        """What is to be sent of this at once; None where that can wait."""
+        """Return what to send of this at once; None if it can wait."""
         writer = origin, stream
         if not origin:
             return Emission(text)
@@ -54,7 +54,7 @@ class Screens:
         return self._hold(screen, emission, now)
 
     def due(self, now: float) -> Iterator[tuple[Writer, Emission]]:
-        """What has waited for long enough."""
+        """Yield what has waited long enough."""
         for writer, screen in list(self._screens.items()):
             if screen.held is not None and now - screen.sent_at >= INTERVAL:
                 yield writer, self._release(screen, now)
@@ -81,7 +81,7 @@ class Screens:
         return not any(each.held is not None or each.terminal.is_at_rest for each in self._screens.values())
 
     def held(self, now: float) -> Iterator[tuple[Writer, Emission]]:
-        """All that waits."""
+        """Yield everything that waits."""
         for writer, screen in self._screens.items():
             if screen.held is not None:
                 yield writer, self._release(screen, now)

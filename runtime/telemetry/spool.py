@@ -1,4 +1,5 @@
-"""All that one rank wrote or displayed: first in memory, then in an unnamed file that goes with its owner."""
+"""Everything that one rank wrote or displayed: first in memory, then in an unnamed file that is deleted with its
+owner."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ DISPLAY_BYTES = 256 << 20  # of one rank in one cell
 
 
 class Spool:
-    """Append text, read all of it. When the disk is full the rest is lost, and `note` says so."""
+    """An append-only store of text, read as a whole. If the disk is full, the rest is lost, and `note` reports it."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
@@ -41,13 +42,13 @@ class Spool:
             if len(self._beginning) + len(data) <= self._memory_bytes:
                 self._beginning += data
                 return
-            # Unbuffered, so that a full disk is felt here and not when the text is read.
+            # Unbuffered, so that a full disk raises here and not when the text is read.
             self._rest = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed with this object
         while data:
             data = data[self._rest.write(data) :]
 
     def read(self) -> str:
-        """All that was written, and the rows as they are."""
+        """Return all text that was written, and the current rows."""
         data = bytes(self._beginning)
         if self._rest is not None:
             self._rest.seek(0)
@@ -56,7 +57,8 @@ class Spool:
 
 
 class DisplaySpool:
-    """Append displays, read all of them in their last state. What goes beyond the limit, or a full disk, is lost."""
+    """An append-only store of displays, read in their last state. Displays beyond the limit, or a full disk, are
+    lost."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, limit: int = DISPLAY_BYTES) -> None:
         self._room = memory_bytes
@@ -66,7 +68,7 @@ class DisplaySpool:
         self._updates: dict[str, DisplayChunk] = {}  # the last of each id: an animation has thousands
 
     def add(self, chunk: DisplayChunk) -> None:
-        """Keep a display; an update takes the place of the one before."""
+        """Keep a display; an update replaces the one before."""
         if chunk.update:
             self._updates[chunk.display_id] = chunk
             return
@@ -90,7 +92,7 @@ class DisplaySpool:
             logger.warning("displays could not be kept in %s: %s", tempfile.gettempdir(), error)
 
     def read(self) -> list[DisplayChunk]:
-        """All that was added, in order."""
+        """Return all displays, in order."""
         chunks: list[DisplayChunk] = [pickle.loads(data) for data in self._first]
         if self._rest is not None:
             self._rest.seek(0)

@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` of a rank: text files that hand each piece on with the execution that wrote it."""
+"""`sys.stdout` and `sys.stderr` of a rank: text files that pass on each piece with the execution that wrote it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from meshbook.runtime.telemetry.output import StreamName
 
 
 class TextSink(Protocol):
-    """Where the text goes (`capture.Capture`)."""
+    """The receiver of the text (`capture.Capture`)."""
 
     def write(self, origin: str, stream: StreamName, text: str) -> None: ...
     def ring(self) -> None: ...
 
 
 class RankStream(io.TextIOBase):
-    """Takes text on any thread and in any signal handler; it never waits for the network."""
+    """A text stream for any thread and any signal handler; it never waits for the network."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -37,7 +37,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def buffer(self) -> RankBytes:
-        """For bytes; they go the way of the text."""
+        """The stream for bytes; they take the same path as text."""
         return self._bytes
 
     def write(self, text: str) -> int:
@@ -48,15 +48,15 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Send soon; without waiting, since a signal handler may be who asks."""
+        """Request a send, without waiting: the caller may be a signal handler."""
         self._taker.ring()
 
     def close(self) -> None:
-        """Nothing but a flush: what a library closes, others still print to."""
+        """Flush only: a library may close a stream that others still print to."""
         self.flush()
 
     def reconfigure(self, **settings: Any) -> None:
-        """Nothing: there is no encoding or buffering to choose. For scripts that ask for line buffering."""
+        """Do nothing: encoding and buffering are fixed. For scripts that request line buffering."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -69,7 +69,7 @@ class RankStream(io.TextIOBase):
 
 
 class RankBytes(io.RawIOBase):
-    """`sys.stdout.buffer`: UTF-8, whose characters may come in halves; other bytes become U+FFFD."""
+    """`sys.stdout.buffer`: UTF-8, whose characters may arrive split; invalid bytes become U+FFFD."""
 
     def __init__(self, stream: RankStream) -> None:
         self._text = stream

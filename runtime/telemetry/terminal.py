@@ -1,7 +1,7 @@
-"""A stream of text as a terminal would show it: what is written over itself travels only in its last state.
+"""A terminal emulation of one text stream: text that overwrites itself is sent only in its last state.
 
-Progress bars go back to the start of their line, or up to the bars above. Pure: text in; out come lines that nothing
-can change any more, and the rows that may still change. Not for deciding how often these are sent (`screens`).
+Progress bars return to the start of their line, or move up to the bars above. Pure: text goes in; lines that can no
+longer change come out, with the rows that still may. `screens` decides how often these are sent.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MOST_ROWS = 32  # that a cursor can go back to
-ROW_CHARACTERS = 1 << 14  # a row that has grown to this stays as it is
+MOST_ROWS = 32  # that the cursor can move back over
+ROW_CHARACTERS = 1 << 14  # a row that reaches this length is settled
 
 _MOVE = re.compile(r"[\r\x08]|\x1b\[[0-9;]*[A-HJK]")
 _TOKEN = re.compile(r"[\n\x08]|\x1b\[([0-9;?]*)([A-Za-ln-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_HALF = re.compile(r"\x1b(?:\[[0-9;?]*)?\Z")  # an escape sequence whose end is still to come
+_HALF = re.compile(r"\x1b(?:\[[0-9;?]*)?\Z")  # an incomplete escape sequence
 
 
 def has_moves(text: str) -> bool:
-    """Whether the text writes over itself. Line ends of two characters do not."""
+    """Return whether the text overwrites itself. CR LF line ends do not count."""
     if "\r" in text or "\x08" in text or "\x1b" in text:
         return _MOVE.search(text.replace("\r\n", "\n")) is not None
     return False
@@ -27,20 +27,20 @@ def has_moves(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What is settled since the last one, and the rows as they are now; `live` is None where there are none."""
+    """The text settled since the last emission, and the current rows; `live` is None where there are no rows."""
 
     text: str
     live: str | None = None
 
 
 class Terminal:
-    """One stream. Text passes as it is until something moves the cursor; from then on there are rows."""
+    """One stream. Text passes unchanged until a sequence moves the cursor; from then on there are rows."""
 
     def __init__(self) -> None:
-        self._rows: list[str] = []  # none: text passes as it is
+        self._rows: list[str] = []  # empty: text passes unchanged
         self._row = 0
         self._column = 0
-        self._open = ""  # the line that has passed without an end
+        self._open = ""  # the last line that passed, without its end
         self._half = ""
         self._goes_up = False
         self._is_dirty = False
@@ -52,29 +52,29 @@ class Terminal:
 
     @property
     def is_blank(self) -> bool:
-        """Whether what comes next is as for a new one."""
+        """Whether the terminal is in its initial state."""
         return not self._rows and not self._open
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last line has an end: what came was not a passing state."""
+        """Whether the last line has an end, so that the rows are no intermediate state."""
         return bool(self._rows) and self._row == len(self._rows) - 1 and not self._rows[self._row]
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether besides nothing has ever gone up: the rows are most likely final."""
+        """Whether, in addition, the cursor has never moved up: the rows are most likely final."""
         return self.is_complete and not self._goes_up
 
     @classmethod
     def resumed(cls, rows: str) -> Terminal:
-        """Return a terminal that shows these rows, with the cursor behind the last of them."""
+        """Return a terminal that shows these rows, with the cursor after the last of them."""
         terminal = cls()
         if rows:
             terminal.feed(f"\x1b[G{rows}")
         return terminal
 
     def feed(self, text: str) -> Emission:
-        """Take in what was written."""
+        """Process written text."""
         if self._rows:
             return self._write_on(self._half + text)
         if has_moves(text):
@@ -83,7 +83,7 @@ class Terminal:
         return Emission(text)
 
     def settle(self) -> Emission:
-        """Let all rows be final."""
+        """Make all rows final."""
         if not self._rows:
             return Emission("")
         text = self._show()
@@ -92,12 +92,12 @@ class Terminal:
         return Emission(text, "")
 
     def _begin(self, text: str) -> Emission:
-        """The first move: what came before this line passes, the line itself is the first row."""
+        """Start rows at the first move: text before this line passes, and the line itself is the first row."""
         text = text.replace("\r\n", "\n")
         found = _MOVE.search(text)
         assert found is not None
         cut = text.rfind("\n", 0, found.start()) + 1
-        # Who reads takes what is before a carriage return for overwritten.
+        # Readers treat the text before a carriage return as overwritten.
         passed = text[:cut] if cut or not self._open else "\r"
         self._rows, self._row, self._column = [""], 0, 0
         if not cut:
@@ -111,7 +111,7 @@ class Terminal:
         self._half = half.group() if half else ""
         text = text[: len(text) - len(self._half)]
         if not has_moves(text) and text.count("\n") >= MOST_ROWS and self._is_at_end:
-            settled = self._show() + text  # a program that prints lines: it has come away from its bars
+            settled = self._show() + text  # a program that prints lines has left its bars
             self._rows = []
             self._open = settled.rpartition("\n")[2]
             return Emission(settled, "")
@@ -139,7 +139,7 @@ class Terminal:
         self._write(text[position:])
 
     def _write(self, text: str) -> None:
-        """Text with carriage returns, and with nothing else that moves."""
+        """Write text whose only moves are carriage returns."""
         if "\r" not in text:
             return self._put(text)
         first, *states = text.split("\r")
@@ -197,7 +197,7 @@ class Terminal:
             self._rows = [""] * self._row + [self._rows[self._row], *kept]
 
     def _cut_off(self) -> str:
-        """The rows that are out of reach."""
+        """Remove and return the rows that the cursor can no longer reach."""
         if len(self._rows[self._row]) > ROW_CHARACTERS:
             return self.settle().text
         count = max(0, len(self._rows) - MOST_ROWS)
@@ -208,7 +208,7 @@ class Terminal:
     def _show(self) -> str:
         rows = [row.rstrip(" ") for row in self._rows]
         while len(rows) > self._row + 1 and not rows[-1]:
-            rows.pop()  # a bar below that was wiped out
+            rows.pop()  # an erased bar below
         return "\n".join(rows)
 
 
@@ -217,7 +217,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _overlay(states: list[str]) -> str:
-    """What a line shows that was written over and over from its start."""
+    """Return what a line shows that was repeatedly rewritten from its start."""
     shown = ""
     for state in reversed(states):
         if len(state) > len(shown):
@@ -226,7 +226,7 @@ def _overlay(states: list[str]) -> str:
 
 
 def _split_at(row: str, column: int) -> tuple[str, str]:
-    """What is before a column and what is from there on, each in its colours."""
+    """Split a row at a column; each part keeps its colours."""
     if "\x1b" not in row:
         return row[:column], row[column:]
     seen, position, style = 0, 0, ""

@@ -1,12 +1,12 @@
-"""What a process has written and not sent yet, in a file that outlives it: written by the worker, read by its agent.
+"""Unsent output of a process, in a file that outlives it: the worker writes it, its agent reads it.
 
 The file is mapped, so keeping a piece is one copy in memory, without a system call:
 
-    header    what of the descriptors' files was sent; of which mesh, rank and cell the process is
+    header    how much of the descriptors' files was sent; the mesh, rank and cell of the process
     2 halves  pieces, one after the other, up to a length of 0
 
-The worker writes to one half. Once all pieces of the other half have left the process, it clears that one and turns to
-it. So the file may hold pieces that were sent; a `SentMark` in each chunk says how far the controller has come.
+The worker writes to one half. Once all pieces of the other half have left the process, it clears that half and switches
+to it. So the file may hold pieces that were sent; a `SentMark` in each chunk gives the controller's position.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from meshbook.runtime.telemetry.output import LogOptions, SentMark, StreamName, 
 
 HALF_BYTES = 256 << 10
 PIECE_CHARACTERS = 16 << 10  # a longer text is kept in several pieces
-PAST_BYTES = 4 << 20  # of what was written to a descriptor, and not sent, the end
+PAST_BYTES = 4 << 20  # how much of a descriptor's unsent bytes is kept, from the end
 _HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 _SENT = struct.Struct("=QQ")  # bytes of the file of stdout, of that of stderr
 _LENGTH = struct.Struct("=I")
-_PIECE = struct.Struct("=IQ?H")  # bytes of the text, number, is it stderr, bytes of the origin
+_PIECE = struct.Struct("=IQ?H")  # bytes of the text, number, whether it is stderr, bytes of the origin
 _pack_piece = _PIECE.pack
 
 
 class OutputOwner(msgspec.Struct, frozen=True, array_like=True):
-    """Whose output it is: a rank of a mesh. `origin` is the cell that runs."""
+    """The owner of output: a rank of a mesh. `origin` is the running cell."""
 
     mesh: str
     rank: int
@@ -45,26 +45,27 @@ def unsent_file(folder: Path, node: str) -> Path:
 
 
 class UnsentFile:
-    """The worker's side. Where the disk has no room for the file, nothing is kept."""
+    """The worker's side. If the disk has no room for the file, nothing is kept."""
 
     def __init__(self, folder: Path, node: str) -> None:
         maps = _map(unsent_file(folder, node))
         self._is_on = bool(maps)
         if self._is_on:
             self._header, self._current, self._other = maps
-        self._is_full = False  # what comes is not kept, until there is room
+        self._is_full = False  # new pieces are dropped until there is room
         self._last: int | None = None  # no piece in the other half has a higher number; None: not known yet
 
     def add(self, number: int, origin: str, stream: StreamName, text: str) -> bool:
-        """Keep a piece of `PIECE_CHARACTERS` at most, and return whether there was room; on any thread, in any handler.
+        """Keep a piece of at most `PIECE_CHARACTERS`, and return whether there was room; for any thread and any
+        handler.
 
-        `number` counts what this process has written.
+        `number` counts the pieces that this process has written.
         """
         if self._is_full or not self._is_on:
             return True
         data, name = text.encode("utf-8", "surrogatepass"), origin.encode()
         try:
-            # One call, which copies and moves the position: no other thread comes in between.
+            # One call, which copies and advances the position: no other thread can interleave.
             self._current.write(_pack_piece(len(data), number, stream == "stderr", len(name)) + name + data)
         except ValueError:
             return False
@@ -75,9 +76,9 @@ class UnsentFile:
         self._is_full = True
 
     def turn(self, taken: int, left: SentMark) -> None:
-        """Make room, before more is taken in: everything up to the mark `left` has left this process.
+        """Make room before more is read: everything up to the mark `left` has left this process.
 
-        `taken` is the highest number that was taken in. For one thread at a time.
+        `taken` is the highest number that was read. For one thread at a time.
         """
         if not self._is_on:
             return
@@ -88,12 +89,12 @@ class UnsentFile:
             return
         _clear(self._other)
         if self._current.tell():
-            # What is in it has been taken in by the next `turn`.
+            # By the next `turn`, all its pieces have been read.
             self._current, self._other, self._last = self._other, self._current, None
             self._is_full = False
 
     def belong_to(self, owner: OutputOwner) -> None:
-        """Note whose output it is from now on."""
+        """Record the owner of output from now on."""
         if self._is_on:
             data = msgspec.msgpack.encode(owner)[: _HEADER_BYTES - _SENT.size - _LENGTH.size]
             _LENGTH.pack_into(self._header, _SENT.size, 0)  # a process that is killed now has no owner
@@ -103,11 +104,11 @@ class UnsentFile:
 
 
 def _map(path: Path) -> list[mmap.mmap]:
-    """Return the header and the halves of a new file; nothing where that cannot be made."""
+    """Return the header and the halves of a new file; an empty list if it cannot be created."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        # Not a file with holes: on a full disk, writing to a hole that is mapped is a SIGBUS.
+        # The file must have no holes: on a full disk, a write to a mapped hole raises SIGBUS.
         os.posix_fallocate(descriptor, 0, _HEADER_BYTES + 2 * HALF_BYTES)
         header = mmap.mmap(descriptor, _HEADER_BYTES)
         return [header, *(mmap.mmap(descriptor, HALF_BYTES, offset=_HEADER_BYTES + i * HALF_BYTES) for i in (0, 1))]
@@ -129,7 +130,7 @@ def _clear(half: mmap.mmap) -> None:
 
 
 def read_remains(folder: Path, node: str) -> UnsentOutput | None:
-    """Return what a process that has ended may not have sent; None where there is nothing."""
+    """Return output that an ended process may not have sent; None if there is none."""
     try:
         data = unsent_file(folder, node).read_bytes()
         sent = _SENT.unpack_from(data)
@@ -161,7 +162,7 @@ def _pieces(half: bytes) -> Iterator[tuple[int, str, StreamName, str]]:
 
 
 def _read_from(path: Path, start: int) -> tuple[int, bytes]:
-    """What a file holds from there on, and where that begins; of much only the end."""
+    """Return a file's content from `start` on, limited to its end, and the position where it begins."""
     try:
         with open(path, "rb") as file:
             start = max(start, file.seek(0, os.SEEK_END) - PAST_BYTES)
