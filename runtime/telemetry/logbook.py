@@ -65,7 +65,7 @@ class Logbook:
         self._size = 0
         self._unsettled: dict[str, set[str]] = collections.defaultdict(
             set
-        )  # by execution: who has lines without an end
+        )  # by execution: nodes that have lines without an end
 
     def take(self, node: str, origin: str, stream: str, text: str, live: str | None = None) -> None:
         """Add text that a process wrote for an execution; `live` holds the rows after it that may still change."""

@@ -51,10 +51,11 @@ class LiveLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
+    """A query for lines. An empty `text` matches all; an empty `stream` means both; `cell` None: with and without a
+    cell.
 
-    `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
-    small ones. Colours are no part of what is compared.
+    `regex`: the text is a regular expression in the syntax of Python's `regex`. `case`: match case. Colours are not
+    compared.
     """
 
     text: str = ""
@@ -70,7 +71,7 @@ class LogQuery:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines in order of arrival, and where they stand: see "logs" in `meshbook.widgets.protocol`."""
+    """Lines in order of arrival, and their position in the log: see "logs" in `meshbook.widgets.protocol`."""
 
     lines: list[LogLine]
     first: int

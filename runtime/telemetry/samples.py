@@ -41,7 +41,7 @@ class ThreadSamples(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def length(self) -> float:
-        """Seconds in which code of the user's was seen."""
+        """Seconds in which user code ran."""
         return sum(seconds for sample, seconds in zip(self.samples, self.seconds, strict=True) if self.stacks[sample])
 
 

@@ -1,8 +1,8 @@
-"""What a process did and when, as spans: the last few thousand of cells, endpoints, calls, waits and collectives.
+"""Spans of a process: its last few thousand cells, endpoints, calls, waits and collectives, with their times.
 
-Always recorded, so that `%mesh trace` shows a slow cell that has already been: a span costs a third of a microsecond,
-and with MESHBOOK_SPANS=0 nothing. Times are nanoseconds of the monotonic clock, which all processes of a host share.
-Not for what is made of spans (`lanes`, `meshbook.magics.tracing.collect`).
+Always recorded, so that `%mesh trace` can show a slow cell of the past: a span costs a third of a microsecond, and
+nothing with MESHBOOK_SPANS=0. Times are nanoseconds of the monotonic clock, which all processes of a host share.
+`timeline_lanes` and `meshbook.magics.tracing.collect` evaluate the spans.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from meshbook.runtime.actor.context import CURRENT, Context, context, current_origin
 
 # cell: a cell of the notebook. run: an endpoint. call: the sending of one. wait: for an answer. collective: of
-# torch.distributed. backward: of torch.autograd. user: `meshbook.span`. transfer, command: of whoever moves data, or
-# computes on behalf of others.
+# torch.distributed. backward: of torch.autograd. user: `meshbook.span`. transfer, command: processes that move data, or
+# compute on behalf of others.
 Kind = Literal["cell", "run", "call", "wait", "collective", "backward", "user", "transfer", "command"]
-# What holds it together with others. run: (the node that asked, the number of the call, actor); call: (the first number
-# of it, the last one, actor); collective: (its group); backward: the same, where gradients are reduced in it.
+# The key that relates spans. run: (the calling node, the number of the call, actor); call: (its first number, its last
+# one, actor); collective: (its group); backward: the same, if gradients are reduced in it.
 Link = tuple[Any, ...]
 # A span as it is recorded: kind, start, end, thread, name, origin, and the parts of the link. One flat tuple, because
 # the garbage collector counts tuples.
@@ -34,7 +34,7 @@ CELLS = "meshbook.runtime.cells.actor.CellActor"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Something that took time on a thread of a process. `origin` is the execution on whose behalf it was done."""
+    """A timed activity on a thread of a process. `origin` is the execution that caused it."""
 
     kind: Kind
     start: int
@@ -43,11 +43,12 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     name: str
     origin: str = ""
     link: Link = ()
-    is_open: bool = False  # it had not ended when the process was asked; `end` is then the time of the asking
+    is_open: bool = False  # still running when the process was asked; `end` is then the time of the request
 
 
 class CallMark(msgspec.Struct, frozen=True, array_like=True):
-    """A moment in the life of a call: its question arrived here from `node`, or (without one) its answer did."""
+    """A time in the course of a call: its request arrived here from `node`, or (with an empty `node`) its answer
+    did."""
 
     time: int
     node: str
@@ -55,29 +56,29 @@ class CallMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpanRecording(msgspec.Struct, frozen=True, array_like=True):
-    """What one process has recorded.
+    """The recorded spans and marks of one process.
 
-    Spans that ended before `since` are forgotten, or were not asked for; `marked_since` says the same of marks.
+    Spans that ended before `since` were discarded or not requested; `marked_since` is the same for marks.
     """
 
     asked: int
     since: int
     spans: tuple[Span, ...]
     marks: tuple[CallMark, ...]
-    threads: dict[int, str]  # names of those that live
+    threads: dict[int, str]  # names of the running threads
     marked_since: int = 0
 
 
 class OpenSpans(Protocol):
-    """Who knows of spans that have not ended."""
+    """A source of spans that have not ended."""
 
     def under_way(self) -> Iterator[Row]: ...
 
 
 class Recorder:
-    """The spans of one process. `most` are kept of them, and as many marks; with 0 nothing is recorded.
+    """The spans of one process: the last `most` of them, and as many marks; with 0 nothing is recorded.
 
-    Whoever records looks at `on` first, takes the time, and calls `add`, which any thread may do.
+    Callers check `on` first, take the time, and call `add`, which is safe on any thread.
     """
 
     __slots__ = ("_marks", "_spans", "add", "busy", "mark", "on", "open", "quiet")
@@ -88,17 +89,17 @@ class Recorder:
         self._marks: deque[tuple[int, str, int]] = deque(maxlen=most)
         self.add: Callable[[Row], None] = self._spans.append
         self.mark: Callable[[tuple[int, str, int]], None] = self._marks.append
-        self.open: dict[int, Row] = {}  # collectives that have begun, by thread
+        self.open: dict[int, Row] = {}  # open collectives, by thread
         self.quiet: set[str] = set()  # actors of the runtime: calls to them are not recorded
-        self.busy: list[Callable[[], Iterator[Row]]] = []  # who knows of other spans that have not ended
+        self.busy: list[Callable[[], Iterator[Row]]] = []  # sources of other spans that have not ended
 
     def record(self, kind: Kind, name: str, start: int, link: Link = ()) -> None:
-        """Record a span of the calling thread that ends now; for who is not in a hurry."""
+        """Record a span of the calling thread that ends now; for code that is not on a hot path."""
         if self.on:
             self.add((kind, start, now(), get_ident(), name, current_origin(), *link))
 
     def recording(self, since: int) -> SpanRecording:
-        """All that ended at this time or later, and what has not ended yet."""
+        """Return the spans that ended at this time or later, and those that have not ended."""
         asked = now()
         rows, marks = _copy(self._spans), _copy(self._marks)
         forgotten = rows[0][2] if self.on and len(rows) == self._spans.maxlen else since
@@ -125,14 +126,14 @@ def _until(row: Row, time: int) -> Row:
 
 
 def _copy(ring: deque[Any]) -> list[Any]:
-    """Its contents, while others add to it."""
+    """Copy a deque while other threads append to it."""
     while True:
-        with contextlib.suppress(RuntimeError):  # something was added meanwhile
+        with contextlib.suppress(RuntimeError):  # another thread appended during the copy
             return list(ring)
 
 
 def is_recorded(class_name: str) -> bool:
-    """Whether calls to actors of this class are worth a span: those of users, and cells."""
+    """Return whether calls to actors of this class are recorded: those of users, and cells."""
     return not class_name.startswith("meshbook.runtime.") or class_name == CELLS
 
 
@@ -157,15 +158,15 @@ class timed(contextlib.ContextDecorator):
             recorder.record(self.kind, self.name, self._start)
 
     def _here(self) -> Context | None:
-        """Who runs here; nothing of the runtime's own starts a runtime in order to be recorded."""
+        """Return the current context, or None: the runtime's own spans do not start a runtime."""
         return CURRENT.get()
 
 
 class span(timed):
     """Show the time that a block takes in `%mesh trace`, under this name: `with meshbook.span("load"): ...`.
 
-    Works in cells, in actors and in their threads, also as the decorator of a function that is no coroutine. Costs
-    a microsecond. In a script it starts the runtime, as everything does that asks for `context()`.
+    Works in cells, in actors and in their threads, also as a decorator of a function that is no coroutine. Costs a
+    microsecond. In a script it starts the runtime, as every use of `context()` does.
     """
 
     def __init__(self, name: str) -> None:

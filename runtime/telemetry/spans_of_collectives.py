@@ -1,11 +1,12 @@
-"""Spans of collectives: how long the threads of this process stand in calls of torch.distributed.
+"""Spans of collectives: how long the threads of this process spend in calls of torch.distributed.
 
-The functions stay what they are, since torch.compile knows them by identity and users may have imported them before:
-torch has wrapped each one (`c10d_logger._exception_logger`), and what that wrapper calls is replaced in its closure.
-DistributedDataParallel reduces gradients in C++ within `backward`, so that is recorded as well, and whether it does.
+The functions themselves are not replaced: torch.compile identifies them by identity, and users may have imported them
+before. torch wraps each one (`c10d_logger._exception_logger`); the function in that wrapper's closure is replaced.
+DistributedDataParallel reduces gradients in C++ within `backward`, so backward passes are recorded as well, with
+whether they reduce.
 
-Known limits: waits for a GPU are at whatever line synchronizes with it. What another version of torch has not, as these
-wrappers, is not recorded.
+Known limits: waits for a GPU count on the line that synchronizes with it. A version of torch without these wrappers is
+not recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MARK = "__meshbook_recorded__"
 
 
 def watch_collectives(recorder: Recorder, signs: StatusWriter) -> bool:
-    """Have collectives recorded, and signs given of them; False where torch.distributed has not been imported yet."""
+    """Record collectives, and report them on the status page; return False if torch.distributed is not imported yet."""
     c10d = sys.modules.get(C10D)
     if c10d is None or not recorder.on:
         return False
@@ -42,7 +43,7 @@ def watch_collectives(recorder: Recorder, signs: StatusWriter) -> bool:
 
 
 def _wrapped_cell(function: Any) -> CellType | None:
-    """Where torch's wrapper keeps the function that it wraps."""
+    """Return the cell in which torch's wrapper keeps the wrapped function."""
     if type(function) is not FunctionType or not function.__code__.co_filename.endswith(_WRAPPERS):
         return None
     if function.__code__.co_freevars != ("func",):
@@ -64,7 +65,7 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
-        if thread in recorder.open:  # within another one, which is the one that the user has called
+        if thread in recorder.open:  # within another collective, which is the one that the user called
             return function(*args, **kwargs)
         group = kwargs.get("group") if len(args) <= place else args[place]
         start, origin, link = now(), current_origin(), (getattr(group, "group_name", ""),)
@@ -82,12 +83,12 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs
 
 
 def _watch_waits(c10d: Any, recorder: Recorder, signs: StatusWriter) -> None:
-    """The same of `work.wait()`, by which one waits for an asynchronous collective."""
+    """Record `work.wait()` likewise, which waits for an asynchronous collective."""
     known = getattr(getattr(c10d, "Work", None), "wait", None)
     if known is None or hasattr(known, _MARK):
         return
 
-    # By its name and first argument pybind11 knows that it must not call a subclass's `wait` from here again.
+    # By this name and first argument, pybind11 recognizes that it must not call a subclass's `wait` from here again.
     @functools.wraps(known)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
@@ -108,10 +109,10 @@ def _watch_waits(c10d: Any, recorder: Recorder, signs: StatusWriter) -> None:
 
 
 def _watch_backward(recorder: Recorder) -> None:
-    """Have backward passes recorded; in which gradients are reduced, the model's reducer has said before."""
+    """Record backward passes; the model's reducer marks beforehand those that reduce gradients."""
     autograd, reducer = sys.modules["torch.autograd"], getattr(sys.modules["torch.distributed"], "Reducer", None)
     run, prepare = getattr(autograd, _RUN, None), getattr(reducer, _PREPARE, None)
-    if run is None or prepare is None or hasattr(run, _MARK):  # another version of torch may have others
+    if run is None or prepare is None or hasattr(run, _MARK):  # another version of torch
         return
     reducing: set[int] = set()  # threads
 

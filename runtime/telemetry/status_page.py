@@ -1,7 +1,7 @@
-"""The page of a process: a file where it says how it is, for its agent to read. Only how it is laid out.
+"""The status page of a process: a file in which it publishes its state for its agent. Only the layout.
 
-A file and no message, for it can be read also while the process holds the GIL in C, or is stopped. Each number has
-eight bytes of its own, written at once. The text has a checksum: who reads while it is written sees that.
+A file and not a message: the agent can read it even while the process holds the GIL in C, or is stopped. Each number
+has eight bytes of its own, written at once. The text has a checksum, by which a reader detects a write in progress.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SIZE = 4096
 # The words, each of eight bytes. TICK and STEP are seconds as floats, the others whole numbers.
 LIFE, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, *TRAFFIC, LENGTH, CHECK = range(14)
 _ALL = struct.Struct("=qdqqqqdqqqqqqq")
-_TEXT = 128  # where it begins
+_TEXT = 128  # where the text begins
 TEXT_BYTES = SIZE - _TEXT
-ATTEMPTS = 3  # to read the text between two writings of it
+ATTEMPTS = 3  # to read the text between two writes
 Traffic = tuple[int, int, int, int]  # messages sent and received, bytes sent and received, since the process began
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReading:
-    """What a page said. `tick` is by the clock of its host, 0 before the first; `words` are None where torn."""
+    """The content of a page. `tick` is by the clock of its host, 0 before the first; `words` are None if torn."""
 
     tick: float
     activity: Activity
@@ -41,7 +41,7 @@ class StatusReading:
 
 
 class StatusPage:
-    """Where a process writes. Before `open`, and where no file can be had, it writes to memory that nobody reads."""
+    """The writer's side. Before `open`, and without a file, it writes to memory that is not read."""
 
     def __init__(self) -> None:
         self._write_to(bytearray(SIZE))
@@ -51,15 +51,16 @@ class StatusPage:
         self.numbers, self.seconds, self._bytes = view.cast("q"), view.cast("d"), view
 
     def open(self, folder: Path, node: str, incarnation: int) -> bool:
-        """Write to this process's file from now on; whether there is one. An empty one says that none can be."""
-        with contextlib.suppress(OSError):  # the disk is full, or the folder gone: the process goes on without
+        """Write to this process's file from now on; return whether there is one. An empty file means none can be
+        made."""
+        with contextlib.suppress(OSError):  # the disk is full, or the folder is gone: the process continues without
             self._write_to(_make(page_file(folder, node)))
             self.numbers[LIFE] = incarnation
             return True
         return False
 
     def close(self) -> None:
-        """Write to no file any more."""
+        """Stop writing to the file."""
         self._write_to(bytearray(SIZE))
 
     def say(self, words: bytes) -> None:
@@ -70,22 +71,22 @@ class StatusPage:
 
 
 def _make(path: Path) -> mmap.mmap:
-    path.unlink(missing_ok=True)  # of a life before that nobody has cleared away
+    path.unlink(missing_ok=True)  # left over from an earlier incarnation
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, bytes(SIZE))  # a full disk is told here, on any system; later it would be a SIGBUS
+        os.write(file, bytes(SIZE))  # a full disk raises here, on any system; later it would be a SIGBUS
         return mmap.mmap(file, SIZE)
     finally:
         os.close(file)
 
 
 def page_file(folder: Path, node: str) -> Path:
-    """Where the page of a process is."""
+    """Return the path of a process's page."""
     return folder / f"{node}.vitals"
 
 
 def fit(words: ProcessWords, most: int = TEXT_BYTES) -> bytes:
-    """As text that fits; of too many actors those are left out that have the least to do."""
+    """Encode the words within the limit; if there are too many actors, leave out the least busy."""
     said = msgspec.msgpack.encode(words)
     if len(said) > most:
         actors = sorted(words.actors, key=lambda actor: (bool(actor[2]), actor[1]), reverse=True)
@@ -99,14 +100,14 @@ def fit(words: ProcessWords, most: int = TEXT_BYTES) -> bytes:
 
 
 class StatusPageReader:
-    """The pages of the processes of a host, which are kept open. For one thread."""
+    """The open pages of the processes of a host. For one thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[tuple[str, int], int] = {}
 
     def read(self, node: str, incarnation: int) -> StatusReading | None:
-        """What this life of a process says; None where it has not begun to. OSError where it cannot have a page."""
+        """Return the page of this incarnation; None if it has not begun. Raises OSError if it cannot have a page."""
         file = self._files.get((node, incarnation), -1)
         if file < 0 and (file := self._open(node, incarnation)) < 0:
             return None
@@ -141,12 +142,12 @@ class StatusPageReader:
 
 
 def life_of(page: bytes) -> int:
-    """Which life of its process a page is of."""
+    """Return the incarnation of the process that wrote a page."""
     return int(_ALL.unpack_from(page)[LIFE])
 
 
 def parse(page: bytes) -> StatusReading:
-    """What stands on a page."""
+    """Parse a page."""
     words = _ALL.unpack_from(page)
     text = page[_TEXT : _TEXT + words[LENGTH]]
     return StatusReading(
@@ -160,7 +161,7 @@ def parse(page: bytes) -> StatusReading:
 
 
 def activity_of(running: int, collectives: int, pauses: int) -> Activity:
-    """What a process is at of which so many cells and endpoints run, and so many of these wait."""
+    """Return the activity of a process with so many running cells and endpoints, collectives and pauses."""
     if pauses:
         return Activity.PAUSED
     if collectives:

@@ -1,7 +1,7 @@
-"""The signs that a process gives of itself, on its page: at once what its main thread is at, the rest once a second.
+"""The writer of a process's status page: the activity of its main thread at once, the rest once a second.
 
-For any thread, and from where every nanosecond counts: a sign is one word in memory. What is told once a second comes
-from whoever owns it (`runtime.hosts.heartbeat`).
+For any thread, and for hot paths: an update is one word in memory. The values that are written once a second come from
+their owners (`runtime.hosts.heartbeat`).
 """
 
 from __future__ import annotations
@@ -33,43 +33,41 @@ OPTIMIZER = "torch.optim.optimizer"
 
 
 class StatusWriter:
-    """What a process says of itself; until it has a page, to nobody."""
+    """The status of this process; until its page is open, it is not published."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._page = StatusPage()
         self.open, self.close = self._page.open, self._page.close
-        self.pause = ""  # how the main thread waits for a person
-        self.when_changed: Callable[[], object] = (
-            _nobody  # told when what was written for a second is not true any more
-        )
+        self.pause = ""  # how the main thread waits for the user
+        self.when_changed: Callable[[], object] = _nobody  # called when the values of the last second become invalid
 
     def cell(self, runs: bool) -> None:
-        """A cell begins on the main thread, or has ended."""
+        """Record that a cell begins on the main thread, or has ended."""
         self._page.numbers[CELLS] = runs
 
     def collectives(self, count: int) -> None:
-        """So many threads stand in a collective."""
+        """Record how many threads are in a collective."""
         self._page.numbers[COLLECTIVES] = count
 
     def paused(self, pause: str) -> None:
-        """The main thread waits for a person: `in the debugger`; or does so no more."""
+        """Record that the main thread waits for the user, such as `in the debugger`, or no longer does."""
         self.pause = pause
         self._page.numbers[PAUSES] = bool(pause)
         self.when_changed()
 
     @property
     def activity(self) -> Activity:
-        """What this process does, as its page says."""
+        """The activity of this process according to its page."""
         numbers = self._page.numbers
         return activity_of(numbers[CELLS] + numbers[ENDPOINTS], numbers[COLLECTIVES], numbers[PAUSES])
 
     def step(self, seconds: float) -> None:
-        """A step of training took so long."""
+        """Record the duration of a training step."""
         self._page.seconds[STEP] = seconds
 
     def tick(self, words: ProcessWords, traffic: Traffic) -> None:
-        """Give a sign of life, with what is to be told once a second; from one thread only."""
+        """Write a heartbeat, with the values of the last second; from one thread only."""
         numbers = self._page.numbers
         numbers[QUEUED] = sum(queued for _, queued, _ in words.actors)
         numbers[ENDPOINTS] = sum(bool(endpoint) for _, _, endpoint in words.actors)
@@ -80,13 +78,13 @@ class StatusWriter:
 
 
 def _nobody() -> None:
-    """There is nobody to tell."""
+    """Do nothing: the default of `when_changed`."""
 
 
 def watch_steps(signs: StatusWriter) -> bool:
-    """Have steps of training timed: from one `step()` of an optimizer to its next in the same execution.
+    """Time training steps: from one `step()` of an optimizer to its next in the same execution.
 
-    False where torch has not been imported yet. A step that torch has compiled is not seen.
+    Returns False if torch is not imported yet. Steps that torch has compiled are not seen.
     """
     optimizers = sys.modules.get(OPTIMIZER)
     if optimizers is None:

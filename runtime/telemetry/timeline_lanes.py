@@ -1,11 +1,11 @@
-"""What each process did at each moment, made of its spans: running, in a collective, waiting, transferring, idle. Pure.
+"""The state of each process over time, from its spans: running, in a collective, waiting, transferring, idle. Pure.
 
-For whoever draws it: `%mesh trace`, and any other view of the same. Times are nanoseconds of one clock.
+For `%mesh trace` and other views of the same data. Times are nanoseconds of one clock.
 
-In a collective a rank first waits for those that have not come yet, and then is in it with all. The calls of ranks
-belong together by the order in which each made them: the third all_reduce of one is the third of all others.
-A backward pass that reduces gradients ends on all ranks at once. The rank on which it was shortest waited least, and
-the others so much longer, at its end: all of them compute the same.
+In a collective a rank first waits for ranks that have not arrived, and then takes part in it with all. The calls of
+ranks are matched by the order in which each made them: the third all_reduce of one is the third of all others. A
+backward pass that reduces gradients ends on all ranks at once. The rank with the shortest pass waited least, and each
+other rank waited for the difference, at the end of its pass: all of them compute the same.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Literal, NamedTuple
 from meshbook.runtime.telemetry.spans import Span, SpanRecording
 
 State = Literal["running", "collective", "transfer", "waiting", "idle"]
-STATES: tuple[State, ...] = ("running", "collective", "transfer", "waiting", "idle")  # where threads differ: the first
+STATES: tuple[State, ...] = ("running", "collective", "transfer", "waiting", "idle")  # if threads differ, the first
 
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From when to when."""
+    """An interval of time."""
 
     start: int
     end: int
@@ -34,12 +34,12 @@ class TimeWindow:
         return self.end - self.start
 
     def has(self, span: Span) -> bool:
-        """Whether some of the span is in it."""
+        """Return whether some of the span is in it."""
         return span.start < self.end and span.end > self.start
 
 
 class LaneSegment(NamedTuple):  # there are many, and these are made in half the time of a dataclass
-    """A time in which a process was in one state; `name`: of what (an endpoint, a collective), `awaited`: for whom."""
+    """A time in one state; `name`: the endpoint or collective, `awaited`: the ranks it waits for."""
 
     start: int
     end: int
@@ -53,31 +53,31 @@ class LaneSegment(NamedTuple):  # there are many, and these are made in half the
 
 
 _What = tuple[State, str, tuple[int, ...]]
-Lane = tuple[LaneSegment, ...]  # without gaps, from the begin of the window to its end
+Lane = tuple[LaneSegment, ...]  # without gaps, from the start of the window to its end
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBlame:
-    """How long ranks have waited in a collective for another one: in sum, in how many calls, and who did."""
+    """Waits of ranks for others in a collective: the longest sum, the number of calls, and the waiting ranks."""
 
     name: str
     awaited: tuple[int, ...]
-    waited: int  # nanoseconds of the one who waited longest
+    waited: int  # nanoseconds of the rank that waited longest
     times: int
     ranks: tuple[int, ...]
 
 
 def lanes_of(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> dict[int, Lane]:
-    """The lanes of the ranks of one mesh."""
+    """Return the lanes of the ranks of one mesh."""
     spans = {rank: tuple(filter(window.has, each.spans)) for rank, each in recordings.items()}
-    # Where something is forgotten the first ones are not the first; but then the last ones are the last.
+    # If a recording is incomplete, its first spans are not the first; then match from the last ones.
     is_cut = any(each.since > window.start for each in recordings.values())
     waits = _waits_of(spans, is_cut=is_cut)
     return {rank: _lane_of(own, waits, rank, window) for rank, own in spans.items()}
 
 
 def totals_of(lane: Lane) -> dict[State, int]:
-    """How long a process was in each state, in nanoseconds."""
+    """Return how long a process was in each state, in nanoseconds."""
     total: Counter[State] = Counter()
     for segment in lane:
         total[segment.state] += segment.length
@@ -85,7 +85,7 @@ def totals_of(lane: Lane) -> dict[State, int]:
 
 
 def blames_of(lanes: Mapping[int, Lane]) -> list[WaitBlame]:
-    """Who was waited for in which collective; the longest wait first."""
+    """Return for which ranks others waited, by collective; the longest wait first."""
     found: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, lane in lanes.items():
         for segment in lane:
@@ -99,7 +99,7 @@ def blames_of(lanes: Mapping[int, Lane]) -> list[WaitBlame]:
 
 
 def thin_out(lane: Lane, most: int) -> Lane:
-    """As at most so many segments: what is too short to be seen goes with what lasted longest beside it."""
+    """Reduce the lane to at most so many segments: each column shows its longest state."""
     if len(lane) <= most:
         return lane
     start, end, width = lane[0].start, lane[-1].end, _width(lane, most)
@@ -110,7 +110,7 @@ def thin_out(lane: Lane, most: int) -> Lane:
 
 
 def states_of(lane: Lane, count: int) -> list[State]:
-    """The lane as so many columns at most: in which state it was longest in each."""
+    """Return the state that lasted longest in each of at most so many columns."""
     return [state for state, _, _ in _columns(lane, _width(lane, count))]
 
 
@@ -131,7 +131,7 @@ def _columns(lane: Lane, width: int) -> list[_What]:
 def _longest(
     lengths: Mapping[_What, int],
 ) -> _What:
-    """Of the state that lasted longest in all, what lasted longest."""
+    """Return the longest entry of the state that lasted longest in total."""
     by_state: Counter[State] = Counter()
     for (state, _, _), length in lengths.items():
         by_state[state] += length
@@ -140,7 +140,7 @@ def _longest(
 
 
 def _join(segments: Iterable[LaneSegment]) -> Lane:
-    """Neighbours of one kind as one."""
+    """Merge adjacent segments of one kind."""
     joined: list[LaneSegment] = []
     for segment in segments:
         if joined and joined[-1][2:] == segment[2:]:
@@ -150,14 +150,14 @@ def _join(segments: Iterable[LaneSegment]) -> Lane:
     return tuple(joined)
 
 
-# -- who waits for whom --------------------------------------------------------------------
+# -- waits for other ranks -----------------------------------------------------------------
 
-_Wait = tuple[int, int, tuple[int, ...]]  # from when, until when, for whom
+_Wait = tuple[int, int, tuple[int, ...]]  # start, end, awaited ranks
 _Waits = dict[tuple[int, int, int], _Wait]  # by (rank, thread, start) of the span
 
 
 def _waits_of(spans: Mapping[int, Sequence[Span]], *, is_cut: bool) -> _Waits:
-    """Of each collective of each rank: from when until when it waits there for others, and for whom."""
+    """Return the wait of each collective of each rank: start, end, and the awaited ranks."""
     sequences: dict[tuple[str, str], dict[int, list[Span]]] = defaultdict(dict)
     for rank, own in spans.items():
         for span in sorted(own, key=lambda span: span.start, reverse=is_cut):
@@ -210,7 +210,7 @@ def _key(rank: int, span: Span) -> tuple[int, int, int]:
 
 
 class _Piece(NamedTuple):
-    """A span as far as it says what a thread is at; `weight`: how many messages more run there, or are waited for."""
+    """The part of a span that sets a thread's state; `weight`: the change in messages that run there or are awaited."""
 
     start: int
     end: int
@@ -244,7 +244,7 @@ def _pieces_of(span: Span, wait: _Wait | None) -> Iterator[_Piece]:
         case "wait":
             yield _Piece(span.start, span.end, "waiting", "an answer", (), -1)
         case "call":
-            return  # what sends it runs
+            return  # the sending thread is running
         case "user":
             yield _Piece(span.start, span.end, "running", span.name)
         case _:
@@ -252,7 +252,7 @@ def _pieces_of(span: Span, wait: _Wait | None) -> Iterator[_Piece]:
 
 
 def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece]) -> Iterator[LaneSegment]:
-    """What is decided of those that are there, from one change to the next; nothing while there are none."""
+    """Yield the decided state from one change of the present pieces to the next; nothing while there are none."""
     changes = [(piece.start, 1, at) for at, piece in enumerate(pieces) if piece.end > piece.start]
     changes += [(pieces[at].end, 0, at) for _, _, at in changes]
     changes.sort()
@@ -269,7 +269,7 @@ def _sweep(pieces: Sequence[_Piece], decide: Callable[[Sequence[_Piece]], _Piece
 
 
 def _of_thread(present: Sequence[_Piece]) -> _Piece:
-    """A collective or a transfer, which nothing else can be beside; else the innermost of those that run."""
+    """Return a collective or a transfer, which excludes anything else; otherwise the innermost running piece."""
     innermost = present[-1]
     if len(present) == 1 or (innermost.state != "running" and not innermost.weight):
         return innermost
@@ -291,7 +291,7 @@ def _precedence(piece: _Piece) -> int:
 
 
 def _fill(segments: Iterable[LaneSegment], window: TimeWindow) -> Iterator[LaneSegment]:
-    """Cut to the window, and idle in between."""
+    """Cut the segments to the window, and fill gaps with idle."""
     at = window.start
     for segment in segments:
         start, end = max(segment.start, at), min(segment.end, window.end)

@@ -1,4 +1,4 @@
-"""Who has moved how many bytes from and to whose memory, by which way: counted by whoever moves them. Pure."""
+"""Transfer counters of a process: bytes by owner, transfer backend and direction. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 from meshbook.runtime.amounts import format_bytes, format_seconds
 
-MOST_ROWS = 4096  # that a process keeps; what comes for further owners is counted together
+MOST_ROWS = 4096  # that a process keeps; further owners are counted together
 OTHERS = "others"
 _HEAD = ("by", "owner", "way", "direction", "bytes", "transfers", "time")
 
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """What one process has moved between its own memory and that of one owner, by one way, in one direction.
+    """The bytes that one process moved between its own memory and that of one owner, by one backend, in one direction.
 
     `by` and `owner` are "rank 3" of the mesh that was asked, else the name of a process. `direction`: "read" is from
-    the owner, "write" to it. `seconds` is the sum over all transfers, which may have gone at the same time.
+    the owner, "write" to it. `seconds` is the sum over all transfers, which may have overlapped.
     """
 
     by: str
@@ -34,9 +34,9 @@ class TransferRecord:
 
 
 class TransferTable(list[TransferRecord]):
-    """A list of `TransferRecord` that shows itself as a table. pandas and Polars make data frames of it."""
+    """A list of `TransferRecord` that prints as a table. pandas and Polars convert it to data frames."""
 
-    silent: tuple[str, ...] = ()  # who did not answer, and of whom nothing is in it
+    silent: tuple[str, ...] = ()  # processes that did not answer, and are missing from the table
 
     def __repr__(self) -> str:
         rows = [_HEAD, *map(_cells, self)] if self else [("nothing was moved",)]
@@ -60,7 +60,7 @@ def _line(row: Iterable[str], widths: Iterable[int]) -> str:
 
 
 class Traffic:
-    """What one process has moved. Safe from any thread."""
+    """The transfers of one process. Safe from any thread."""
 
     def __init__(self, by: str, most: int = MOST_ROWS) -> None:
         self._by = by
@@ -69,7 +69,7 @@ class Traffic:
         self._sums: dict[tuple[str, str, bool], list[float]] = {}
 
     def note(self, owner: str, size: int, way: str, seconds: float, *, is_write: bool) -> None:
-        """A transfer is done."""
+        """Count a completed transfer."""
         with self._lock:
             sums = self._sums.get((owner, way, is_write))
             if sums is None:
@@ -80,7 +80,7 @@ class Traffic:
             sums[2] += seconds
 
     def rows(self) -> list[TransferRecord]:
-        """In the order in which they first came."""
+        """Return the counters, in the order of first use."""
         with self._lock:
             return [
                 TransferRecord(self._by, owner, way, "write" if is_write else "read", int(size), int(count), seconds)
@@ -89,7 +89,7 @@ class Traffic:
 
 
 def table_of(rows: Iterable[TransferRecord], silent: Iterable[str], name: Callable[[str], str]) -> TransferTable:
-    """All of it, with the names of processes as they are to be shown."""
+    """Return all records as a table, with the displayed names of processes."""
     table = TransferTable(replace(row, by=name(row.by), owner=name(row.owner)) for row in rows)
     table.silent = tuple(map(name, silent))
     return table

@@ -1,4 +1,4 @@
-"""How processes are, in numbers: what each says of itself, and what its host measures of it. The words of it, and pure.
+"""The vitals of processes: what each reports itself, and what its host measures. Types only, and pure.
 
 worker: a page in the run's folder <- reads - agent: measures, a batch a tick -> controller: `History`
 """
@@ -12,13 +12,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-VITALS = "vitals"  # the actor that a controller hosts for this
+VITALS = "vitals"  # name of the actor that a controller hosts for batches
 Metric = Literal[
     "cpu",  # cores: 1.0 is one core wholly used
-    "memory",  # bytes; of pages that processes share, each has its share
+    "memory",  # bytes; pages that processes share are divided among them
     "gpu_memory",  # bytes
-    "gpu",  # the share of the time in which its GPU was at work: 0 to 1
-    "step",  # seconds that its last step of training took
+    "gpu",  # the share of the time in which its GPU was busy: 0 to 1
+    "step",  # seconds of its last training step
     "queued",  # messages that wait in the queues of its actors
     "sent",  # messages a second
     "received",
@@ -31,7 +31,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 COLUMNS: Final = (*METRICS, "activity", "age")  # of a `VitalsBatch`
 HISTORY_SECONDS = 300  # that are kept of each metric, a value a second
-STALE_AFTER = 5.0  # seconds without a sign of life
+STALE_AFTER = 5.0  # seconds without a heartbeat
 SECONDS = 1.0  # between two batches of a host, and between two heartbeats of a process
 WATCHED_SECONDS = 0.25  # between two batches while a dashboard is open
 # The same while everything on the host is idle and no dashboard is open: so a process wakes less than once a second,
@@ -42,7 +42,7 @@ LATE_AFTER = 2.0  # seconds without a heartbeat, after which a host is measured 
 
 
 class Activity(IntEnum):
-    """What the main thread of a process is at, as it says itself."""
+    """The activity of a process's main thread, as the process reports it."""
 
     IDLE = 0
     RUNNING = 1
@@ -52,10 +52,10 @@ class Activity(IntEnum):
 
 @dataclass(frozen=True)
 class Vitals:
-    """How the ranks of a mesh are now, a value for each in the order of its ranks.
+    """The current vitals of the ranks of a mesh, in the order of its ranks.
 
-    `metrics`: float32 arrays by name; NaN is not known. `activity`: uint8, of `Activity`. `age`: float32, seconds since
-    the process last gave a sign of life; infinite where it has given none.
+    `metrics`: float32 arrays by name; NaN means unknown. `activity`: uint8, of `Activity`. `age`: float32, seconds
+    since the last heartbeat of the process; infinite if there was none.
     """
 
     metrics: Mapping[Metric, Any]
@@ -65,7 +65,7 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class ActorLoad:
-    """An actor of a process: how many messages wait for it, and the endpoint that runs (empty: none)."""
+    """The load of an actor: the number of waiting messages, and the running endpoint (empty: none)."""
 
     name: str
     queued: int
@@ -74,8 +74,11 @@ class ActorLoad:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDetail:
-    """What is told of one process in words. `collective`: in which it stands, `all_reduce`; `pause`: how it waits for a
-    person, `in the debugger`; both empty where it does not."""
+    """What a process reports in words.
+
+    `collective`: the one it is in, such as `all_reduce`; `pause`: how it waits for the user, such as `in the debugger`.
+    Each is empty if it does not apply.
+    """
 
     node: str
     pid: int
@@ -86,7 +89,7 @@ class ProcessDetail:
 
 
 class ProcessWords(msgspec.Struct, frozen=True, array_like=True):
-    """What a process says of itself in words; `actors`: name, messages that wait, and the endpoint that runs."""
+    """What a process reports of itself in words; `actors`: name, number of waiting messages, and running endpoint."""
 
     pid: int
     actors: tuple[tuple[str, int, str], ...] = ()
@@ -95,11 +98,11 @@ class ProcessWords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent has measured of the processes of its host at one time.
+    """The measurements of an agent of the processes of its host at one time.
 
     `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
-    clock of that host. `incarnations`: how often each had begun before.
-    `words`: `ProcessWords` as msgpack, of those where they have changed.
+    clock of that host. `incarnations`: how often each process had started before. `words`: `ProcessWords` as msgpack,
+    for the nodes where they have changed.
     """
 
     host: str

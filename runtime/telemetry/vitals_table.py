@@ -1,7 +1,7 @@
-"""Numbers of many processes: the present ones, and a value a second of the last five minutes. Pure; time is passed in.
+"""Vitals of many processes: current values, and one value a second of the last five minutes. Pure; time is passed in.
 
-A process has a row, which another one gets when it is gone. Row 0 is nobody's: what is not known is found there.
-Seconds lie one after the other, so that a new one is cleared in one go; 12 KB a process.
+Each process has a row, which is reused after the process. Row 0 has no process: unknown nodes map to it. The values of
+one second are contiguous, so that a new second is cleared at once; 12 KB a process.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import numpy as np
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Metric, Vitals, VitalsBatch
 
 FIRST_ROWS = 64
-GAP = 2  # seconds without a value, that are taken to be as the one before: batches come at no exact times
+GAP = 2  # seconds without a value that repeat the one before: batches do not arrive at exact times
 REMEMBERED_SEQUENCES = 16
 _ACTIVITY, _AGE = len(METRICS), len(METRICS) + 1
 
 
 class VitalsTable:
-    """The numbers by node."""
+    """Vitals by node."""
 
     def __init__(self, seconds: int = HISTORY_SECONDS) -> None:
         self._seconds = seconds
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._next = 1
-        self._found: dict[tuple[str, ...], Any] = {}  # the rows of sequences of nodes that were asked for
-        self._second = 0  # the last one that there are values of
+        self._found: dict[tuple[str, ...], Any] = {}  # rows of node sequences that were requested
+        self._second = 0  # the last one with values
         self._latest = _unknown(len(METRICS), FIRST_ROWS)
         self._ring = _unknown(seconds, len(METRICS), FIRST_ROWS)
         self._activity: Any = np.zeros(FIRST_ROWS, np.uint8)
-        self._seen: Any = np.full(FIRST_ROWS, -np.inf)  # when each gave a sign of life
-        self._filled: Any = np.full(FIRST_ROWS, -1, np.int64)  # the last second that each has a value of
+        self._seen: Any = np.full(FIRST_ROWS, -np.inf)  # the time of each last heartbeat
+        self._filled: Any = np.full(FIRST_ROWS, -1, np.int64)  # the last second with a value of each
 
     def __len__(self) -> int:
-        """How many processes have a row."""
+        """Return how many processes have a row."""
         return len(self._rows)
 
     def add(self, batch: VitalsBatch, now: float, without: Collection[str] = ()) -> None:
-        """Take in what was measured, but of those processes."""
+        """Add a batch, except the processes in `without`."""
         nodes, numbers = batch.nodes, np.frombuffer(batch.numbers, np.float32).reshape(-1, _AGE + 1)
         if without:
             kept = [index for index, node in enumerate(nodes) if node not in without]
@@ -60,13 +60,13 @@ class VitalsTable:
         self._filled[rows] = second
 
     def end(self, node: str) -> None:
-        """This process has ended: what it was is kept, what it is is not known."""
+        """Record the end of a process: its past is kept, its current values become unknown."""
         if row := self._rows.get(node, 0):
             self._latest[:, row] = np.nan
             self._activity[row] = 0
 
     def forget(self, nodes: Sequence[str]) -> None:
-        """Nothing is known of these any more."""
+        """Drop everything about these processes."""
         for node in nodes:
             if row := self._rows.pop(node, 0):
                 self._clear(row)
@@ -74,18 +74,18 @@ class VitalsTable:
         self._found.clear()
 
     def nodes(self) -> list[str]:
-        """The processes that have a row."""
+        """Return the processes that have a row."""
         return list(self._rows)
 
     def vitals(self, nodes: Sequence[str], now: float) -> Vitals:
-        """How these are."""
+        """Return the current vitals of these processes."""
         rows = self._rows_of(nodes)
         latest = self._latest[:, rows]
         age = (now - self._seen[rows]).astype(np.float32)
         return Vitals(dict(zip(METRICS, latest, strict=True)), self._activity[rows], age)
 
     def series(self, nodes: Sequence[str], metrics: Sequence[Metric], now: float) -> Any:
-        """What they were: float32[nodes, metrics, seconds], the newest last."""
+        """Return their past values: float32[nodes, metrics, seconds], the newest last."""
         # The present second may have no value yet.
         self._advance(int(now) - GAP)
         slots: Any = np.arange(self._second + 1, self._second + 1 + self._seconds) % self._seconds
@@ -142,5 +142,5 @@ def _unknown(*shape: int) -> Any:
 
 
 def _doubled(array: Any, empty: float) -> Any:
-    """With twice as many rows, which are the last axis."""
+    """Return the array with twice as many rows, which are the last axis."""
     return np.concatenate([array, np.full_like(array, empty)], axis=-1)

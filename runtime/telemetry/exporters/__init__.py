@@ -1,1 +1,1 @@
-"""Vitals of ranks for monitoring systems, through their own libraries, which are there where somebody wants them."""
+"""Export of the ranks' vitals to monitoring systems, through their own, optional libraries."""

@@ -1,4 +1,4 @@
-"""Vitals of ranks as OpenTelemetry's metrics: gauges that its own library observes whenever it exports."""
+"""Vitals of ranks as OpenTelemetry metrics: gauges that its own library observes at each export."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from meshbook.runtime.telemetry.exporters.readings import (
     samples_of,
 )
 
-CLOSE_SECONDS = 1.0  # what the last export gets
-SAME_READING = 0.2  # seconds: all gauges of an export show one and the same moment
+CLOSE_SECONDS = 1.0  # time limit of the last export
+SAME_READING = 0.2  # seconds: all gauges of an export show the same reading
 _EXPORTERS = {
     "grpc": ("opentelemetry.exporter.otlp.proto.grpc.metric_exporter", "opentelemetry-exporter-otlp-proto-grpc"),
     "http/protobuf": (
@@ -30,12 +30,12 @@ _EXPORTERS = {
 
 
 class OpenTelemetryExport:
-    """Observes ranks by a meter provider from the time it is made until `close`.
+    """Registers gauges of ranks with a meter provider, which observes them until `close`.
 
-    `provider`: the user's; else the one that the program has set (`opentelemetry.metrics.set_meter_provider`); else one
-    that is made here, which sends by OTLP to where the standard variables say (OTEL_EXPORTER_OTLP_ENDPOINT and so on;
-    without them http://localhost:4318), and ends with this. `scope` names the meter.
-    MetricsError where a library is missing.
+    `provider`: the user's; else the one that the program has set (`opentelemetry.metrics.set_meter_provider`); else a
+    new one, which sends by OTLP to the endpoint of the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on;
+    without them http://localhost:4318), and is shut down with this object. `scope` names the meter. Raises MetricsError
+    if a library is missing.
     """
 
     def __init__(self, read: Read, provider: Any = None, scope: str = "") -> None:
@@ -59,13 +59,13 @@ class OpenTelemetryExport:
         self._is_closed = False
 
     def close(self) -> None:
-        """Observe no more; a provider that was made here sends what it has, and ends. Idempotent."""
+        """Stop observing; a provider that was made here sends its rest, and is shut down. Idempotent."""
         if not self._is_closed and self._own is not None:
-            # Beside us: where nobody listens it tries for eight seconds, whatever limit it is given.
+            # On a thread of its own: without a listener it retries for eight seconds, whatever time limit it has.
             ending = threading.Thread(target=self._own.shutdown, name="meshbook metrics' end", daemon=True)
             ending.start()
             ending.join(CLOSE_SECONDS)
-        self._is_closed = True  # a gauge cannot be taken back: the user's provider sees none from now on
+        self._is_closed = True  # a gauge cannot be removed: the user's provider gets no values from now on
 
     def _observer(self, measurement: Measurement) -> Callable[[Any], Iterable[Any]]:
         def observe(options: Any) -> Iterable[Any]:
@@ -81,7 +81,7 @@ class OpenTelemetryExport:
 
 
 class _Steady:
-    """Reads once for all that ask at about the same time."""
+    """A reader that shares one reading among calls at about the same time."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -100,12 +100,12 @@ def _make_provider(sdk: Any) -> Any:
     module, package = _EXPORTERS.get(protocol or "http/protobuf", _EXPORTERS["http/protobuf"])
     exporter = _import(module, package).OTLPMetricExporter()
     reader = _import("opentelemetry.sdk.metrics.export", "opentelemetry-sdk").PeriodicExportingMetricReader(exporter)
-    # `atexit` is not for this one: it ends with the session, which takes care of that itself.
+    # Without `atexit`: the session that owns this provider shuts it down.
     return sdk.MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
 
 
 def _resource() -> Any:
-    """What the standard variables say of this program; its name is meshbook where they say none."""
+    """Return the resource from the standard variables; its name is meshbook if they give none."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resources = _import("opentelemetry.sdk.resources", "opentelemetry-sdk")
     return resources.Resource.create({} if named else {"service.name": "meshbook"})
@@ -117,7 +117,7 @@ def _endpoint() -> str:
 
 
 def _import(module: str, package: str) -> Any:
-    """Only here: it is an extra, and takes a tenth of a second."""
+    """Import a library only when it is used: it is an extra, and takes a tenth of a second."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -16,10 +16,10 @@ _LABELS = ("mesh", "rank", "host")
 
 
 class PrometheusEndpoint:
-    """Answers scrapes from the time it is made until `close`. Each reads what is known then.
+    """Answers scrapes until `close`. Each scrape reads the current vitals.
 
-    A registry of its own: what the user's program counts with `prometheus_client` is not shown here. MetricsError where
-    the library is missing or the port cannot be had; port 0 is any that is free.
+    It has its own registry: metrics of the user's program in `prometheus_client` are not shown here. Raises
+    MetricsError if the library is missing or the port cannot be bound; port 0 is any free one.
     """
 
     def __init__(self, read: Read, port: int, address: str = LOOPBACK) -> None:
@@ -45,24 +45,24 @@ class PrometheusEndpoint:
 
     @property
     def url(self) -> str:
-        """Where to scrape."""
+        """The address to scrape."""
         return f"http://{self._address}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """End it; the port is free afterwards."""
+        """Stop the server; the port is free afterwards."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Collector:
-    """What the library asks at each scrape."""
+    """The collector that the library calls at each scrape."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing is promised before a mesh is up."""
+        """Return nothing: there are no metrics before a mesh is up."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""What is exported of a mesh, whichever system reads it: the measurements, their names and units. Pure."""
+"""The exported measurements of a mesh, for any monitoring system: their names and units. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MetricsError(MeshbookError):
 
 @dataclass(frozen=True)
 class MeshReading:
-    """How the ranks of a mesh are at one time. `ranks`, `hosts` and `is_up` have the order of `vitals`."""
+    """The state of the ranks of a mesh at one time. `ranks`, `hosts` and `is_up` have the order of `vitals`."""
 
     mesh: str
     ranks: Sequence[int]
@@ -30,8 +30,10 @@ Read = Callable[[], Sequence[MeshReading]]
 
 
 class Measurement(NamedTuple):
-    """Something that is exported of each rank. `name` is Prometheus' word, with the unit in it as its conventions want;
-    `dotted` and `unit` (UCUM) are OpenTelemetry's."""
+    """A quantity that is exported for each rank.
+
+    `name` is Prometheus' name, with the unit in it by its conventions; `dotted` and `unit` (UCUM) are OpenTelemetry's.
+    """
 
     name: str
     dotted: str
@@ -40,7 +42,7 @@ class Measurement(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value of one rank; `activity` only where that is what is measured."""
+    """A value of one rank; `activity` only if that is the measurement."""
 
     mesh: str
     rank: int
@@ -107,7 +109,7 @@ _METRIC_OF: Final = {measurement: metric for metric, measurement in OF_METRICS.i
 
 
 def samples_of(measurement: Measurement, readings: Sequence[MeshReading]) -> Iterator[Sample]:
-    """The values of all ranks; none of those of which it is not known. Of a dead rank only that it is not up."""
+    """Yield the known values of all ranks. A dead rank has only the value that it is not up."""
     for reading in readings:
         if measurement is ACTIVITY:
             yield from _activities(reading)
