@@ -1,1 +1,2 @@
-"""All that knows nothing of Jupyter: nodes, actors, meshes, hosts; `runtime.cells` alone uses IPython, in workers."""
+"""Everything that is independent of Jupyter: nodes, actors, meshes, hosts; only `runtime.cells`, in workers, uses
+IPython."""

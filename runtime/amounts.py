@@ -1,10 +1,10 @@
-"""Amounts as text that a person reads: times and bytes."""
+"""Formatting of times and bytes."""
 
 from __future__ import annotations
 
 
 def format_seconds(seconds: float) -> str:
-    """`12 ms`, `3.21 s`, `2 min 05 s`."""
+    """Format a duration: `12 ms`, `3.21 s`, `2 min 05 s`."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -13,7 +13,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Decimal units, as memory is sold: `512 kB`, `1.2 GB`, `31 GB`."""
+    """Format bytes in decimal units: `512 kB`, `1.2 GB`, `31 GB`."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while count >= 999.5 and unit != "TB":
@@ -22,7 +22,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_elapsed(seconds: float) -> str:
-    """Minutes and seconds, `00:12`, with hours where there are any."""
+    """Format minutes and seconds, `00:12`, and hours if there are any."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"

@@ -1,4 +1,4 @@
-"""The clock of the runtime, bound at import: programs replace the functions of `time`, and messages must go on.
+"""The clock of the runtime, bound at import: programs replace the functions of `time`, and messages must still flow.
 
 The functions are default arguments, since freezegun replaces those that are in the namespace of a module.
 """

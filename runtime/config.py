@@ -1,6 +1,6 @@
-"""Settings of one run, read once from the environment where the run begins and handed down to every process of it.
+"""Settings of one run, read once from the environment where the run begins and passed to every process of it.
 
-`OVERRIDES` changes them from within a program, for what it starts from then on.
+`OVERRIDES` changes them from within a program, for everything that it starts afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 PREFIX = "MESHBOOK_"
 TORCH = "torch,torch.distributed,torch.nn,numpy"
 CELLS = "meshbook.runtime.cells.preload"
-PACKAGE = Path(__file__).parent.parent  # the folder of the importable package, by whichever way it was found
+PACKAGE = Path(__file__).parent.parent  # the folder of the importable package, however it was found
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,32 +31,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = 4 << 30
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
     queue_messages: int = 4096  # that one process may have waiting in an actor's queue before it has to wait
-    queue_bytes: int = 64 << 20  # the same; one message goes while there is less
-    # Bytes of a message from which on it goes through shared memory to processes of its host; 0: none does.
+    queue_bytes: int = 64 << 20  # the same in bytes; below the limit, one more message of any size is sent
+    # Message size in bytes from which messages to processes of the same host use shared memory; 0: none does.
     shared_bytes: int = 1 << 19
     launch_timeout: float = 60.0
-    stop_timeout: float = 3.0  # a worker that has not left by then is killed
-    host_timeout: float = 1.7  # a host that has not been heard for so long is lost: 2 s, with what it takes to tell
+    stop_timeout: float = 3.0  # a worker that has not exited by then is killed
+    host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s
     stderr_lines: int = 20
-    spans: int = 8192  # that each process keeps for `%mesh trace`, with as many marks of calls; 0: it records none
-    rdma_ways: str = ""  # that bulk data may go, by name, separated by commas; empty: all of `runtime.rdma.ways`
-    prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: it does not
+    spans: int = 8192  # kept by each process for `%mesh trace`, with as many marks of calls; 0: none are recorded
+    rdma_ways: str = ""  # transfer backends for bulk data, separated by commas; empty: all of `runtime.rdma.backends`
+    prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: no metrics
     # Whether the controller shows what ranks print, and log from INFO on; in a notebook it does.
     enable_log_forwarding: bool = False
-    show_output: bool = False  # whether it shows without that what ranks print; in a script it does
-    # What the warm fork server imports, so that workers have it at birth. Names, not imports: see design of the floors.
+    show_output: bool = False  # whether it shows what ranks print without that; in a script it does
+    # Modules that the warm fork server imports, so that workers start with them. Names, not imports: see the floors.
     preload: str = f"{TORCH},{CELLS}"
     # Whether the warm server is only for meshes of a program that uses torch (`runtime.mesh.warmth`). True in a script
     # that leaves `preload` alone.
     preload_for_torch: bool = False
-    # Handed down and used by nobody here: what the rooms above want every process to know. Set by no variable.
+    # Values for the packages above, passed to every process and not used here. Set by no variable.
     extra: dict[str, str | int | float | bool | None] = {}
 
     @classmethod
     def from_environment(cls, **defaults: Any) -> Settings:
-        """Read `MESHBOOK_*`; a value that does not fit its field is an error that names the variable.
+        """Read `MESHBOOK_*`; raises ValueError, with the variable's name, if a value does not fit its field.
 
-        `defaults` stand in for those of the class.
+        `defaults` replace those of the class.
         """
         variables = {name: _variable_of(name) for name in cls.__annotations__}
         found = {
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**(defaults | found))
 
 
-# What all processes of a run have to agree on, and its fork server has used already: settled when the run begins.
+# Settings that all processes of a run must share, and that its fork server has already used: fixed when the run begins.
 RUN_WIDE = frozenset(
     {
         *("runtime_dir", "launch_timeout", "host_timeout", "preload"),
@@ -77,7 +77,7 @@ RUN_WIDE = frozenset(
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 
 
-# Variables of Monarch's for settings of ours. Ours win.
+# Monarch's variables for settings of meshbook, which take precedence.
 _VARIABLES = {"enable_log_forwarding": "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING"}
 
 
@@ -110,27 +110,28 @@ def _read_switch(variable: str, text: str) -> bool:
 
 
 def in_a_notebook() -> bool:
-    """Whether cells run in this process: a kernel's, or those of IPython on a terminal."""
+    """Return whether cells run in this process: a kernel's, or those of IPython on a terminal."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
 
 
 class Overrides:
-    """What a program changes in the settings of all that it starts from now on. What runs keeps what it began with.
+    """A program's changes of the settings of everything that it starts afterwards. Running processes keep their
+    settings.
 
     Process-wide, as the environment is: the threads of a program and the cells of a notebook share no context variable.
-    A change names fields of Settings; `extra` is merged, not replaced. Blocks (`during`) win over what lasts (`set`),
-    later ones over earlier ones, and each block takes away its own change alone, in whatever order they end.
+    A change names fields of Settings; `extra` is merged, not replaced. Blocks (`during`) win over lasting changes
+    (`set`), later ones over earlier ones, and each block removes only its own change, in whatever order they end.
     """
 
     def __init__(self) -> None:
-        self.defaults: dict[str, Any] = {}  # in place of those of Settings; the environment wins over them
+        self.defaults: dict[str, Any] = {}  # override those of Settings; the environment wins over them
         self._lasting: dict[str, Any] = {}
         self._blocks: tuple[dict[str, Any], ...] = ()
         self._lock = threading.Lock()  # guards the writing of both
 
     def set(self, changes: Mapping[str, Any]) -> None:
-        """Change these fields for as long as the process lives."""
+        """Change these fields for the rest of the process."""
         with self._lock:
             extra = self._lasting.get("extra", {}) | changes.get("extra", {})
             self._lasting = self._lasting | dict(changes) | {"extra": extra}
@@ -148,19 +149,19 @@ class Overrides:
                 self._blocks = tuple(other for other in self._blocks if other is not own)
 
     def clear(self) -> None:
-        """Forget every change."""
+        """Remove every change."""
         with self._lock:
             self._lasting, self._blocks = {}, ()
 
     def over(self, settings: Settings) -> Settings:
-        """These settings as a run that begins now gets them."""
+        """Return these settings as a run that begins now gets them."""
         for changes in (self._lasting, *self._blocks):
             extra = settings.extra | changes.get("extra", {})
             settings = msgspec.structs.replace(settings, **{**changes, "extra": extra})
         return settings
 
     def over_mesh(self, settings: Settings) -> Settings:
-        """The settings of a run as a mesh that is spawned now gets them."""
+        """Return the settings of a run as a mesh that is spawned now gets them."""
         kept = {name: getattr(settings, name) for name in RUN_WIDE}
         return msgspec.structs.replace(self.over(settings), **kept)
 
@@ -169,28 +170,28 @@ OVERRIDES = Overrides()
 
 
 class _Beginning:
-    """The one door to what this process was handed down."""
+    """The only access to the settings that this process was started with."""
 
     settings: Settings | None = None
 
 
 def begin_with(settings: Settings) -> None:
-    """Say what this process was born with (called by workers)."""
+    """Store the settings that this process was started with (called by workers)."""
     _Beginning.settings = settings
 
 
 def inherited_settings() -> Settings | None:
-    """What this process was born with; None where it is no worker."""
+    """Return the settings that this process was started with; None if it is no worker."""
     return _Beginning.settings
 
 
 def settings_in_force() -> Settings:
-    """Return the settings of what this process starts from now on."""
+    """Return the settings for everything that this process starts from now on."""
     if (inherited := _Beginning.settings) is not None:
         return OVERRIDES.over(inherited)
     if in_a_notebook():
         return OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
-    # A script has no cells. It shows what ranks print, unless forwarding is switched off by name.
+    # A script has no cells. It shows what ranks print, unless forwarding is disabled explicitly.
     ours = {"preload": TORCH, "show_output": PREFIX + "ENABLE_LOG_FORWARDING" not in os.environ}
     settings = OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | ours)))
     if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
@@ -199,12 +200,12 @@ def settings_in_force() -> Settings:
 
 
 def runtime_root(settings: Settings) -> Path:
-    """The folder that holds one folder per run, 0700: sockets, the fork server's logs.
+    """Return the folder that holds one folder per run, 0700: sockets, the fork server's logs.
 
     Short on purpose: a Unix socket's path has at most 107 bytes.
     """
     if settings.runtime_dir:
-        root = Path(settings.runtime_dir).absolute()  # processes of the run may go to other folders
+        root = Path(settings.runtime_dir).absolute()  # processes of the run may change their working directory
     elif "XDG_RUNTIME_DIR" in os.environ and os.access(os.environ["XDG_RUNTIME_DIR"], os.W_OK):
         root = Path(os.environ["XDG_RUNTIME_DIR"]) / "meshbook"
     else:
@@ -215,14 +216,14 @@ def runtime_root(settings: Settings) -> Path:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` for `open`: a new file is for this user alone, whatever the umask."""
+    """Open a new file for this user alone, whatever the umask; an `opener` for `open`."""
     return os.open(path, flags, 0o600)
 
 
 def check_private(folder: Path) -> None:
-    """Refuse a folder in which another user could put a socket: what arrives there is trusted and unpickled."""
+    """Reject a folder in which another user could create a socket: data that arrives there is trusted and unpickled."""
     status = folder.lstat()
-    if stat.S_ISLNK(status.st_mode):  # maybe of another user, to a folder of this one
+    if stat.S_ISLNK(status.st_mode):  # perhaps created by another user, to a folder of this one
         raise PermissionError(
             f"{folder} is a symbolic link, and must be a folder. Remove it, or set MESHBOOK_RUNTIME_DIR to the folder."
         )

@@ -1,31 +1,31 @@
-"""The error tree: what can go wrong, whose fault it is, and what to do.
+"""The error tree: what can go wrong, where the fault is, and what to do.
 
     MeshbookError
-    ├── CallError             a call of endpoints failed; carries what the other ranks answered
-    │   ├── ActorError        an endpoint raised: the caller's arguments or the endpoint's code; the actor lives on
+    ├── CallError             a call of endpoints failed; carries the replies of the other ranks
+    │   ├── ActorError        an endpoint raised: the caller's arguments or the endpoint's code; the actor keeps running
     │   │   └── ItemError     the function of a `map` raised; names the item, its rank and its host
-    │   ├── DeadlockError     actors that wait for each other; draws who waits for whom
-    │   ├── CallTimeout       `call(..., timeout=)` was not answered in time; says where each silent rank is
-    │   ├── CallCancelled     somebody cancelled the future
-    │   └── SupervisionError  the callee is gone or never came: dead process, stopped mesh, failed constructor
-    │       ├── ProcessDied   a worker process ended; says signal or exit code and its last words
+    │   ├── DeadlockError     actors that wait for each other; draws the cycle of waits
+    │   ├── CallTimeout       `call(..., timeout=)` was not answered in time; reports where each silent rank is
+    │   ├── CallCancelled     the future was cancelled
+    │   └── SupervisionError  the callee is gone or never started: dead process, stopped mesh, failed constructor
+    │       ├── ProcessDied   a worker process ended; carries signal or exit code and its last stderr
     │       │   └── BootstrapFailed  its bootstrap raised; an ActorError, too
-    │       └── ItemLost      the ranks that had this item of a `map` died: the item may be what kills them
-    ├── WireError             a message did not travel
+    │       └── ItemLost      the ranks that had this item of a `map` died: the item may be the cause
+    ├── WireError             a message was not delivered
     │   ├── PickleError       an argument or result cannot be pickled or unpickled; names it
-    │   │   └── MessageLost   its bytes lay with the process that sent it, which has ended; a SupervisionError, too
+    │   │   └── MessageLost   its bytes were in memory of the sender, which has ended; a SupervisionError, too
     │   ├── MessageTooLarge   over the limit of `Settings.max_message_bytes`; a SupervisionError, too
     │   ├── QueueFull         an actor sends to itself, and its queue has no room
-    │   └── RefusedMessage    bytes that no peer of this run and version wrote; counted, never raised at a user
+    │   └── RefusedMessage    bytes that no peer of this run and version sent; counted, never raised to a user
     ├── LaunchError           a host agent or a fork server did not start; carries its stderr
-    ├── GroupError            a process group was not made; names the rank that did not come
-    └── TransferError         bulk data was not moved; the text says whose memory it was, and by which way
+    ├── GroupError            a process group was not created; names the rank that did not join
+    └── TransferError         bulk data was not moved; names the owner of the memory, and the transfer backend
         ├── BufferDropped     the owner has dropped the buffer, or its actor has ended: get a new handle
         ├── OwnerGone         the process that owned the buffer has ended, and its memory with it
         ├── TransferTimeout   not done within its time limit
-        └── ChecksumMismatch  the bytes here are not those over there: somebody wrote to them meanwhile
+        └── ChecksumMismatch  the received bytes differ from the source: it was written to during the transfer
 
-Foreign errors become one of these at the seam where they enter, chained to what caused them.
+Foreign errors are converted to one of these at the seam where they enter, chained to their cause.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class MeshbookError(Exception):
 
 
 class CallError(MeshbookError):
-    """A call failed. Where it was a `call` of a mesh, this is the error of one rank, and the rest is here.
+    """A failed call. After a `call` of a mesh, this is the error of one rank; its attributes hold the rest.
 
     `results` is a ValueMesh of the ranks that had answered, None if none had; `failures` the errors by rank of the
-    called mesh, this one included. Neither travels with a pickled error. `called_at` is the line that made the call;
-    the text names it where the traceback does not show it, because somebody else waited.
+    called mesh, this one included. Neither is pickled with the error. `called_at` is the line that made the call; the
+    text names it if the traceback does not show it, because another thread or task waited.
     """
 
     results: Any = None
@@ -68,11 +68,11 @@ class CallError(MeshbookError):
         return type(self), self._parts(), {"called_at": self.called_at}
 
     def _parts(self) -> tuple[Any, ...]:
-        """What it is made of again."""
+        """Return the arguments that recreate the error."""
         return self.args
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks for this by name.
+        # IPython calls this by name.
         return render_in_ipython(self)
 
 
@@ -81,11 +81,11 @@ class ActorError(CallError):
 
     def __init__(self, message: str, exception: BaseException | bytes | None = None) -> None:
         super().__init__(message)
-        self._exception = exception  # maybe pickled: the thread that asks for it unpickles it
+        self._exception = exception  # maybe pickled: unpickled on the thread that reads `exception`
 
     @property
     def exception(self) -> BaseException | None:
-        """The original exception; None where it could not be pickled, or its class does not exist in this process."""
+        """The original exception; None if it could not be pickled, or its class does not exist in this process."""
         if isinstance(self._exception, bytes):
             try:
                 self._exception = pickle.loads(self._exception)
@@ -98,10 +98,10 @@ class ActorError(CallError):
 
 
 class ItemError(ActorError):
-    """The function of a `map` raised for one item. The other items go on.
+    """The function of a `map` raised for one item. The other items continue.
 
     `item` is its position, `rank` and `host` are where it ran. `type_name`, `said` and `trace` are the exception as
-    text, since `exception` is None where it could not be pickled.
+    text, since `exception` is None if it could not be pickled.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class ItemError(ActorError):
 
 
 class DeadlockError(CallError):
-    """The answer can never come: who should give it waits, perhaps by way of others, for who waits for it."""
+    """A reply that can never come: the callee waits, perhaps through other actors, for the caller."""
 
 
 class CallTimeout(CallError, TimeoutError):
-    """The time limit of a call has passed; the text says where each rank is that has not answered."""
+    """The time limit of a call has passed; the text reports where each rank is that has not answered."""
 
 
 class CallCancelled(CallError, concurrent.futures.CancelledError):
-    """The future was cancelled, and with it what the endpoint was doing for it."""
+    """The future was cancelled, and with it the endpoint's work for it."""
 
 
 class SupervisionError(CallError, RuntimeError):
@@ -149,7 +149,7 @@ class SupervisionError(CallError, RuntimeError):
 class ExitReport:
     """How a process ended: `returncode` as `subprocess` gives it (negative: a signal), and its last stderr.
 
-    Without a return code nobody saw it end, and the first line of `hint` says why it is not there.
+    Without a return code its end was not observed, and the first line of `hint` gives the reason for its absence.
     """
 
     node: str
@@ -157,15 +157,15 @@ class ExitReport:
     returncode: int | None
     stderr: tuple[str, ...] = ()
     hint: str = ""
-    stopped: str = ""  # why it was told to leave, where it was
-    incarnation: int = -1  # which of the lives of a process that was respawned has ended; -1: that of the present
-    host: str = ""  # the name of its host, where that is not the controller's
-    ended_by: str = ""  # what had it killed, in the user's words: `%mesh restart`
-    raised: str = ""  # the traceback of its bootstrap, where that raised
+    stopped: str = ""  # why it was requested to exit, if it was
+    incarnation: int = -1  # the incarnation that ended, of a process that was respawned; -1: the present one
+    host: str = ""  # the name of its host, if that is not the controller's
+    ended_by: str = ""  # the command that had it killed, in the user's words: `%mesh restart`
+    raised: str = ""  # the traceback of its bootstrap, if that raised
 
     @property
     def cause(self) -> str:
-        """`Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`, `ended by %mesh restart`."""
+        """The cause as text: `Killed(sig=9)`, `Segmentation fault(sig=11)`, `exit code 3`, `ended by %mesh restart`."""
         if self.ended_by:
             return f"ended by {self.ended_by}"
         if self.returncode is None:
@@ -177,7 +177,7 @@ class ExitReport:
 
     @property
     def signal_name(self) -> str:
-        """`SIGKILL` and its like, or the empty string for a plain exit."""
+        """The name of the signal, such as `SIGKILL`; the empty string for a plain exit."""
         if self.returncode is None or self.returncode >= 0:
             return ""
         try:
@@ -187,12 +187,12 @@ class ExitReport:
 
     @property
     def who(self) -> str:
-        """`procs-04d1.3, pid 4711`, or `procs-04d1.3, pid 4711 on gpu2`."""
+        """The process as text: `procs-04d1.3, pid 4711`, or `procs-04d1.3, pid 4711 on gpu2`."""
         who = f"{self.node}, pid {self.pid}" if self.pid else self.node
         return f"{who} on {self.host}" if self.host else who
 
     def of_guest(self, node: str) -> ExitReport:
-        """How a worker ended whose host agent ended like this: with it."""
+        """Return the report for a worker that ended with its host agent, from the agent's report."""
         how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.who})\n"
         return ExitReport(node, 0, None, self.stderr, f"{how}{self.hint}".rstrip(), self.stopped, host=self.host)
 
@@ -211,7 +211,7 @@ class ExitReport:
 
 
 class ProcessDied(SupervisionError):
-    """A worker process ended while somebody still counted on it; `report` says how."""
+    """A worker process ended while a call or a mesh still needed it; `report` has the details."""
 
     def __init__(self, message: str, report: ExitReport) -> None:
         super().__init__(message)
@@ -248,7 +248,7 @@ class BootstrapFailed(ActorError, ProcessDied):
 
 
 class WireError(MeshbookError):
-    """A message did not travel."""
+    """A message was not delivered."""
 
 
 class PickleError(WireError):
@@ -256,22 +256,22 @@ class PickleError(WireError):
 
 
 class MessageLost(PickleError, SupervisionError):
-    """An argument or a result lay in memory of the process that sent it, which has ended: heal, and ask again.
+    """An argument or a result was in memory of its sender, which has ended: heal, and call again.
 
-    Whoever copes with processes that die catches it with their SupervisionError.
+    It is a SupervisionError, too, so that code that handles dead processes catches it.
     """
 
 
 class MessageTooLarge(WireError, SupervisionError):
-    """A message is larger than `Settings.max_message_bytes`. So no answer can come: a SupervisionError, too."""
+    """A message is larger than `Settings.max_message_bytes`. No answer can come, so it is a SupervisionError, too."""
 
 
 class QueueFull(WireError):
-    """The queue of an actor has no room, and only the thread that sends to it could make some."""
+    """The queue of an actor is full, and only the sending thread could empty it."""
 
 
 class RefusedMessage(WireError):
-    """Bytes that no peer of this run and version wrote; a node counts them and drops them."""
+    """Bytes that no peer of this run and version sent; a node counts them and drops them."""
 
 
 class LaunchError(MeshbookError):
@@ -279,15 +279,15 @@ class LaunchError(MeshbookError):
 
 
 class GroupError(MeshbookError):
-    """The process group of a mesh was not made: the text names the rank that did not come, and why."""
+    """The process group of a mesh was not created: the text names the rank that did not join, and the reason."""
 
 
 class TransferError(MeshbookError, RuntimeError):
-    """Bulk data was not moved, or not all of it: what is in the target is undefined."""
+    """Bulk data was not moved, or not all of it: the content of the target is undefined."""
 
 
 class BufferDropped(TransferError):
-    """The buffer is lent no more: `drop()` was called, or the actor that owned it has ended."""
+    """The buffer is no longer available: `drop()` was called, or the actor that owned it has ended."""
 
 
 class OwnerGone(TransferError):
@@ -299,4 +299,4 @@ class TransferTimeout(TransferError, TimeoutError):
 
 
 class ChecksumMismatch(TransferError):
-    """The bytes that came are not those that are there: somebody wrote to them during the transfer."""
+    """The received bytes differ from the source: it was written to during the transfer."""

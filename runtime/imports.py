@@ -1,4 +1,4 @@
-"""Act on a module once it has been imported, without importing it."""
+"""Hooks that run once a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def when_imported(name: str, act: Callable[[], object]) -> None:
-    """Call `act` now if the module is there, else right after the process has first imported it."""
+    """Call `act` now if the module is imported, else right after its first import in this process."""
     if name in sys.modules:
         act()
     else:
@@ -18,7 +18,7 @@ def when_imported(name: str, act: Callable[[], object]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Waits for one module. It finds nothing itself: it asks the other finders, and follows their loader."""
+    """A finder that waits for one module. It delegates to the other finders, and wraps their loader."""
 
     def __init__(self, name: str, act: Callable[[], object]) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class _Watch(MetaPathFinder):
 
 
 class _Follower(Loader):
-    """Lets another loader load a module, then acts. The module has that loader from then on."""
+    """A loader that delegates to another one, then acts. The module gets that other loader as its own."""
 
     def __init__(self, loader: Loader, act: Callable[[], object]) -> None:
         self._loader = loader

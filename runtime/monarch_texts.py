@@ -1,6 +1,6 @@
-"""What Monarch programs look for in the texts of errors: these words stay as they are, whatever is said around them.
+"""Parts of error texts that Monarch programs match: these words are fixed, whatever the text around them.
 
-A constant is a piece of a text; a function makes one that names something.
+A constant is a piece of a text; a function formats one with names.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ PROCESS_FAILED = "the process this actor was running on failed"
 
 
 def endpoint_failed(mesh: str, endpoint: str) -> str:
-    """The beginning of each SupervisionError of a call."""
+    """Return the beginning of each SupervisionError of a call."""
     return f"Endpoint call {mesh}.{endpoint}() failed"
 
 
 def actor_failed(actor: object, process: str) -> str:
-    """Said of an actor that has failed, and of each owner that failed with it."""
+    """Return the text about an actor that has failed, and about each owner that failed with it."""
     return f"The actor {actor} in {process} and all its descendants have failed"
 
 
 def actor_call_failed(actor: str, endpoint: str) -> str:
-    """The end of each ActorError of a call."""
+    """Return the end of each ActorError of a call."""
     return f"Actor call {actor}.{endpoint} failed"
 
 
 def owner_lost(controller: str, mesh: str) -> str:
-    """Said to who calls an actor whose owner has ended."""
+    """Return the text for callers of an actor whose owner has ended."""
     return f"timed out reaching controller {controller} for mesh {mesh}"
 
 
 def wrong_binding(given: int, wanted: int) -> str:
-    """The beginning of the error of a `proc_bind` of another length."""
+    """Return the beginning of the error of a `proc_bind` of another length."""
     return f"proc_bind length ({given}) must equal procs_per_host ({wanted})"
 
 
 def crashed_ranks(ranks: Iterable[int]) -> str:
-    """`crashed_ranks=[0, 3]`, in the text of a MeshFailure."""
+    """Return `crashed_ranks=[0, 3]`, for the text of a MeshFailure."""
     return f"crashed_ranks={list(ranks)}"
 
 
 def killed(name: str, number: int) -> str:
-    """`Killed(sig=9)`, after `PROCESS_FAILED` and a colon."""
+    """Return `Killed(sig=9)`, which follows `PROCESS_FAILED` and a colon."""
     return f"{name}(sig={number})"

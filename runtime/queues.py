@@ -95,7 +95,7 @@ class HighWaterMark:
 def get_within(items: queue.SimpleQueue[T], seconds: float) -> T:
     """Return the next item; raise queue.Empty on timeout. Only one thread may take from this queue.
 
-    Python's own `get` may wait for ever (3.11 to 3.13). If its time is over when it has consumed the stale wakeup of an
+    Python's own `get` may wait forever (3.11 to 3.13). If its time is over when it has consumed the stale wakeup of an
     earlier `put`, it continues with the remaining time, which is negative and means no limit. A `get_nowait` that fails
     consumes the stale wakeup before.
     """

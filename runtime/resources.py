@@ -1,7 +1,7 @@
-"""Limits of the machine that a process runs into: which one an error is about, where it stands, and what to do.
+"""System limits: which limit an error is about, its value, and the remedy.
 
-What the system says ("Too many open files") names neither the limit nor the remedy. ZeroMQ even ends the process when
-it can accept no connection, so there has to be room for those before processes are started.
+The system's message ("Too many open files") names neither the limit nor the remedy. ZeroMQ even ends the process when
+it can accept no connection, so there must be room for connections before processes are started.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 Scarce = Literal["files", "processes", "disk"]
-FILES_A_PEER = 3  # that a process has open for each other one it talks to: two sockets, and an eventfd
-SPARE_FILES = 24  # for the user's own code, and for what is opened for a moment
+FILES_A_PEER = 3  # open files for each peer that a process talks to: two sockets, and an eventfd
+SPARE_FILES = 24  # for the user's own code, and for files that are open for a moment
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
 DESCRIPTORS = Path("/dev/fd")  # of this process, on every system that lists them; on Linux it leads to /proc
-CEILING = 65536  # that the limit of open files is raised to at most: some programs go through all of them
+CEILING = 65536  # highest value to raise the limit of open files to: some programs iterate over all of them
 
-# What is said where something is scarce: by the system, by Python, by ZeroMQ.
+# Parts of messages about a reached limit: of the system, of Python, of ZeroMQ.
 _SIGNS: tuple[tuple[str, Scarce], ...] = (
     (os.strerror(errno.EMFILE), "files"),
     (os.strerror(errno.ENFILE), "files"),
@@ -41,14 +41,14 @@ def count_cores() -> int:
 
 
 def what_is_scarce(text: str) -> Scarce | None:
-    """Which limit a text of the system's is about, if it is about one."""
+    """Return the limit that a message of the system is about, or None."""
     return next((scarce for sign, scarce in _SIGNS if sign in text), None)
 
 
 def explain_limit(said: str | Iterable[str], folder: str | Path = "") -> str:
-    """The limit that was run into, by what was said there, and the remedy; empty where it was none.
+    """Explain the limit that caused these messages, and the remedy; the empty string if no limit did.
 
-    The figures are those of this process, and of the disk that `folder` is on: of another disk nothing is said.
+    The figures are those of this process, and of the disk that `folder` is on: other disks are not reported.
     """
     text = said if isinstance(said, str) else "\n".join(said)
     scarce = what_is_scarce(text)
@@ -90,7 +90,8 @@ def _explain_disk(folder: Path) -> str:
 
 
 def _cgroup_limit() -> str:
-    """What the container, or whatever else this process is confined to, may have; a leading comma, or nothing."""
+    """Return the process limit of the cgroup of this process, with a leading comma; the empty string without a
+    limit."""
     for group in _groups():
         try:
             most, now = (group / "pids.max").read_text().strip(), (group / "pids.current").read_text().strip()
@@ -119,9 +120,9 @@ def _say(limit: int) -> str:
 
 
 def find_room_for_peers(count: int) -> str:
-    """See that this process may have the files open that so many more peers take; why not, or nothing.
+    """Ensure that this process may open the files that so many more peers take; return the reason if not, or "".
 
-    The soft limit is raised where that helps, up to the hard one.
+    The soft limit is raised if that helps, up to the hard one.
     """
     needed = _open_files() + count * FILES_A_PEER + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -134,7 +135,7 @@ def find_room_for_peers(count: int) -> str:
 
 
 def raise_limit_of_files(needed: int = CEILING) -> None:
-    """Raise the soft limit as far as it is needed, and as it can be; never lower it."""
+    """Raise the soft limit as far as needed and possible; never lower it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and wanted > soft:
@@ -144,7 +145,7 @@ def raise_limit_of_files(needed: int = CEILING) -> None:
 def _open_files() -> int:
     try:
         return sum(1 for _ in DESCRIPTORS.iterdir())
-    except FileNotFoundError:  # nobody can say: the limit itself tells once it is met
+    except FileNotFoundError:  # not listed on this system: an error reports the limit once it is reached
         return 0
-    except OSError:  # none to list them with is left
+    except OSError:  # no descriptor is left to list them with
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,6 +1,7 @@
-"""Lines of the user's code: which one made a call, how tracebacks name it, and tracebacks without ours between them.
+"""Lines of the user's code in error texts: the line of a call, its name in tracebacks, and tracebacks without our
+frames.
 
-For texts of errors. Nothing here knows of actors or nodes.
+This module does not depend on actors or nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import CodeType, TracebackType
 from typing import Any
 
 _PACKAGE = Path(__file__).parent.parent
-# The package, and the folders that it has links to: those of a checkout.
+# The package, and the folders that it links to: those of a checkout.
 OWN = tuple({f"{_PACKAGE}/", *(f"{room.resolve()}/" for room in _PACKAGE.iterdir() if room.is_symlink())})
 _LIBRARY = Path(threading.__file__).parent
 _WAITING = (f"{_LIBRARY}/asyncio/", f"{_LIBRARY}/concurrent/", f"{_LIBRARY}/threading.py", "<frozen ")
@@ -31,19 +32,19 @@ Place = tuple[CodeType, int]  # a code object, and the offset of an instruction 
 
 @functools.lru_cache(maxsize=1024)
 def is_ours(filename: str) -> bool:
-    """Whether a code object of this file name is meshbook's."""
+    """Return whether a code object with this file name belongs to meshbook."""
     return filename.startswith(OWN)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_noise(filename: str) -> bool:
-    """Whether it is ours, or Python's or IPython's way to come to code or to wait: what is between the user's lines."""
+    """Return whether it is ours, or code of Python or IPython that runs or waits for the user's code."""
     return is_ours(filename) or filename.startswith(_WAITING) or any(part in filename for part in _RUNS_CELLS)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of code, by the names that its code object has."""
+    """A line of code, with the file name and the function of its code object."""
 
     filename: str
     number: int
@@ -57,7 +58,7 @@ class SourceLine:
         return cls(code.co_filename, number or code.co_firstlineno, code.co_name)
 
     def is_in(self, trace: TracebackType | None) -> bool:
-        """Whether a traceback shows this line."""
+        """Return whether a traceback shows this line."""
         return any(
             (frame.f_code.co_filename, number) == (self.filename, self.number)
             for frame, number in traceback.walk_tb(trace)
@@ -65,11 +66,11 @@ class SourceLine:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether a user wrote it, as far as its file tells: threads of ours begin in Python's own files."""
+        """Whether it is the user's code, judged by its file: threads of ours begin in Python's own files."""
         return not _is_noise(self.filename)
 
     def __str__(self) -> str:
-        """`train.py:12, in step`, or `Cell In[3], line 2`; and the line itself below, where it can be had."""
+        """Format as `train.py:12, in step`, or `Cell In[3], line 2`; with the source line below, if available."""
         cell = _cell_of(self.filename)
         where = f"{cell}, line {self.number}" if cell else f"{self.filename.strip('<>')}:{self.number}"
         name = "" if self.function.startswith(("<module", "<cell")) else f", in {self.function}"
@@ -78,9 +79,9 @@ class SourceLine:
 
 
 def calling_place(depth: int) -> Place:
-    """The instruction that called us: in the first frame outside of meshbook, from `depth` frames above this one on.
+    """Return the instruction that called us: in the first frame outside of meshbook, from `depth` frames up.
 
-    It costs some hundred nanoseconds, so that every call can afford it. Neither frame nor line number is looked at.
+    It costs some hundred nanoseconds, so that every call can afford it. It keeps no frame and computes no line number.
     """
     try:
         frame = sys._getframe(depth)
@@ -92,12 +93,12 @@ def calling_place(depth: int) -> Place:
 
 
 def _cell_of(filename: str) -> str:
-    """`Cell In[3]`, as IPython names the file of a cell; empty for any other."""
+    """Return `Cell In[3]`, IPython's name for the file of a cell; empty for any other."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     try:
         named = shell.compile.format_code_name(filename) if shell is not None else None
-    except Exception:  # a shell of another make: its file name will do, and an error must get to who waits for it
+    except Exception:  # another kind of shell: use the file name, since the error must still reach its reader
         named = None
     return " ".join(named) if named is not None else ""
 
@@ -106,14 +107,14 @@ def _cell_of(filename: str) -> str:
 
 
 def render_in_ipython(error: BaseException) -> list[str]:
-    """The lines that IPython shows of an error of ours: without the frames of ours that raised it."""
+    """Return the lines that IPython shows of an error of ours: without our frames that raised it."""
     table = sys.modules["IPython"].get_ipython().InteractiveTB
     trace = without_ours(error.__traceback__) or error.__traceback__
     return table.structured_traceback(type(error), error, trace, tb_offset=1)  # type: ignore[no-any-return]
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of ours; None where there are no others."""
+    """Return a traceback without our frames; None if there are no others."""
     kept: TracebackType | None = None
     for each in reversed(list(_entries(trace))):
         if not is_ours(each.tb_frame.f_code.co_filename):
@@ -128,9 +129,9 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback as text, its causes included, with the user's frames alone.
+    """Format the traceback, its causes included, with the user's frames alone.
 
-    Ours are shown where there are no others, and the error is not one of ours either: then we have made a mistake.
+    Our frames are shown if there are no others, and the error is not one of ours either: then it is a bug of meshbook.
     """
     told = traceback.TracebackException(type(error), error, error.__traceback__)
     for raised, each in _chain(error, told):
@@ -138,21 +139,21 @@ def format_error(error: BaseException) -> str:
         if kept:
             each.stack = traceback.StackSummary.from_list(kept)
         elif type(raised).__module__.startswith("meshbook."):
-            each.stack = None  # type: ignore[assignment]  # its text says it all; without a stack there is no heading
+            each.stack = None  # the text suffices; without a stack there is no heading
     return "".join(told.format()).rstrip()
 
 
 def format_frames(error: BaseException) -> str:
-    """The user's frames alone, as lines of a traceback; empty where there is none."""
+    """Format the user's frames alone, as lines of a traceback; empty if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     kept = [frame for frame in frames if not _is_noise(frame.filename)]
     return "".join(traceback.StackSummary.from_list(kept).format()).rstrip()
 
 
 def name_cells(text: str) -> str:
-    """The text of an error from another process, whose frames of this notebook's cells are named, with their lines.
+    """Return the text of another process's error, with frames of this notebook's cells named, and their source lines.
 
-    A process that was sent a class of a notebook knows only the name of a file that does not exist.
+    A process that was sent a class of a notebook has only the name of a file that does not exist.
     """
     return _FRAME.sub(_name_cell, text) if "IPython" in sys.modules else text
 
@@ -178,11 +179,11 @@ def headline(error: BaseException) -> str:
 def _chain(
     error: BaseException, told: traceback.TracebackException
 ) -> Iterator[tuple[BaseException, traceback.TracebackException]]:
-    """An exception with its causes, and with what is in a group. Not by recursion: a chain may be of thousands."""
+    """Yield an exception with its causes and the members of groups. Not recursive: a chain may have thousands."""
     waiting: list[tuple[BaseException | None, traceback.TracebackException | None]] = [(error, told)]
     while waiting:
         raised, words = waiting.pop()
-        if raised is None or words is None:  # of a circle it is told once
+        if raised is None or words is None:  # each exception of a circle is yielded once
             continue
         yield raised, words
         waiting += [(raised.__cause__, words.__cause__), (raised.__context__, words.__context__)]

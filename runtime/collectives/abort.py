@@ -1,8 +1,8 @@
-"""Freeing the threads of this process that are stuck in a collective, in a rendezvous or in a store.
+"""Releases the threads of this process that are stuck in a collective, in a rendezvous or in a store.
 
-They wait in C++, where neither a signal nor an exception reaches them. What does: NCCL's own abort, and for gloo and
-for stores the end of their connections (`sockets.py`). The groups are gone afterwards, here; peers find the connections
-ended, so whatever they wait for in the same groups fails, too.
+They wait in C++, where neither a signal nor an exception reaches them. NCCL has its own abort; gloo and stores react to
+the end of their connections (`sockets.py`). Afterwards the groups of this process are gone. Its peers find the
+connections closed, so their waits in the same groups fail, too.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.collectives.frames import CALLED
 from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_connections
 
-# Who waits for a store that does not listen tries again about once a second.
+# A client of a store that does not listen retries about once a second.
 PATIENCE_S = 2.5
-PAUSE_S = 0.02  # between looks at the stacks of other threads: nothing tells when one has left C++
+PAUSE_S = 0.02  # between checks of other threads' stacks: no event reports that one has left C++
 FREEING_S = 1.0
 
 
 def abort_groups() -> list[str]:
-    """Free every thread that is stuck in torch.distributed, and take all process groups of this process apart.
+    """Release every thread that is stuck in torch.distributed, and destroy all process groups of this process.
 
-    Call it on another thread than a stuck one. That gets a RuntimeError: within milliseconds, or in about a second
-    where it waits for a store that nobody has opened. Afterwards torch says that the default process group has not been
-    initialized, until it is again; groups that were made of some of the ranks are gone as well.
+    Call it on another thread than the stuck one. The stuck thread gets a RuntimeError: within milliseconds, or in about
+    a second if it waits for a store that no process has opened. Afterwards torch reports that the default process group
+    has not been initialized, until it is again; groups of some of the ranks are gone as well.
 
-    Returns what was aborted, in words; nothing where there was nothing.
+    Returns descriptions of the aborted groups; an empty list if there were none.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:  # nobody has used it; importing it would take a second
+    if c10d is None:  # torch.distributed is unused; importing it would take a second
         return []
     stores = _store_ports(c10d)
     aborted = [_describe(c10d, group) for group in c10d._world.pg_names]
@@ -46,7 +46,7 @@ def abort_groups() -> list[str]:
 
 
 def stuck_threads() -> dict[int, FrameType]:
-    """The threads, but this one, that are in a collective or making a group: where, as the innermost such frame."""
+    """Return the other threads that are in a collective or creating a group, with the innermost such frame."""
     found: dict[int, FrameType] = {}
     for ident, frame in _threads().items():
         inner: FrameType | None = frame
@@ -58,7 +58,8 @@ def stuck_threads() -> dict[int, FrameType]:
 
 
 def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
-    """Wait until these threads have left, as they do within milliseconds; where one of them is that has not."""
+    """Wait until these threads have left, normally within milliseconds; on timeout return the function of one that has
+    not."""
     deadline = monotonic() + patience
     while left := [frame for ident, frame in stuck_threads().items() if stuck.get(ident) is frame]:
         if monotonic() > deadline:
@@ -69,7 +70,7 @@ def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
 
 
 def _describe(c10d: Any, group: Any) -> str:
-    """`gloo group of 4 ranks`"""
+    """Return a description such as `gloo group of 4 ranks`."""
     backend = c10d._world.pg_map[group][0]
     return f"{backend} group of {group.size()} ranks"
 
@@ -77,14 +78,14 @@ def _describe(c10d: Any, group: Any) -> str:
 def _forget_groups(c10d: Any) -> None:
     if c10d.is_initialized():
         c10d._abort_process_group()
-    if c10d.is_initialized():  # up to torch 2.6 that did nothing where no group was NCCL's
+    if c10d.is_initialized():  # up to torch 2.6 that did nothing without an NCCL group
         c10d.destroy_process_group()
-    # Groups are named by this, also those whose making failed. A process that is new to the next one begins at 0.
+    # Group names contain this number, also those of failed attempts. A new process in the next group starts at 0.
     c10d._world.group_count = 0
 
 
 def _store_ports(c10d: Any) -> set[int]:
-    """The ports of the stores that this process uses: those of its groups, and of groups that threads are making."""
+    """Return the ports of the stores that this process uses: of its groups, and of groups that threads are creating."""
     stores = {store for _, store in c10d._world.pg_map.values()}
     for frame in _frames_in_torch():
         stores |= {value for value in frame.f_locals.values() if isinstance(value, c10d.Store)}
@@ -93,16 +94,16 @@ def _store_ports(c10d: Any) -> set[int]:
 
 
 def _port(store: Any) -> int | None:
-    """The port of the TCPStore that is at the bottom; None for one that is in a file or in memory."""
+    """Return the port of the underlying TCPStore; None for a store in a file or in memory."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "port", None)
 
 
 def _frames_in_torch() -> list[FrameType]:
-    """The frames of other threads that are in code of torch.distributed.
+    """Return the frames of other threads that are in code of torch.distributed.
 
-    The others are let alone: to look at a frame's locals keeps alive, as long as the frame lasts, what they are now.
+    Other frames are skipped: reading a frame's locals keeps their current values alive as long as the frame lasts.
     """
     frames = list(_threads().values())
     for frame in frames:
@@ -116,20 +117,20 @@ def _is_in_torch(frame: FrameType) -> bool:
 
 
 def _threads() -> dict[int, FrameType]:
-    """The innermost frame of each thread but this one."""
+    """Return the innermost frame of each thread but this one."""
     threads = sys._current_frames()
     del threads[threading.get_ident()]  # a frame that holds itself would keep all of these alive, groups included
     return threads
 
 
 def _rendezvous_calls() -> set[tuple[str, int]]:
-    """(host, port) of each store that a thread is making or connecting to, which is not yet an object to be found."""
+    """Return (host, port) of each store that a thread is creating or connecting to, and that is no object yet."""
     calls = (frame.f_locals for frame in _frames_in_torch() if frame.f_code.co_name == "_create_c10d_store")
     return {(str(given["hostname"]), int(given["port"])) for given in calls}
 
 
 def _awaited_store() -> tuple[str, int] | None:
-    """Where a thread waits for a store which could be on this machine."""
+    """Return the address of an awaited store that could be on this machine."""
     return next((address for address in _rendezvous_calls() if _is_here(address[0])), None)
 
 
@@ -142,7 +143,8 @@ def _is_here(host: str) -> bool:
 
 
 def _answer(awaited: tuple[str, int]) -> bool:
-    """Be the store that a thread waits for, let it in, and hang up: one that tries to connect hears of nothing else."""
+    """Open the store that a thread waits for, let it connect, and close the connection: nothing else ends its
+    attempt."""
     store = None
     patience = monotonic() + PATIENCE_S
     while awaited in _rendezvous_calls() and monotonic() < patience:
@@ -153,8 +155,8 @@ def _answer(awaited: tuple[str, int]) -> bool:
 
 
 def _open_store(address: tuple[str, int]) -> Any:
-    """A store that listens there; None where one does already: another rank of this machine may be doing the same."""
-    from torch.distributed import TCPStore  # weight: it is there, or nobody would wait
+    """Return a store that listens there; None if the port is taken: another rank of this host may be doing the same."""
+    from torch.distributed import TCPStore  # weight: torch is already imported, or no thread would wait
 
     try:
         return TCPStore(*address, is_master=True, wait_for_workers=False)

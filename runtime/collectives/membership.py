@@ -1,8 +1,8 @@
-"""A process's part in the process group of its mesh: leaving the old one, and joining the next.
+"""Membership of a process in the process group of its mesh: leaving the old group, and joining the next.
 
-Who joins meets in a store that the first rank opens for this one time, at a port that the system picks. So no port has
-to be free, and nothing of an earlier group can be mistaken for the present one. The store ends with the process of the
-first rank; but then the group is over in any case.
+The rendezvous uses a store that the first rank opens for it alone, at a port that the system picks. So no fixed port
+has to be free, and no data of an earlier group can be mistaken for the present one. The store ends with the process of
+the first rank; but then the group is over in any case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshbook.runtime.collectives.stores import open_store
 
 @dataclass(frozen=True, slots=True)
 class LeftGroups:
-    """What a process says of itself when it has left its groups: what it aborted, and a port that is free here.
+    """The outcome of leaving the groups: the aborted groups, and a port that is free on this host.
 
     `stuck`: the function in which a thread still waits, if one does.
     """
@@ -34,7 +34,7 @@ class LeftGroups:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A process group that is being made: where its ranks meet, and what it is like. Seconds; None: torch's default."""
+    """The parameters of a process group: address of the rendezvous, size, backend. Seconds; None: torch's default."""
 
     host: str
     port: int
@@ -44,13 +44,13 @@ class GroupPlan:
 
 
 class GroupMembership:
-    """Of this process; there is one default group in a process."""
+    """The membership of this process; a process has one default group."""
 
     def __init__(self) -> None:
-        self._store: Any = None  # that this process has opened, until the group holds it
+        self._store: Any = None  # the store that this process has opened, until the group holds it
 
     def leave(self, size: int | None = None) -> LeftGroups:
-        """Abort all groups of this process; with a size, only where the default group has so many ranks."""
+        """Abort all groups of this process; with a size, only if the default group has so many ranks."""
         if not (size is None or size == _group_size()):
             return LeftGroups((), _free_port())
         threads = stuck_threads()
@@ -58,20 +58,20 @@ class GroupMembership:
         return LeftGroups(tuple(aborted), _free_port(), wait_freed(threads))
 
     def open_store(self, is_alone: bool) -> tuple[str, int]:
-        """Open the store in which a group meets: the host and the port. `is_alone`: all ranks are on this host."""
+        """Open the store for a rendezvous; return its host and port. `is_alone`: all ranks are on this host."""
         host = "127.0.0.1" if is_alone else _name_of_host()
         self._store = open_store(host)
         return host, int(self._store.port)
 
     def join(self, plan: GroupPlan, rank: int, local_rank: int) -> None:
-        """Be this rank of the group; returns once all ranks have come. Raises what torch raises."""
+        """Join the group as this rank; return once all ranks have joined. Raises what torch raises."""
         import torch
         import torch.distributed as dist
 
         given: dict[str, Any] = {} if plan.timeout is None else {"timeout": timedelta(seconds=plan.timeout)}
         store = self._store if rank == 0 else dist.TCPStore(plan.host, plan.port, plan.world_size, is_master=False)
         if "nccl" in plan.backend:
-            given["device_id"] = device = _device(local_rank)  # so that NCCL connects now, and says what is wrong
+            given["device_id"] = device = _device(local_rank)  # so that NCCL connects now, and raises early
             torch.cuda.set_device(device)  # of this thread
         try:
             dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.world_size, **given)
@@ -80,7 +80,7 @@ class GroupMembership:
 
 
 def has_gpu(local_rank: int) -> bool:
-    """Whether this process, the n-th of its host, has a GPU of its own."""
+    """Return whether this process, the n-th of its host, has a GPU of its own."""
     import torch
 
     return int(torch.cuda.device_count()) > local_rank
@@ -107,7 +107,7 @@ def _free_port() -> int:
 
 
 def _name_of_host() -> str:
-    """By which the other hosts reach this one: its address in the network that collectives take, else its name."""
+    """Return this host's address for other hosts: that of the interface for collectives, else its name."""
     if os.environ.get("GROUP_RANK") == "0" and (told := os.environ.get("MASTER_ADDR")):
         return told
     of_interface = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])

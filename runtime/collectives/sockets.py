@@ -1,8 +1,8 @@
-"""The connections that torch.distributed holds in this process, and cutting them.
+"""The connections of torch.distributed in this process, and shutting them down.
 
-Gloo cannot be told to give up, and neither can a store. What both heed is the end of a connection: whoever waits for it
-gets an error at once. Nobody hands these sockets out, so they are found in /proc: gloo's by the loop that watches them,
-a store's by the port of its server. Linux only.
+Neither gloo nor a store can be aborted. Both react to the end of a connection: a thread that waits for it gets an error
+at once. No API returns these sockets, so they are found in /proc: gloo's by the event loop that watches them, a store's
+by the port of its server. Linux only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 @dataclass(frozen=True, slots=True)
 class WatchedDescriptor:
-    """A descriptor that an epoll loop watches; `data` is what the loop's owner gets back with each event."""
+    """A descriptor that an epoll loop watches; `data` is the value that epoll returns with each event."""
 
     fd: int
     data: int
@@ -30,14 +30,14 @@ class WatchedDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class TorchConnection:
-    """A socket; by its inode it is told from another one that has got the same descriptor since."""
+    """A socket; the inode distinguishes it from a later one with the same descriptor."""
 
     fd: int
     inode: int
 
 
 def parse_watched(details: str) -> list[WatchedDescriptor]:
-    """What an epoll descriptor watches, from its text in /proc/self/fdinfo (proc(5), lines that begin with `tfd`)."""
+    """Parse what an epoll descriptor watches from /proc/self/fdinfo (proc(5), lines that begin with `tfd`)."""
     found = []
     for line in details.splitlines():
         if line.startswith("tfd:"):
@@ -48,19 +48,19 @@ def parse_watched(details: str) -> list[WatchedDescriptor]:
 
 
 def is_loop_of_gloo(watched: Iterable[WatchedDescriptor], names: Mapping[int, str]) -> bool:
-    """Whether this is what a loop of gloo's watches: a listener, connections, a pipe.
+    """Return whether these descriptors are watched by a loop of gloo: a listener, connections, a pipe.
 
-    Gloo has each event answer with the address of a handler, where Python and libuv (torch's store) have the
-    descriptor. And it watches no eventfd, as ZeroMQ and gRPC do. `names`: of the open files, by descriptor.
+    Gloo's events carry the address of a handler, those of Python and libuv (torch's store) the descriptor. And it
+    watches no eventfd, as ZeroMQ and gRPC do. `names`: of the open files, by descriptor.
     """
     kinds = {_kind(names.get(each.fd, "")) for each in watched}
-    # A descriptor is 32 of the 64 bits, and what the others are is left to chance.
+    # A descriptor is 32 of the 64 bits; the others are undefined.
     has_handlers = all(each.data & 0xFFFFFFFF != each.fd for each in watched)
     return has_handlers and "socket" in kinds and kinds <= {"socket", "pipe"}
 
 
 def gloo_connections() -> list[TorchConnection]:
-    """All sockets of this process's gloo groups."""
+    """Return all sockets of this process's gloo groups."""
     names = dict(_open_files())
     found = []
     for fd in (fd for fd, name in names.items() if name == "anon_inode:[eventpoll]"):
@@ -72,7 +72,7 @@ def gloo_connections() -> list[TorchConnection]:
 
 
 def connections_to(ports: Set[int]) -> list[TorchConnection]:
-    """This process's TCP connections to these ports, wherever."""
+    """Return this process's TCP connections to these ports, on any host."""
     sockets = (
         TorchConnection(fd, int(name[len("socket:[") : -1]))
         for fd, name in _open_files()
@@ -82,7 +82,8 @@ def connections_to(ports: Set[int]) -> list[TorchConnection]:
 
 
 def cut(connections: Iterable[TorchConnection]) -> int:
-    """End these connections for both sides; how many there were. Their owners keep the descriptors and find the end."""
+    """Shut down these connections for both sides, and return their number. The owners keep the descriptors, and read
+    EOF."""
     return sum(map(_cut, connections))
 
 
@@ -91,7 +92,7 @@ def _kind(name: str) -> str:
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
-    """(descriptor, name of its file): `socket:[5193228]`, `anon_inode:[eventpoll]`, `/dev/null`."""
+    """Yield (descriptor, name of its file): `socket:[5193228]`, `anon_inode:[eventpoll]`, `/dev/null`."""
     for entry in OPEN.iterdir():
         with contextlib.suppress(OSError):
             yield int(entry.name), str(entry.readlink())
@@ -99,7 +100,7 @@ def _open_files() -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _twin(fd: int) -> Iterator[socket.socket]:
-    """A socket object for a copy of the descriptor."""
+    """Yield a socket object for a copy of the descriptor."""
     with socket.socket(fileno=os.dup(fd)) as twin:
         yield twin
 

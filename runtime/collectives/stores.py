@@ -1,6 +1,6 @@
-"""A new store for each process group that ranks make by themselves, as the environment says (`env://`).
+"""A new store for each process group that ranks create from the environment (`env://`).
 
-By itself torch serves them all from one store at MASTER_PORT, for as long as something holds an earlier group: a device
+By itself torch serves them all from one store at MASTER_PORT, as long as an object holds an earlier group: a device
 mesh, a model, an RPC agent. The next `init_process_group()` finds the addresses of the earlier group there, and hangs.
 So at each rendezvous rank 0 opens the store of the next one and sends its port to the others.
 """
@@ -19,7 +19,7 @@ _NEXT = "meshbook/next_port"
 
 
 class GroupStores:
-    """The stores of one rank. `told` returns the variables that meshbook has set, of its rank and its rendezvous."""
+    """The stores of one rank. `told` returns the variables that meshbook has set for its rank and its rendezvous."""
 
     def __init__(self, told: Callable[[], Mapping[str, str]]) -> None:
         self._told = told
@@ -28,7 +28,7 @@ class GroupStores:
         self._server: Any = None  # the next store, on rank 0
 
     def install(self, rendezvous: ModuleType) -> None:
-        """Take the place of the function in `torch.distributed.rendezvous` that makes stores."""
+        """Replace the function in `torch.distributed.rendezvous` that creates stores."""
         create = rendezvous._create_c10d_store
 
         @functools.wraps(create)
@@ -44,7 +44,7 @@ class GroupStores:
         rendezvous._create_c10d_store = create_anew  # type: ignore[attr-defined]
 
     def _is_whole_mesh(self, hostname: str, port: int, rank: int, world_size: int) -> bool:
-        """Whether all ranks of the mesh meet, where meshbook says; others have not agreed on a port."""
+        """Return whether this is the rendezvous of all ranks of the mesh; other groups have not agreed on a port."""
         asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
         return asked.items() <= self._told().items()
 
@@ -59,8 +59,8 @@ class GroupStores:
 
 
 def open_store(host: str) -> Any:
-    """Open a store at a port of this host that the system picks. OSError where the host is not this one."""
-    from torch.distributed import TCPStore  # weight: a second, where the fork server has not imported it
+    """Open a store at a port of this host that the system picks. Raises OSError if the host is not this one."""
+    from torch.distributed import TCPStore  # weight: a second, if the fork server has not imported it
 
     with socket.create_server((host, 0), backlog=1024) as door:  # torch by itself would listen on all networks
         # With `multi_tenant` a later TCPStore of this process at this port uses the same server.

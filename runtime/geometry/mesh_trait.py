@@ -1,7 +1,7 @@
 """`MeshTrait`: slice, split, flatten, rename and sizes for every class that has a region.
 
-Host, process, actor and value meshes inherit it, so that the algebra is the same on all. What a slice of a
-mesh *does* is theirs; the arithmetic is the region's.
+Host, process, actor and value meshes inherit it, so that the algebra is the same on all. Each class defines what its
+slice *does*; the region does the arithmetic.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class MeshTrait(ABC):
     @property
     @abstractmethod
     def region(self) -> Region:
-        """Which ranks of the base mesh this is, and their arrangement."""
+        """The ranks of the base mesh that this mesh has, and their arrangement."""
 
     @abstractmethod
     def _with_region(self, region: Region) -> Self:
-        """The same mesh seen through another region of the same base."""
+        """Return the same mesh through another region of the same base."""
 
     def slice(self, /, **dims: Index) -> Self:
-        """Part of the mesh: an int removes its dimension, a slice keeps it. Indices count within this mesh.
+        """Return a part of the mesh: an int removes its dimension, a slice keeps it. Indices count within this mesh.
 
         TypeError: unknown dimension. IndexError: out of range, a negative index, nothing left.
         """
@@ -39,15 +39,15 @@ class MeshTrait(ABC):
         return self._with_region(self.region.split(**arguments))
 
     def flatten(self, name: str) -> Self:
-        """One dimension `name` in place of all; ValueError if the ranks have gaps."""
+        """Replace all dimensions by one, `name`; ValueError if the ranks have gaps."""
         return self._with_region(self.region.flatten(name))
 
     def rename(self, /, **names: str) -> Self:
-        """New names for dimensions: `rename(gpus="workers")`."""
+        """Rename dimensions: `rename(gpus="workers")`."""
         return self._with_region(self.region.rename(**names))
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The number of ranks, or the size of one dimension, or of several multiplied; KeyError: unknown."""
+        """Return the number of ranks, or the size of one dimension, or of several multiplied; KeyError: unknown."""
         return self.region.size(dim)
 
     @property
@@ -57,12 +57,12 @@ class MeshTrait(ABC):
 
     @property
     def _labels(self) -> list[str]:
-        """The names of the dimensions, as Monarch's programs ask for them."""
+        """The names of the dimensions, under the name that Monarch's programs use."""
         return self.region.labels
 
     @property
     def _ndslice(self) -> Slice:
-        """The arrangement of the ranks, as Monarch's programs ask for it."""
+        """The arrangement of the ranks, under the name that Monarch's programs use."""
         return self.region.ndslice
 
     @property

@@ -1,4 +1,4 @@
-"""One place in a mesh: `Point`. It knows its extent, and not from which base mesh that was cut."""
+"""One place in a mesh: `Point`. It has its extent, but no reference to the base mesh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Point(Mapping[str, int]):
             raise ValueError(f"rank {self.rank} is out of range: {self.extent!r} has {self.extent.nelements} ranks")
 
     def size(self, label: str) -> int:
-        """How long the dimension `label` is; UnknownDimension, a ValueError, if there is none of that name."""
+        """Return the size of the dimension `label`; UnknownDimension, a ValueError, if there is none of that name."""
         return self.extent[label]
 
     @property
@@ -46,7 +46,7 @@ class Point(Mapping[str, int]):
         return len(self.extent)
 
     def __eq__(self, other: object) -> bool:
-        # Two points are the same place of the same extent; against any other mapping only the items count.
+        # Two points are equal as the same place of the same extent; against any other mapping only the items count.
         if isinstance(other, Point):
             return self.rank == other.rank and self.extent == other.extent
         return Mapping.__eq__(self, other)

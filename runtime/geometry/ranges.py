@@ -1,22 +1,22 @@
-"""Sets of ranks as text a person reads: `0-2,5`, `[0-2,5]`, `ranks 0-2,5`.
+"""Formatting of sets of ranks: `0-2,5`, `[0-2,5]`, `ranks 0-2,5`.
 
-Not for reading a selection that a user typed; that grammar is richer and has a parser of its own.
+Not for parsing a selection that a user typed; that grammar is richer and has its own parser.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_RUNS = 12  # runs in a label that stands before every line; a longer one would drown the line
+MOST_RUNS = 12  # runs in a label, which precedes every line; a longer one would hide the line
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """The ranks as sorted runs: `{0, 1, 2, 5}` gives `0-2,5`; no ranks give the empty string."""
+    """Format ranks as sorted runs: `{0, 1, 2, 5}` gives `0-2,5`; no ranks give the empty string."""
     return ",".join(_format_run(first, last) for first, last in _find_runs(ranks))
 
 
 def format_label(ranks: Iterable[int]) -> str:
-    """The label of a group of ranks, `[0-2,5]`; of a very ragged set the last runs are only counted."""
+    """Format the label of a group of ranks, `[0-2,5]`; after `MOST_RUNS` runs it only counts the rest."""
     runs = _find_runs(ranks)
     text = ",".join(_format_run(first, last) for first, last in runs[:MOST_RUNS])
     uncounted = sum(last - first + 1 for first, last in runs[MOST_RUNS:])
@@ -24,16 +24,16 @@ def format_label(ranks: Iterable[int]) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """The ranks as words in a sentence: `rank 3`, `ranks 0-2,5`."""
+    """Format ranks for a sentence: `rank 3`, `ranks 0-2,5`."""
     members = set(ranks)
     return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
 
 
 def _find_runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last of each run of neighbours, in order."""
+    """Return the first and last of each run of consecutive ranks, in order."""
     runs: list[tuple[int, int]] = []
     ordered = sorted(set(ranks))
-    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:  # most are one run, and that is seen at once
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:  # a fast path: most sets are one run
         return [(ordered[0], ordered[-1])]
     for rank in ordered:
         if runs and rank == runs[-1][1] + 1:

@@ -1,7 +1,7 @@
 """Named shapes: `Extent` (names, sizes) and `Region` (the same over ranks of a base mesh, alias `Shape`).
 
-A region says which ranks of the mesh that was spawned are meant, and how they are arranged. It holds no
-values and no processes. Extent and Region make each other, so they share this file.
+A region selects ranks of the spawned mesh, and arranges them. It holds no values and no processes. Extent and Region
+create each other, so they share this file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHOLE = slice(None)
 
 
 class UnknownDimension(TypeError, ValueError, KeyError):
-    """There is no dimension of this name. Programs expect each of these, at different places."""
+    """There is no dimension of this name. Programs expect each of these base classes, at different places."""
 
     __str__ = Exception.__str__  # a KeyError shows the repr of its text
 
@@ -58,7 +58,7 @@ class Extent(Mapping[str, int]):
 
     @property
     def nelements(self) -> int:
-        """How many ranks there are; 1 where there is no dimension."""
+        """The number of ranks; 1 without dimensions."""
         return math.prod(self.dims[1])
 
     @property
@@ -67,10 +67,9 @@ class Extent(Mapping[str, int]):
         return Region(self.labels, self._layout)
 
     def point(self, rank: int | None = None, /, **coordinates: int) -> Point:
-        """The point of a rank, or of one coordinate per dimension.
+        """Return the point of a rank, or of one coordinate per dimension.
 
-        ValueError: the rank is past the end. IndexError: a coordinate is.
-        KeyError: a dimension is missing or unknown.
+        ValueError: the rank is past the end. IndexError: a coordinate is. KeyError: a dimension is missing or unknown.
         """
         if rank is None:
             return Point(self._rank_at(coordinates), self)
@@ -124,8 +123,8 @@ class _Axis:
 class Region:
     """Ranks of a base mesh, arranged in named dimensions.
 
-    Mostly `ndslice` gives the ranks. A set of ranks that no strides reach is listed in `picked`, and then
-    `ndslice` gives positions in that list. `picked` always rises: ranks keep their order in every operation.
+    Usually `ndslice` gives the ranks. A set of ranks that no strides describe is listed in `picked`, and then `ndslice`
+    gives positions in that list. `picked` is always ascending: ranks keep their order in every operation.
     """
 
     _labels: tuple[str, ...]
@@ -139,7 +138,7 @@ class Region:
 
     @staticmethod
     def unity() -> Region:
-        """The region of one rank, 0, without dimensions."""
+        """Return the region of one rank, 0, without dimensions."""
         return Region((), Slice(0, (), ()))
 
     @property
@@ -149,7 +148,7 @@ class Region:
 
     @property
     def region(self) -> Region:
-        """Itself, so that a region can stand where a mesh is asked for its region."""
+        """This region itself, so that it can be passed in place of a mesh."""
         return self
 
     @property
@@ -163,7 +162,7 @@ class Region:
         return dict(self.extent)
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The number of ranks, or the size of one dimension, or of several multiplied; KeyError: unknown."""
+        """Return the number of ranks, or the size of one dimension, or of several multiplied; KeyError: unknown."""
         if dim is None:
             return len(self)
         product = 1
@@ -172,26 +171,26 @@ class Region:
         return product
 
     def ranks(self) -> tuple[int, ...]:
-        """The base ranks, in row-major order of this region."""
+        """Return the base ranks, in row-major order of this region."""
         return tuple(self.ndslice) if self.picked is None else tuple(map(self.picked.__getitem__, self.ndslice))
 
     def contains(self, rank: int) -> bool:
-        """Whether this base rank is in the region."""
+        """Return whether this base rank is in the region."""
         return self._position(rank) is not None
 
     def point_of_base_rank(self, rank: int) -> Point:
-        """Where a base rank is in *this* region; ValueError if it is not in it."""
+        """Return the point of a base rank in *this* region; ValueError if it is not in it."""
         position = self._position(rank)
         if position is None:
             raise ValueError(f"rank {rank} is not in this mesh of {len(self)} ranks")
         return self.extent.point(position)
 
     def slice(self, /, **dims: Index) -> Region:
-        """Part of it: an int removes its dimension, a slice keeps it. Indices count within this region.
+        """Return a part: an int removes its dimension, a slice keeps it. Indices count within this region.
 
-        Slices behave as for a list: negative ends count from the end, ends past the end are cut off.
-        UnknownDimension, a TypeError. IndexError: an index that is negative or out of range, a negative step,
-        a slice that leaves nothing.
+        Slices behave as for a list: negative ends count from the end, ends past the end are cut off. UnknownDimension,
+        a TypeError. IndexError: an index that is negative or out of range, a negative step, a slice that leaves
+        nothing.
         """
         self._refuse_unknown(dims)
         offset = self.ndslice.offset
@@ -220,23 +219,23 @@ class Region:
         return self._rearranged(self.ndslice.offset, axes)
 
     def flatten(self, name: str) -> Region:
-        """One dimension `name` in place of all; ValueError if the ranks have gaps."""
+        """Replace all dimensions by one, `name`; ValueError if the ranks have gaps."""
         if not self._is_dense():
             raise ValueError(f"cannot flatten sparse mesh: there are gaps between its ranks ({self.ndslice!r})")
         return Region((name,), Slice(self.ndslice.offset, (len(self),), (1,)))
 
     def rename(self, /, **names: str) -> Region:
-        """New names for dimensions, all at once: `rename(gpus="workers")`; ValueError if one is unknown."""
+        """Rename dimensions, all at once: `rename(gpus="workers")`; ValueError if one is unknown."""
         unknown = [label for label in names if label not in self.labels]
         if unknown:
             raise ValueError(f"cannot rename {_listed(unknown)}: the dimensions are {_listed(self.labels)}")
         return Region([names.get(label, label) for label in self.labels], self.ndslice, self.picked)
 
     def pick(self, ranks: Iterable[int], name: str | None = None) -> Region:
-        """Any subset of the base ranks, in rank order, as one dimension.
+        """Return any subset of the base ranks, in rank order, as one dimension.
 
-        It is called `name`, else as the only dimension here, else `ranks`.
-        ValueError: a rank is not in this region. IndexError: no rank is left.
+        Its name is `name`, else that of the only dimension here, else `ranks`. ValueError: a rank is not in this
+        region. IndexError: no rank is left.
         """
         wanted = frozenset(ranks)
         chosen = [rank for rank in self.ranks() if rank in wanted]
@@ -248,19 +247,19 @@ class Region:
         return _over_ranks((name or own_name,), (len(chosen),), chosen)
 
     def at(self, label: str, index: int) -> Region:
-        """`slice` of one dimension by an index."""
+        """Slice one dimension by an index."""
         return self.slice(**{label: operator.index(index)})
 
     def select(self, label: str, span: PythonSlice) -> Region:
-        """`slice` of one dimension by a slice."""
+        """Slice one dimension by a slice."""
         return self.slice(**{label: span})
 
     def index(self, /, **indices: int) -> Region:
-        """`slice` by indices only."""
+        """Slice by indices only."""
         return self.slice(**{label: operator.index(index) for label, index in indices.items()})
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The coordinates of a base rank in this region; ValueError if it is not in it."""
+        """Return the coordinates of a base rank in this region; ValueError if it is not in it."""
         return dict(self.point_of_base_rank(rank))
 
     def __repr__(self) -> str:
@@ -286,7 +285,7 @@ class Region:
         return position if position < len(self.picked) and self.picked[position] == rank else None
 
     def _is_dense(self) -> bool:
-        # The stride of a dimension of size 1 is never taken, so it cannot make a gap.
+        # A dimension of size 1 never uses its stride, so it cannot make a gap.
         sizes, strides = self.ndslice.sizes, self.ndslice.strides
         pairs = zip(sizes, strides, row_major_strides(sizes), strict=True)
         return self.picked is None and all(size == 1 or stride == dense for size, stride, dense in pairs)
@@ -309,7 +308,7 @@ Shape = Region
 
 
 def _over_ranks(labels: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> Region:
-    # Strides where they fit, so that the same ranks make the same region however they were reached.
+    # Prefer strides, so that the same ranks make the same region however they were reached.
     strided = Slice.through(sizes, ranks)
     return Region(labels, strided) if strided else Region(labels, Slice.new_row_major(sizes), ranks)
 

@@ -17,8 +17,8 @@ from typing import overload
 class Slice:
     """Ranks `offset + sum(coordinate * stride)`, read in row-major order of the coordinates.
 
-    Three words are kept apart: a *rank* is a value of the slice, a *position* counts its elements from 0, and
-    *coordinates* are one number per dimension. A negative number is an OverflowError, and a TypeError as well.
+    Three terms differ: a *rank* is a value of the slice, a *position* counts its elements from 0, and *coordinates* are
+    one number per dimension. A negative number is an OverflowError, and a TypeError as well.
     """
 
     offset: int
@@ -35,12 +35,12 @@ class Slice:
 
     @staticmethod
     def new_row_major(sizes: Sequence[int]) -> Slice:
-        """The dense slice of these sizes from rank 0, the last dimension running fastest."""
+        """Return the dense slice of these sizes from rank 0; the last dimension runs fastest."""
         return Slice(0, sizes, row_major_strides(sizes))
 
     @staticmethod
     def from_list(ranks: Sequence[int]) -> list[Slice]:
-        """One-dimensional slices that together give these ranks, in this order: evenly spaced runs."""
+        """Return one-dimensional slices that together give these ranks, in this order: evenly spaced runs."""
         slices: list[Slice] = []
         start = 0
         while start < len(ranks):
@@ -52,7 +52,7 @@ class Slice:
 
     @staticmethod
     def through(sizes: Sequence[int], ranks: Sequence[int]) -> Slice | None:
-        """The slice of these sizes with exactly these (rising) ranks, or None if no strides give them."""
+        """Return the slice of these sizes with exactly these (ascending) ranks, or None if no strides give them."""
         steps = row_major_strides(sizes)
         strides = [ranks[step] - ranks[0] if size > 1 else step for size, step in zip(sizes, steps, strict=True)]
         if _expand(ranks[0], sizes, strides) != list(ranks):
@@ -75,23 +75,23 @@ class Slice:
         return len(self._sizes)
 
     def coordinates(self, rank: int) -> list[int]:
-        """Where `rank` is; ValueError if it is not in the slice."""
+        """Return the coordinates of `rank`; ValueError if it is not in the slice."""
         found = self._find(natural(rank, "rank"))
         if found is None:
             raise ValueError(f"rank {rank} is not in {self!r}")
         return list(found)
 
     def index(self, where: int | Sequence[int]) -> int:
-        """The position of a rank (ValueError if outside) or of coordinates (IndexError if outside)."""
+        """Return the position of a rank (ValueError if outside) or of coordinates (IndexError if outside)."""
         coordinates = where if isinstance(where, Sequence) else self.coordinates(where)
         return self._weigh(coordinates, row_major_strides(self._sizes))
 
     def nditem(self, coordinates: Sequence[int]) -> int:
-        """The rank at these coordinates; IndexError if one is out of range, ValueError if too few or many."""
+        """Return the rank at these coordinates; IndexError if one is out of range, ValueError if too few or many."""
         return self.offset + self._weigh(coordinates, self._strides)
 
     def get(self, position: int) -> int:
-        """The rank at this position; IndexError if it is past the end."""
+        """Return the rank at this position; IndexError if it is past the end."""
         if natural(position, "position") >= len(self):
             raise IndexError(f"position {position} is out of range: {self!r} has {len(self)} elements")
         return self.offset + self._weigh(unravel(position, self._sizes), self._strides)
@@ -136,11 +136,11 @@ class Slice:
         return sum(map(operator.mul, coordinates, strides))
 
     def _long_axes(self) -> list[int]:
-        """The axes of size over 1, smallest stride first; the stride of the others is never taken."""
+        """Return the axes of size over 1, smallest stride first; the others never use their stride."""
         return sorted((axis for axis in range(self.ndim) if self._sizes[axis] > 1), key=self._strides.__getitem__)
 
     def _refuse_overlap(self) -> None:
-        # A rank at two places has no coordinates. Strides beyond the reach of the smaller ones prevent it.
+        # A rank at two places has no unique coordinates. Strides beyond the reach of the smaller ones prevent it.
         reach = 0
         for axis in self._long_axes():
             if self._strides[axis] <= reach:
@@ -152,15 +152,15 @@ NDSlice = Slice
 
 
 class NegativeNumber(IndexError, OverflowError, TypeError):
-    """A number that counts or places something is negative. Programs expect each of these, at different places."""
+    """A negative number where a count or position is needed. Programs expect each of these base classes."""
 
 
 class OutOfRange(IndexError, ValueError):
-    """An index is past the end. Programs expect each of these, at different places."""
+    """An index past the end. Programs expect each of these base classes, at different places."""
 
 
 def natural(number: int, meaning: str) -> int:
-    """`number` as a plain int of 0 or more; TypeError if it is no integer, NegativeNumber if negative."""
+    """Return `number` as a plain int of 0 or more; TypeError if it is no integer, NegativeNumber if negative."""
     try:
         value = operator.index(number)
     except TypeError:
@@ -171,13 +171,13 @@ def natural(number: int, meaning: str) -> int:
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense array whose last dimension runs fastest."""
+    """Return the strides of a dense array whose last dimension runs fastest."""
     products = list(accumulate(reversed(sizes), operator.mul, initial=1))
     return tuple(reversed(products[:-1]))
 
 
 def unravel(position: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The coordinates of a position in a dense array whose last dimension runs fastest."""
+    """Return the coordinates of a position in a dense array whose last dimension runs fastest."""
     coordinates = []
     for size in reversed(sizes):
         position, coordinate = divmod(position, size)
@@ -193,7 +193,7 @@ def _expand(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> list[i
 
 
 def _length_of_run(ranks: Sequence[int]) -> int:
-    """How many of the first ranks rise in even steps."""
+    """Return how many of the first ranks ascend in even steps."""
     if len(ranks) < 2 or ranks[1] <= ranks[0]:
         return 1
     stride = ranks[1] - ranks[0]

@@ -1,4 +1,4 @@
-"""The arithmetic of `split`: what the user wrote -> the names and sizes that take the place of a dimension.
+"""The arithmetic of `split`: the user's arguments -> the names and sizes that replace a dimension.
 
 Not for strides: `region` lays the sizes out.
 """
@@ -14,13 +14,13 @@ SplitArgument = Sequence[str] | int
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """`names` are the new dimensions for each old one, `sizes` are those the user fixed."""
+    """`names` are the new dimensions for each old one, `sizes` are those that the user fixed."""
 
     names: Mapping[str, tuple[str, ...]]
     sizes: Mapping[str, int]
 
     def sizes_in_place_of(self, label: str, size: int) -> tuple[int, ...]:
-        """The sizes of the dimensions that replace `label`; ValueError unless they multiply to `size`."""
+        """Return the sizes of the dimensions that replace `label`; ValueError unless they multiply to `size`."""
         names = self.names.get(label, ())
         open_names = [name for name in names if name not in self.sizes]
         if len(open_names) > 1:
@@ -33,7 +33,7 @@ class SplitRequest:
 
 
 def read_split(arguments: Mapping[str, SplitArgument], labels: Sequence[str]) -> SplitRequest:
-    """Sort the keyword arguments of `split` into new names and fixed sizes; refuse those that fit nothing."""
+    """Separate the keyword arguments of `split` into new names and fixed sizes; reject those that match nothing."""
     names = {label: _names(label, given) for label, given in arguments.items() if not isinstance(given, int)}
     sizes = {name: _size(name, given) for name, given in arguments.items() if isinstance(given, int)}
     unknown = [label for label in names if label not in labels]

@@ -51,11 +51,10 @@ class LiveLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """A query for lines. An empty `text` matches all; an empty `stream` means both; `cell` None: with and without a
-    cell.
+    """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
 
-    `regex`: the text is a regular expression in the syntax of Python's `regex`. `case`: match case. Colours are not
-    compared.
+    `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
+    small ones. Colours are no part of what is compared.
     """
 
     text: str = ""

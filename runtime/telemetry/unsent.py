@@ -162,7 +162,7 @@ def _pieces(half: bytes) -> Iterator[tuple[int, str, StreamName, str]]:
 
 
 def _read_from(path: Path, start: int) -> tuple[int, bytes]:
-    """Return a file's content from `start` on, limited to its end, and the position where it begins."""
+    """Return the position and content of a file from `start` on, but at most its last `PAST_BYTES`."""
     try:
         with open(path, "rb") as file:
             start = max(start, file.seek(0, os.SEEK_END) - PAST_BYTES)
