@@ -1,2 +1,1 @@
-"""Everything that is independent of Jupyter: nodes, actors, meshes, hosts; only `runtime.cells`, in workers, uses
-IPython."""
+"""The packages that are independent of Jupyter: nodes, actors, meshes, hosts; only `runtime.cells` uses IPython."""

@@ -116,8 +116,7 @@ def in_a_notebook() -> bool:
 
 
 class Overrides:
-    """A program's changes of the settings of everything that it starts afterwards. Running processes keep their
-    settings.
+    """Changes that a program makes to the settings of what it starts afterwards; running processes keep theirs.
 
     Process-wide, as the environment is: the threads of a program and the cells of a notebook share no context variable.
     A change names fields of Settings; `extra` is merged, not replaced. Blocks (`during`) win over lasting changes

@@ -90,8 +90,7 @@ def _explain_disk(folder: Path) -> str:
 
 
 def _cgroup_limit() -> str:
-    """Return the process limit of the cgroup of this process, with a leading comma; the empty string without a
-    limit."""
+    """Return the process limit of this process's cgroup, with a leading comma; "" without a limit."""
     for group in _groups():
         try:
             most, now = (group / "pids.max").read_text().strip(), (group / "pids.current").read_text().strip()

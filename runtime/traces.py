@@ -1,5 +1,4 @@
-"""Lines of the user's code in error texts: the line of a call, its name in tracebacks, and tracebacks without our
-frames.
+"""Lines of the user's code in error texts: the line of a call, its name, and tracebacks without our frames.
 
 This module does not depend on actors or nodes.
 """

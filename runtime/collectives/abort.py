@@ -58,8 +58,7 @@ def stuck_threads() -> dict[int, FrameType]:
 
 
 def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
-    """Wait until these threads have left, normally within milliseconds; on timeout return the function of one that has
-    not."""
+    """Wait until these threads have left, normally within milliseconds; on timeout name the function of one."""
     deadline = monotonic() + patience
     while left := [frame for ident, frame in stuck_threads().items() if stuck.get(ident) is frame]:
         if monotonic() > deadline:
@@ -143,8 +142,7 @@ def _is_here(host: str) -> bool:
 
 
 def _answer(awaited: tuple[str, int]) -> bool:
-    """Open the store that a thread waits for, let it connect, and close the connection: nothing else ends its
-    attempt."""
+    """Open the store that a thread waits for, let it connect, and hang up: nothing else ends its attempt."""
     store = None
     patience = monotonic() + PATIENCE_S
     while awaited in _rendezvous_calls() and monotonic() < patience:

@@ -82,8 +82,7 @@ def connections_to(ports: Set[int]) -> list[TorchConnection]:
 
 
 def cut(connections: Iterable[TorchConnection]) -> int:
-    """Shut down these connections for both sides, and return their number. The owners keep the descriptors, and read
-    EOF."""
+    """Shut down these connections for both sides, and return their number. Their owners read EOF."""
     return sum(map(_cut, connections))
 
 

@@ -188,9 +188,10 @@ class Region:
     def slice(self, /, **dims: Index) -> Region:
         """Return a part: an int removes its dimension, a slice keeps it. Indices count within this region.
 
-        Slices behave as for a list: negative ends count from the end, ends past the end are cut off. UnknownDimension,
-        a TypeError. IndexError: an index that is negative or out of range, a negative step, a slice that leaves
-        nothing.
+        Slices behave as for a list: negative ends count from the end, ends past the end are cut off.
+
+        UnknownDimension, a TypeError. IndexError: an index that is negative or out of range, a negative step, nothing
+        left.
         """
         self._refuse_unknown(dims)
         offset = self.ndslice.offset

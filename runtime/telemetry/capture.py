@@ -313,8 +313,7 @@ class Capture:
             yield last, *now, "".join(parts)
 
     def _file_ends(self) -> list[int]:
-        """Return how far to read the files. Call it before reading Python's text, so that earlier text is sent
-        first."""
+        """Return how far to read the files; call it before reading Python's text, to send earlier text first."""
         return [file.size for file in self._files]
 
     def _send_files(self, ends: list[int]) -> None:

@@ -157,8 +157,7 @@ class History:
         self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
     def _late(self, batch: VitalsBatch) -> set[str]:
-        """Return the nodes of a batch whose end was reported before it arrived. Their entries would never be
-        dropped."""
+        """Return the nodes of a batch that ended before it arrived; their entries would never be dropped."""
         if not self._lives:
             return set()
         incarnations = zip(batch.nodes, batch.incarnations, strict=True)

@@ -113,8 +113,7 @@ class UnsentOutput(msgspec.Struct, frozen=True, array_like=True):
     past: list[tuple[int, bytes]]
 
     def after(self, mark: SentMark) -> Iterator[tuple[str, StreamName, str]]:
-        """Yield execution, stream and text after the mark; adjacent pieces of the same execution and stream are
-        joined."""
+        """Yield execution, stream and text after the mark; adjacent pieces of the same ones are joined."""
         unseen = [(origin, stream, text) for number, origin, stream, text in self.pieces if number > mark.number]
         streams: tuple[StreamName, StreamName] = "stdout", "stderr"
         for stream, (start, data), seen in zip(streams, self.past, (mark.stdout, mark.stderr), strict=True):

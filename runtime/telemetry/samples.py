@@ -81,8 +81,7 @@ def gather(
 
 
 def of_user(stack: Sequence[CodeLine], is_user: Callable[[str], bool]) -> Stack:
-    """Return the frames from the cell on, or else from the user's first frame, without ours; empty if there are
-    none."""
+    """Return the frames from the cell on, or else from the user's first frame, without ours; maybe empty."""
     first = next((at for at, frame in enumerate(stack) if frame.filename.startswith("<cell")), None)
     if first is None:
         first = next((at for at, frame in enumerate(stack) if frame.filename and is_user(frame.filename)), len(stack))

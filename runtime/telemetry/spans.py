@@ -47,8 +47,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallMark(msgspec.Struct, frozen=True, array_like=True):
-    """A time in the course of a call: its request arrived here from `node`, or (with an empty `node`) its answer
-    did."""
+    """A time in the course of a call: its request arrived here from `node`, or its answer if that is empty."""
 
     time: int
     node: str

@@ -1,5 +1,4 @@
-"""Everything that one rank wrote or displayed: first in memory, then in an unnamed file that is deleted with its
-owner."""
+"""Stores of what one rank wrote or displayed: first in memory, then in an unnamed file that its owner closes."""
 
 from __future__ import annotations
 
@@ -57,8 +56,10 @@ class Spool:
 
 
 class DisplaySpool:
-    """An append-only store of displays, read in their last state. Displays beyond the limit, or a full disk, are
-    lost."""
+    """An append-only store of displays, read in their last state. Displays beyond the limit are lost.
+
+    Displays that a full disk has no room for are lost, too.
+    """
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, limit: int = DISPLAY_BYTES) -> None:
         self._room = memory_bytes

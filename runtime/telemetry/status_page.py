@@ -51,8 +51,7 @@ class StatusPage:
         self.numbers, self.seconds, self._bytes = view.cast("q"), view.cast("d"), view
 
     def open(self, folder: Path, node: str, incarnation: int) -> bool:
-        """Write to this process's file from now on; return whether there is one. An empty file means none can be
-        made."""
+        """Write to this process's file from now on; return whether there is one. An empty file: none is possible."""
         with contextlib.suppress(OSError):  # the disk is full, or the folder is gone: the process continues without
             self._write_to(_make(page_file(folder, node)))
             self.numbers[LIFE] = incarnation

@@ -56,8 +56,7 @@ class UnsentFile:
         self._last: int | None = None  # no piece in the other half has a higher number; None: not known yet
 
     def add(self, number: int, origin: str, stream: StreamName, text: str) -> bool:
-        """Keep a piece of at most `PIECE_CHARACTERS`, and return whether there was room; for any thread and any
-        handler.
+        """Keep a piece of at most `PIECE_CHARACTERS`; return whether there was room. For any thread and handler.
 
         `number` counts the pieces that this process has written.
         """
