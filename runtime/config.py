@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runtime_dir: str = ""
     max_message_bytes: int = 4 << 30
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
-    queue_messages: int = 4096  # that one process may have waiting in an actor's queue before it has to wait
+    queue_messages: int = 4096  # queued per process in an actor's queue before that process has to wait
     queue_bytes: int = 64 << 20  # the same in bytes; below the limit, one more message of any size is sent
     # Message size in bytes from which messages to processes of the same host use shared memory; 0: none does.
     shared_bytes: int = 1 << 19

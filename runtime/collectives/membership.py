@@ -72,7 +72,7 @@ class GroupMembership:
         store = self._store if rank == 0 else dist.TCPStore(plan.host, plan.port, plan.world_size, is_master=False)
         if "nccl" in plan.backend:
             given["device_id"] = device = _device(local_rank)  # so that NCCL connects now, and raises early
-            torch.cuda.set_device(device)  # of this thread
+            torch.cuda.set_device(device)  # for this thread only
         try:
             dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.world_size, **given)
         finally:

@@ -1,1 +1,1 @@
-"""What ranks report on their own: output, logs, vitals, spans and events. See README.md."""
+"""Reports of ranks: output, logs, vitals, spans and events. See README.md."""

@@ -90,7 +90,7 @@ class Capture:
         self._bell = threading.Lock()  # acquired: silent. A signal handler can release a lock, but cannot set an Event
         self._bell.acquire()
         self._is_urgent = False  # the bell was rung to send at once
-        self._asleep = False  # the thread waits for the bell alone
+        self._asleep = False  # the thread waits only for the bell
         self._is_idle = False  # whether the process is idle, as the heartbeat reports
         self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
         self._screens = Screens()

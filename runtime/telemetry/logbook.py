@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from meshbook.runtime.telemetry.ranklog import LOG_CHARACTERS, LiveRow, LogPiece, RankLog, Writer
 
-BOOK_CHARACTERS = 256 << 20  # that are kept of all processes
+BOOK_CHARACTERS = 256 << 20  # kept of all processes together
 DROPPED_AT_ONCE = 8  # cut by one part in so many: each cut scans all logs
 MOST_UNSETTLED = 1024  # executions; those of ordinary cells have no end
 

@@ -19,11 +19,11 @@ from meshbook.runtime.telemetry.patterns import QueryError, comparisons_of
 from meshbook.runtime.telemetry.ranklog import LiveRow, LogPiece
 
 SECONDS = 0.5  # time limit of a search
-MOST_LINES = 5000  # of a page
-PAGE_CHARACTERS = 256 << 10  # after which a page ends
-SHOWN_CHARACTERS = 16 << 10  # of one line
+MOST_LINES = 5000  # in a page
+PAGE_CHARACTERS = 256 << 10  # size at which a page ends
+SHOWN_CHARACTERS = 16 << 10  # shown of one line
 MOST_ROWS = 200
-MOST_SORTED = 100_000  # pieces
+MOST_SORTED = 100_000  # pieces up to which a sort is used
 CLOCK_EVERY = 64  # lines between two readings of the clock
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

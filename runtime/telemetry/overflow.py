@@ -13,7 +13,7 @@ from typing import IO, Generic, TypeVar
 
 T = TypeVar("T")
 MEMORY_CHARACTERS = 8 << 20
-_LENGTHS = struct.Struct("<QQ")  # of the pickle in the file, and of the text in it
+_LENGTHS = struct.Struct("<QQ")  # bytes of the pickle in the file, and characters of its text
 
 
 class Overflow(Generic[T]):
@@ -21,9 +21,9 @@ class Overflow(Generic[T]):
 
     def __init__(self, memory: int | None = None) -> None:
         self._memory = MEMORY_CHARACTERS if memory is None else memory
-        self._items: collections.deque[T] = collections.deque()  # the oldest
-        self._size = 0  # of these
-        self._file: IO[bytes] | None = None  # all others
+        self._items: collections.deque[T] = collections.deque()  # the oldest items
+        self._size = 0  # characters in _items
+        self._file: IO[bytes] | None = None  # all later items
         self._read, self._end = 0, 0  # where the next item begins in the file, and where the next one will be written
         self.lost = 0
         self.why = ""

@@ -13,7 +13,7 @@ from typing import Any
 
 PIECE_SECONDS = 0.1  # time limit for one search of many lines
 QUICK = 0.005  # seconds for a line during which the GIL is not released
-MOST_CHARACTERS = 1000  # of a regular expression
+MOST_CHARACTERS = 1000  # in a regular expression
 MOST_REPEATED = 100_000  # expanded characters: compiling a pattern writes its repeats out
 
 # Constructs that may match in a line alone but not among other lines: ends of the text, lookarounds, possessive and

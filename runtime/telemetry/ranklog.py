@@ -10,7 +10,7 @@ import collections
 from collections.abc import Iterator
 from typing import NamedTuple
 
-LOG_CHARACTERS = 1 << 20  # that are kept of a process
+LOG_CHARACTERS = 1 << 20  # kept of each process
 LINE_CHARACTERS = 1 << 16  # an unfinished line that reaches this length is kept as it is
 MOST_OPEN = 16  # unfinished lines; above this the oldest counts as complete
 PIECE_CHARACTERS = 100  # overhead of a piece in memory

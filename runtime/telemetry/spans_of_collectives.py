@@ -114,7 +114,7 @@ def _watch_backward(recorder: Recorder) -> None:
     run, prepare = getattr(autograd, _RUN, None), getattr(reducer, _PREPARE, None)
     if run is None or prepare is None or hasattr(run, _MARK):  # another version of torch
         return
-    reducing: set[int] = set()  # threads
+    reducing: set[int] = set()  # threads in such a pass
 
     @functools.wraps(prepare)
     def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:

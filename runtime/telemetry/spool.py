@@ -58,7 +58,7 @@ class Spool:
 class DisplaySpool:
     """An append-only store of displays, read in their last state. Displays beyond the limit are lost.
 
-    Displays that a full disk has no room for are lost, too.
+    So are displays that the disk has no room for.
     """
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, limit: int = DISPLAY_BYTES) -> None:

@@ -96,7 +96,7 @@ class UnsentFile:
         """Record the owner of output from now on."""
         if self._is_on:
             data = msgspec.msgpack.encode(owner)[: _HEADER_BYTES - _SENT.size - _LENGTH.size]
-            _LENGTH.pack_into(self._header, _SENT.size, 0)  # a process that is killed now has no owner
+            _LENGTH.pack_into(self._header, _SENT.size, 0)  # if the process is killed now, its output has no owner
             start = _SENT.size + _LENGTH.size
             self._header[start : start + len(data)] = data
             _LENGTH.pack_into(self._header, _SENT.size, len(data))

@@ -30,7 +30,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *("sent", "received", "bytes_sent", "bytes_received"),
 )
 COLUMNS: Final = (*METRICS, "activity", "age")  # of a `VitalsBatch`
-HISTORY_SECONDS = 300  # that are kept of each metric, a value a second
+HISTORY_SECONDS = 300  # kept of each metric, a value a second
 STALE_AFTER = 5.0  # seconds without a heartbeat
 SECONDS = 1.0  # between two batches of a host, and between two heartbeats of a process
 WATCHED_SECONDS = 0.25  # between two batches while a dashboard is open
