@@ -1,4 +1,4 @@
-"""`RDMAAction`: several transfers that are begun together, and waited for as one."""
+"""`RDMAAction`: several transfers that start together and complete as one future."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Operation:
     is_write: bool  # from here to the buffer
 
     def collides(self, other: Operation) -> bool:
-        """Whether one of both changes memory of this process that the other one uses."""
+        """Return whether one of the two changes memory of this process that the other uses."""
         if (self.is_write and other.is_write) or self.local.device != other.local.device:
             return False
         begin, end = self.local.address, self.local.address + self.local.size
@@ -39,21 +39,21 @@ class Operation:
 
 
 class RDMAAction:
-    """Reads and writes of buffers as one batch: they go at the same time, and their end is one future.
+    """A batch of reads and writes of buffers, which run concurrently and complete as one future.
 
-    `RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()`. It may be submitted again, and then
-    moves what is there by then. What it was given is kept as long as the action is there. The order of its operations
-    is not settled: those that use the same memory of this process, and of which one changes it, are refused.
+    `RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()`. An action may be submitted again,
+    and then moves the bytes of that moment. It keeps its memory and buffers alive. The order of its operations is
+    undefined: it refuses operations that use the same memory of this process if one of them changes it.
     """
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
-        self._memory: dict[str, tuple[IntervalSet, IntervalSet]] = {}  # by the device
+        self._memory: dict[str, tuple[IntervalSet, IntervalSet]] = {}  # by device
 
     def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
         """Copy all of the buffer `src` to the start of `dst`, which is memory of this process.
 
-        ValueError where it does not fit, or where `dst` overlaps the memory of another operation of this action.
+        Raises ValueError if it does not fit, or if `dst` overlaps the memory of another operation of this action.
         """
         handle = _buffer(src, "src", "read_remote(dst, src) reads the RDMABuffer src into dst, memory of this process")
         local = _memory(dst, "dst", "read_remote(dst, src) reads into dst, memory of this process; src is the buffer")
@@ -66,7 +66,7 @@ class RDMAAction:
     def write_remote(self, dst: RDMABuffer, src: Any) -> Self:
         """Copy all of `src`, which is memory of this process, to the start of the buffer `dst`.
 
-        ValueError where it does not fit, or where another operation of this action changes memory of `src`.
+        Raises ValueError if it does not fit, or if another operation of this action changes memory of `src`.
         """
         handle = _buffer(
             dst, "dst", "write_remote(dst, src) writes to the RDMABuffer dst from src, memory of this process"
@@ -79,18 +79,18 @@ class RDMAAction:
         return self._add(Operation(handle, local, is_write=True))
 
     def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> NoReturn:
-        """Not there: no way but an RDMA NIC does it. NotImplementedError says what to do instead."""
+        """Not supported: only an RDMA NIC could do it. Raises NotImplementedError, which names an alternative."""
         _refuse_atomics("fetch_add")
 
     def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> NoReturn:
-        """Not there: no way but an RDMA NIC does it. NotImplementedError says what to do instead."""
+        """Not supported: only an RDMA NIC could do it. Raises NotImplementedError, which names an alternative."""
         _refuse_atomics("compare_and_swap")
 
     def submit(self, *, timeout: float = 60) -> Future[None]:
-        """Begin all of it. The future is done once each operation has ended, or `timeout` seconds have passed.
+        """Start all operations. The future is done once each has ended, or after `timeout` seconds.
 
-        It fails with the error of the first operation that has one, in the order in which they were added; the others
-        are carried out nevertheless. To cancel it ends all that are under way.
+        It fails with the error of the first failed operation, in the order in which they were added; the other
+        operations still run. Cancelling the future cancels all operations that are under way.
         """
         deadline = deadline_in(timeout)
         if not self._operations:
@@ -107,7 +107,7 @@ class RDMAAction:
         return self
 
     def _stretches(self, device: str) -> tuple[IntervalSet, IntervalSet]:
-        """Memory of this process that the operations write to, and that they only read."""
+        """Return the memory of this process that operations write to, and the memory that they only read."""
         return self._memory.setdefault(device, (IntervalSet(), IntervalSet()))
 
     def _collision(self, new: Operation) -> ValueError:
@@ -122,7 +122,7 @@ class RDMAAction:
 
 
 class Submission:
-    """One time that an action is carried out."""
+    """One execution of an action."""
 
     def __init__(self, operations: Sequence[Operation], deadline: Deadline) -> None:
         self._operations = operations
@@ -134,7 +134,7 @@ class Submission:
         self._done = self._errand.future
 
     def start(self, transfers: Transfers) -> Future[None]:
-        """Carry it out: at once where it is little to do, else on threads."""
+        """Run the action: on the calling thread if it is short, else on threads."""
         batches = batches_of([(each.handle, each.local.size) for each in self._operations])
         self._under_way = len(batches)
         if len(batches) == 1 and self._is_short(transfers):
@@ -149,7 +149,7 @@ class Submission:
         try:
             return all(transfers.is_short(each.handle, each.local) for each in self._operations)
         except TransferError:
-            return False  # no way leads there: it is told where the transfer is tried
+            return False  # no backend reaches it: the transfer itself raises the error
 
     def _start_batch(self, transfers: Transfers, batch: Sequence[int]) -> None:
         ended = transfers.run(
@@ -162,7 +162,7 @@ class Submission:
             each = self._operations[index]
             try:
                 transfers.move(TransferJob(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
-            except Exception as error:  # told with all others, when the last has ended
+            except Exception as error:  # reported with all others when the last operation has ended
                 with self._lock:
                     self._errors[index] = error
 
@@ -187,9 +187,10 @@ class Submission:
 
 
 def batches_of(sizes: Sequence[tuple[BufferHandle, int]]) -> list[list[int]]:
-    """Which operations go on one thread, by their numbers: small ones of one owner together, large ones alone."""
+    """Return which operations share a thread, by index: small ones of one owner together, large ones alone."""
     batches: list[list[int]] = []
-    open_ones: dict[Any, tuple[list[int], int]] = {}  # by owner: the batch that has room, and its bytes
+    # by owner: the batch that has room, and its bytes
+    open_ones: dict[Any, tuple[list[int], int]] = {}
     for index, (handle, size) in enumerate(sizes):
         batch, filled = open_ones.get(handle.process, ([], AT_ONCE))
         if filled + size > AT_ONCE:

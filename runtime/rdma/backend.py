@@ -1,7 +1,6 @@
-"""Which hardware moves data between hosts, in the words that Monarch has for it, and when a user is warned about it.
+"""Report which hardware moves data between hosts, under Monarch's names, and warn about slow transfers.
 
-On one host data goes by the memory of processes, whatever is said here: `RDMABuffer.explain()` says how that of one
-buffer goes.
+Within one host, data always moves through process memory; `RDMABuffer.explain()` reports the backend of one buffer.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.nixl.agent import is_installed
 
 Backend = Literal["ibverbs", "tcp", "none"]
-BY_TCP = frozenset({"host agent", "message"})  # the ways that need no NIC
+BY_TCP = frozenset({"host agent", "message"})  # the backends that need no NIC
 NICS = Path("/sys/class/infiniband")
-# Keys of `monarch.config`, and what holds where they were not set.
+# Keys of `monarch.config`; `is_tcp_allowed` and `why_no_ibverbs` hold the defaults.
 _DISABLE, _FALLBACK = "rdma_disable_ibverbs", "rdma_allow_tcp_fallback"
 
 
 class RDMAReadTransferWarning(Warning):
-    """A read goes a slower way than it could, for a reason in the memory that it is read into."""
+    """A read uses a slow backend because of the memory that it reads into."""
 
 
 class RDMAWriteTransferWarning(Warning):
-    """A write goes a slower way than it could, for a reason in the memory that it comes from."""
+    """A write uses a slow backend because of the memory that it reads from."""
 
 
 class RDMATcpFallbackWarning(Warning):
-    """Data goes to another host by TCP, since there is no RDMA NIC that could be used."""
+    """Data moves to another host over TCP because no RDMA NIC can be used."""
 
 
 def get_rdma_backend() -> Backend:
-    """How data goes between hosts: "ibverbs" by an RDMA NIC, "tcp" without one, "none" where that is not allowed.
+    """Return how data moves between hosts: "ibverbs" (RDMA NIC), "tcp" (no NIC) or "none" (TCP is forbidden).
 
-    `monarch.config.configure(rdma_disable_ibverbs=True)` does without the NIC, and `rdma_allow_tcp_fallback=False`
-    forbids TCP. Within a host data moves in any case.
+    `monarch.config.configure(rdma_disable_ibverbs=True)` disables the NIC, and `rdma_allow_tcp_fallback=False` forbids
+    TCP. Transfers within a host work in any case.
     """
     if is_ibverbs_available():
         return "ibverbs"
@@ -48,12 +47,15 @@ def get_rdma_backend() -> Backend:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether an RDMA NIC is used from here: there is one, NIXL is installed (`meshbook[rdma]`), and it is allowed."""
+    """Return whether this process uses an RDMA NIC.
+
+    The host must have one, NIXL (`meshbook[rdma]`) must be installed, and no setting may forbid it.
+    """
     return not why_no_ibverbs()
 
 
 def is_rdma_available() -> bool:
-    """The older name of `is_ibverbs_available`."""
+    """Deprecated name of `is_ibverbs_available`."""
     warnings.warn(
         "is_rdma_available() is deprecated, since there is more than one backend: "
         "is_ibverbs_available() asks for a NIC, get_rdma_backend() for what is used",
@@ -64,7 +66,7 @@ def is_rdma_available() -> bool:
 
 
 def why_no_ibverbs(nics: Path = NICS) -> str:
-    """Why no RDMA NIC is used from here, in a few words; empty where one can be."""
+    """Return why this process uses no RDMA NIC, in a few words; empty if it can use one."""
     if settings_in_force().extra.get(_DISABLE, False):
         return f"{_DISABLE} is set"
     if not (nics.is_dir() and any(nics.iterdir())):
@@ -75,26 +77,26 @@ def why_no_ibverbs(nics: Path = NICS) -> str:
 
 
 def is_tcp_allowed() -> bool:
-    """Whether data may go to other hosts without a NIC."""
+    """Return whether data may move to other hosts without a NIC."""
     return bool(settings_in_force().extra.get(_FALLBACK, True))
 
 
 class Fallback:
-    """What is forbidden, and what is said, where data goes to other hosts by TCP. `own_system` is that of this host."""
+    """Refuses or warns about TCP transfers to other hosts. `own_system` returns the system of this host."""
 
     def __init__(self, own_system: Callable[[], str]) -> None:
         self._own_system = own_system
-        self._first = threading.Lock()  # taken once, by whoever is first to warn; as the next two
+        self._first = threading.Lock()  # acquired once, by the thread that warns first; so are the next two
         self._first_read, self._first_write = threading.Lock(), threading.Lock()
 
     def forbid(self, way: TransferBackend, handle: BufferHandle) -> str:
-        """Why a way that leads to this buffer is not taken; empty where it is."""
+        """Return why a backend that reaches this buffer may not be used; empty if it may."""
         if not self._is_by_tcp(way.name, handle) or is_tcp_allowed():
             return ""
         return f"{_FALLBACK} is False, and {why_no_ibverbs() or 'the host of its owner uses no RDMA NIC'}"
 
     def note(self, way: str, handle: BufferHandle) -> None:
-        """Data has gone this way: warn, once in a process, where it was by TCP."""
+        """Warn once per process when a transfer used TCP."""
         if self._is_by_tcp(way, handle) and self._first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
@@ -105,8 +107,7 @@ class Fallback:
             )
 
     def note_gpu(self, way: str, handle: BufferHandle, *, is_write: bool) -> None:
-        """Data has gone this way between memory of a GPU here and this buffer: warn where it went from GPU to GPU by
-        messages, once for reads and once for writes."""
+        """Warn when a transfer between a GPU here and a GPU buffer used messages: once for reads, once for writes."""
         first = self._first_write if is_write else self._first_read
         if way == "message" and handle.is_on_gpu and first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"

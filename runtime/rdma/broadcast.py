@@ -1,6 +1,6 @@
-"""The bytes of one buffer for every process of a mesh: each host reads them once, and its processes from one another.
+"""Broadcast of one buffer to every process of a mesh: each host reads the bytes once, its processes from one another.
 
-Who fetches from whom is decided here (`parents_of`); `receiving` is what each of them does.
+`parents_of` decides which receiver fetches from which; `broadcast_receiver` carries that out.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
-GRACE = 0.25  # seconds for answers, beyond those for the bytes
+GRACE = 0.25  # seconds for replies, beyond those for the bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Receiving:
-    """One place that the bytes go to."""
+    """One destination of a broadcast."""
 
     address: Address
     into: BufferHandle | None = None  # a buffer there; None: a copy is made
 
 
 def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
-    """Who is meant, in rank order. TypeError for what has no processes, ValueError for a buffer that does not do."""
+    """Return the destinations in rank order.
+
+    Raises TypeError for objects without processes, and ValueError for buffers that are too small or read-only.
+    """
     if isinstance(to, ValueMesh):
         handles: list[BufferHandle] = [handle_of(value) for value in to.values()]
         for rank, handle in enumerate(handles):
@@ -54,11 +57,11 @@ def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
 
 
 def parents_of(hosts: Sequence[str], own: str, pieces: int) -> list[int | None]:
-    """For each receiver, whose hosts these are, from which other one it fetches; None: from the source, on host `own`.
+    """Return for each receiver (given by its host) the receiver that it fetches from; None: the source, on host `own`.
 
-    The first of each host fetches from another host, and the others of that host from it. Hosts stand in a chain, in
-    which each sends the bytes once: the whole takes as long as one transfer, and a piece more for each host. Where
-    there are fewer pieces than hosts that would be long, and they stand in a tree of two branches.
+    The first receiver of each host fetches from another host, and the others of that host from it. Hosts form a chain,
+    in which each sends the bytes once: the broadcast takes as long as one transfer, plus one piece per host. With fewer
+    pieces than hosts a chain would be slow, so hosts form a binary tree.
     """
     leaders: dict[str, int] = {}
     for receiver, host in enumerate(hosts):
@@ -74,7 +77,7 @@ def parents_of(hosts: Sequence[str], own: str, pieces: int) -> list[int | None]:
 
 
 class Broadcast:
-    """One broadcast, as who asks for it sees it."""
+    """One broadcast, on the caller's side."""
 
     def __init__(
         self, node: Any, source: BufferHandle, receivers: Sequence[Receiving], extent: Extent, seconds: float
@@ -88,7 +91,7 @@ class Broadcast:
         self._done: Future[list[BufferHandle]] = Future.pending()
 
     def start(self, name: str, *, fresh: bool) -> Future[list[BufferHandle]]:
-        """Send the orders. The handles of where the bytes are, by rank, once all have them."""
+        """Send the orders. The future resolves to the handles of the received bytes, by rank."""
         number = secrets.randbits(63)
         if copying := [each.address for each in self._receivers if each.into is None]:
             ask_to_be_told(self._node, self._source, copying)

@@ -1,8 +1,8 @@
-"""What every process does in a broadcast: it fetches the bytes from where it is told to, and tells who fetches from it.
+"""The receiver of broadcasts in every process: fetches the bytes as ordered, and serves its copy to other receivers.
 
-Who fetches from another copy asks it how far that is, and gets an answer as soon as it is further than he is. So bytes
-go on while others still come, and each wait is a call that somebody answers, whoever dies. Where a copy fails, who
-fetches from it goes on from the source.
+A receiver that fetches from another copy calls its `wait`, which replies as soon as more bytes are there. So transfers
+overlap along the chain. Each wait is a call, so it is answered even if a process ends. If a copy fails, its receivers
+continue from the source.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.wire.messages import Address
 
-PIECE = 8 << 20  # bytes after which others are told; of a broadcast between hosts this much is on each way at a time
-Part = tuple[int, int]  # of a broadcast: its number, drawn, and the place of a receiver in it
+# bytes between two progress replies; in a broadcast between hosts, each link carries this much at a time
+PIECE = 8 << 20
+# a receiver's part of a broadcast: the random number of the broadcast, and the receiver's index in it
+Part = tuple[int, int]
 
 
 class BroadcastOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Fetch the bytes of this buffer."""
+    """An order to fetch the bytes of this buffer."""
 
     part: Part
     source: BufferHandle
     seconds: float
-    parent: tuple[Address, Part] | None  # whose copy is fetched; None: the source itself
+    parent: tuple[Address, Part] | None  # the copy to fetch from; None: the source itself
     name: str = ""  # of the copy
     fresh: bool = False  # into new memory
-    into: BufferHandle | None = None  # into this buffer of the receiver's, and no copy
+    into: BufferHandle | None = None  # into this buffer of the receiver, instead of a copy
 
 
 class DataPlaneProtocol(Protocol):
-    """What is needed of that of the process."""
+    """The parts of the process's data plane that the receiver needs."""
 
     leases: LeaseTable
     transfers: Transfers
@@ -57,29 +59,29 @@ class DataPlaneProtocol(Protocol):
 
 
 class BroadcastProgress:
-    """How far one broadcast has come here, and who waits for more of it."""
+    """The progress of one broadcast in this process, and the calls that wait for more of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all of these
         self._reached = 0
-        self._handle: BufferHandle | None = None  # of what is filled
+        self._handle: BufferHandle | None = None  # of the memory that is filled
         self._refusal: str = ""
         self._waiting: list[tuple[Port[Any], int]] = []
 
     def wait(self, port: Port[tuple[int, BufferHandle]], have: int) -> None:
-        """Answer once there is more than this."""
+        """Reply once more than `have` bytes are here."""
         with self._lock:
             self._waiting.append((port, have))
         self._answer()
 
     def reach(self, handle: BufferHandle, count: int) -> None:
-        """So many bytes are here."""
+        """Record that `count` bytes are here, and reply to waiting calls."""
         with self._lock:
             self._handle, self._reached = handle, count
         self._answer()
 
     def refuse(self, why: str) -> None:
-        """No more comes, or not soon: who waits is to fetch from elsewhere."""
+        """Fail all waiting calls: no more bytes come, or not soon. The callers fetch from the source instead."""
         with self._lock:
             self._refusal = why
         self._answer()
@@ -97,7 +99,7 @@ class BroadcastProgress:
 
 
 class Receiver(Actor):
-    """Hosted inline; what waits is done on threads."""
+    """Carries out broadcast orders. Hosted inline; blocking work runs on threads."""
 
     def __init__(self, station: DataPlaneProtocol, followers: CopyHolders) -> None:
         self._data_plane = station
@@ -107,7 +109,7 @@ class Receiver(Actor):
 
     @endpoint(explicit_response_port=True)
     def receive(self, port: Port[BufferHandle], order: BroadcastOrder) -> None:
-        """Answered with the handle of the copy once it is here."""
+        """Fetch the bytes, and reply with the handle of the copy once it is complete."""
         arrival = self._arrival(order.part, order.seconds)
         self._on_a_thread(
             lambda: _answer(port, lambda: BroadcastReception(self._data_plane, order, arrival).carry_out())
@@ -115,26 +117,26 @@ class Receiver(Actor):
 
     @endpoint(explicit_response_port=True)
     def wait(self, port: Port[tuple[int, BufferHandle]], part: Part, have: int, seconds: float) -> None:
-        """How many bytes of it are here, and where, as soon as there are more than `have`."""
+        """Reply with the number of bytes that are here and their handle, as soon as there are more than `have`."""
         self._arrival(part, seconds).wait(port, have)
 
     @endpoint
     def forget(self, source: Source) -> None:
-        """The buffer is lent no more."""
+        """Drop the copies of a buffer whose lease has ended."""
         self._data_plane.forget(source)
 
     @endpoint
     def follow(self, source: BufferHandle, receivers: list[Address]) -> None:
-        """These processes are to be told when a buffer of this one is lent no more."""
+        """Register these processes to be notified when the lease of a buffer of this process ends."""
         self._followers.add(source, receivers)
 
     def _arrival(self, part: Part, seconds: float) -> BroadcastProgress:
-        """Made by whoever comes first, who receives or who asks; kept as long as anybody may ask."""
+        """Return the progress of this part. The first `receive` or `wait` call makes it; a timer removes it."""
         with self._lock:
             arrival = self._arrivals.get(part)
             if arrival is None:
                 arrival = self._arrivals[part] = BroadcastProgress()
-                here = contextvars.copy_context()  # the clock has none, and ports are answered by somebody
+                here = contextvars.copy_context()  # timers run without a context, and replies through ports need one
                 self._data_plane.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
             return arrival
 
@@ -151,14 +153,14 @@ class Receiver(Actor):
 def _answer(port: Port[BufferHandle], work: Callable[[], BufferHandle]) -> None:
     try:
         handle = work()
-    except Exception as error:  # whoever waits for the copy is told of anything
+    except Exception as error:  # the receiver passes any error to the caller
         port.exception(error)
     else:
         port.send(handle)
 
 
 class BroadcastReception:
-    """One order, as it is carried out."""
+    """The execution of one order."""
 
     def __init__(self, station: DataPlaneProtocol, order: BroadcastOrder, arrival: BroadcastProgress) -> None:
         self._data_plane = station
@@ -167,13 +169,13 @@ class BroadcastReception:
         self._deadline = Deadline(order.seconds)
 
     def carry_out(self) -> BufferHandle:
-        """The handle of where the bytes are, now that they are there."""
+        """Fetch the bytes, and return the handle of the memory that holds them."""
         source, node = self._order.source, self._data_plane.node
         try:
             if self._order.into is not None:
                 return self._fill_buffer(self._order.into)
             if (source.owner, source.incarnation) == (node.address, node.incarnation):
-                return source  # the owner has it
+                return source  # the owner already has the bytes
             return self._fill_copy(self._data_plane.copies.take(source, self._order.name, fresh=self._order.fresh))
         except BaseException as error:
             self._arrival.refuse(str(error))
@@ -183,7 +185,7 @@ class BroadcastReception:
         lent, user = self._data_plane.leases.find(into.lease.number), object()
         try:
             if lent is not None:
-                lent.users.add(user)  # who drops it waits for this one
+                lent.users.add(user)  # `drop` waits for this transfer
             if lent is None or lent.is_over:
                 raise BufferDropped(f"the buffer of {into.actor} was dropped, or its actor has ended")
             return self._fill(lent.local.part(0, self._order.source.size), into)
@@ -193,7 +195,7 @@ class BroadcastReception:
 
     def _fill_copy(self, copy: Copy) -> BufferHandle:
         if not copy.filling.acquire(blocking=False):
-            # Who waited for this while that one waits for another might wait in a ring.
+            # A broadcast that waited here, while the other one waits for a third, could deadlock in a ring.
             self._arrival.refuse("another broadcast is filling it")
             if not copy.filling.acquire(timeout=self._deadline.left):
                 raise TransferTimeout(f"another broadcast was still filling the copy after {self._order.seconds:g} s")
@@ -201,9 +203,9 @@ class BroadcastReception:
         try:
             copy.is_whole = False
             self._fill(copy.local, copy.handle)
-            copy.is_whole = copy.source == self._order.source  # else the next broadcast has it already
+            copy.is_whole = copy.source == self._order.source  # otherwise the next broadcast has taken it already
         except OwnerGone:
-            if copy.source == self._order.source and not was_whole:  # it never will be
+            if copy.source == self._order.source and not was_whole:  # it can never be completed
                 self._data_plane.copies.let_go([copy.handle.lease.number])
             raise
         finally:
@@ -218,21 +220,21 @@ class BroadcastReception:
         return handle
 
     def _follow(self, local: LocalMemory, handle: BufferHandle) -> int:
-        """Fetch from the copy that was named, as far as that goes; how many bytes are here then."""
+        """Fetch from the parent's copy as far as possible; return how many bytes are here then."""
         have = 0
         try:
             while have < local.size:
                 reached, there = self._ask(have)
                 have = self._read(there, local, have, reached)
                 self._arrival.reach(handle, have)
-        except Exception:  # the source has the rest, whatever keeps the other copy from giving it
+        except Exception:  # whatever the error: the rest comes from the source
             self._deadline.check(lambda: f"fetching {local.size:,} bytes")
         return have
 
     def _ask(self, have: int) -> tuple[int, BufferHandle]:
         assert self._order.parent is not None
         address, part = self._order.parent
-        within = self._deadline.left / 2  # the rest is for the source, where this one does not answer
+        within = self._deadline.left / 2  # the rest of the time is for the source, if this copy does not reply
         reply_handler = PerRank(1)
         question: Any = (part, have, self._deadline.left), {}
         self._data_plane.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, reply_handler)

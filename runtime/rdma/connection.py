@@ -1,7 +1,7 @@
-"""A TCP connection on which bulk data goes: bytes by number, each within a deadline.
+"""A TCP connection for bulk data: sends and receives a given number of bytes within a deadline.
 
-The socket blocks, and the system watches the time: so a large piece is one call, and a thread that moves data has to
-wait for the interpreter once a piece, and not once a packet.
+The socket blocks, and the kernel enforces the time limit. So a large piece is one call, and a transferring thread waits
+for the GIL once per piece instead of once per packet.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from meshbook.runtime.errors import RefusedMessage, TransferTimeout
 from meshbook.runtime.rdma import protocol
 from meshbook.runtime.rdma.backends import Deadline
 
-PIECE = 8 << 20  # bytes of one call, and between two looks at the deadline
+PIECE = 8 << 20  # bytes of one call, and between two checks of the deadline
 _TIME = struct.Struct("@ll")  # a timeval
 Buffer = bytes | bytearray | memoryview
 
 
 class DataConnection:
-    """One connection. ConnectionError where it has broken, TransferTimeout when the time has passed.
+    """One connection. Raises ConnectionError if it breaks, and TransferTimeout at the deadline.
 
-    It is looked at the deadline every so many seconds at least: it may be cancelled.
+    It checks the deadline at least every `look` seconds, because the deadline may be cancelled.
     """
 
     def __init__(self, connection: socket.socket, look: float = 0.5) -> None:
         self._socket = connection
         self._look = look
         self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
-        self.seal_out: protocol.Seal  # from the handshake on
+        self.seal_out: protocol.Seal  # set by the handshake
         self.seal_in: protocol.Seal
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -52,7 +52,7 @@ class DataConnection:
                 rest = rest[count:]
 
     def send_message(self, data: bytes, deadline: Deadline) -> None:
-        """Send a request or an answer, with its length."""
+        """Send a request or an answer, preceded by its length."""
         self.send(b"".join(map(self._seal, (protocol.pack_length(len(data)), data))), deadline)
 
     def _seal(self, data: bytes) -> bytearray:
@@ -61,23 +61,23 @@ class DataConnection:
         return sealed
 
     def receive_length(self, deadline: Deadline) -> int:
-        """Receive the length of the next request or answer. Raises Damaged."""
+        """Receive the length of the next request or answer. Raises DamagedData."""
         return protocol.unpack_length(self.receive_message(protocol.LENGTH_BYTES, deadline))
 
     def receive_message(self, length: int, deadline: Deadline) -> bytearray:
-        """Receive the request or answer whose length has come. Raises Damaged."""
+        """Receive a request or answer of this length. Raises DamagedData."""
         data = bytearray(length)
         self.seal_in.open(self.receive(length + protocol.TAG, deadline), data)
         return data
 
     def send_piece(self, data: memoryview, between: memoryview, deadline: Deadline) -> None:
-        """Send a piece of the data, sealed into the memory `between`, which has room for it."""
+        """Send a piece of the data, sealed into the memory `between`, which must have room for it."""
         sealed = between[: len(data) + protocol.TAG]
         self.seal_out.seal(data, sealed)
         self.send(sealed, deadline)
 
     def receive_piece(self, data: memoryview, between: memoryview, deadline: Deadline) -> None:
-        """Receive a piece that fills `data`, by the memory `between`. Raises Damaged."""
+        """Receive a piece that fills `data`, through the memory `between`. Raises DamagedData."""
         sealed = between[: len(data) + protocol.TAG]
         self.receive_into(sealed, deadline)
         self.seal_in.open(sealed, data)
@@ -88,7 +88,7 @@ class DataConnection:
         return data
 
     def has_something(self) -> bool:
-        """Whether something has come, be it the end of the connection."""
+        """Return whether data or the end of the connection has arrived."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -99,11 +99,11 @@ class DataConnection:
 
     @contextlib.contextmanager
     def _within(self, deadline: Deadline, limit: int) -> Iterator[None]:
-        """For one call of the system. One that comes to nothing in its time is no error: the next look is."""
+        """Limit the time of one socket call. A timeout of the call is no error: the caller checks the deadline."""
         deadline.check(self.what)
         left = min(deadline.left, self._look)
         seconds = int(left)
-        time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # none at all would be no limit
+        time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # a zero timeval would mean no limit
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, limit, time)
             with contextlib.suppress(BlockingIOError):
@@ -112,7 +112,7 @@ class DataConnection:
             raise ConnectionError(f"the connection broke: {error}") from error
 
     def interrupt(self) -> None:
-        """From any thread: whoever sends or receives here is told that the connection has broken."""
+        """Break the connection, from any thread: pending sends and receives raise ConnectionError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -121,7 +121,7 @@ class DataConnection:
 
 
 def admit(line: DataConnection, key: bytes, deadline: Deadline) -> None:
-    """As the agent: let this one in. RefusedMessage where he does not show that he knows the key."""
+    """Run the agent's side of the handshake. Raises RefusedMessage if the peer does not prove that it has the key."""
     own = secrets.token_bytes(protocol.NONCE)
     try:
         line.send(protocol.pack_greeting(own), deadline)
@@ -136,7 +136,10 @@ def admit(line: DataConnection, key: bytes, deadline: Deadline) -> None:
 
 
 def be_admitted(line: DataConnection, key: bytes, deadline: Deadline) -> None:
-    """As the process: be let in. RefusedMessage where that one does not know the key; ConnectionError: not let in."""
+    """Run the process's side of the handshake.
+
+    Raises RefusedMessage if the agent does not prove that it has the key, and ConnectionError if the agent refuses.
+    """
     asked = protocol.unpack_greeting(line.receive(protocol.GREETING_BYTES, deadline))
     own = secrets.token_bytes(protocol.NONCE)
     line.send(own + protocol.prove(key, "process", asked, own), deadline)

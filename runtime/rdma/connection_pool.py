@@ -1,4 +1,4 @@
-"""The connections of this process to the memory servers of host agents: kept, used again, and closed when idle."""
+"""The connection pool of this process to the memory servers of host agents: reuses connections, closes idle ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from meshbook.runtime.rdma.connection import DataConnection, be_admitted
 from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServerAddress
 from meshbook.runtime.wire.messages import Address
 
-MOST_LINES = 8  # to one agent; more transfers at once wait for one
-CONNECT_SECONDS = 3.0  # where a firewall drops what we send, so long is waited
-IDLE_SECONDS = 20.0  # of a connection, until it is closed; the server waits for longer
+MOST_LINES = 8  # connections to one agent; further transfers wait for one
+CONNECT_SECONDS = 3.0  # seconds; a firewall that drops packets costs this wait
+IDLE_SECONDS = 20.0  # seconds until an idle connection is closed; the server waits longer
 NOWHERE = Extent((), ())
 
 
 class ConnectionPool:
-    """Those of one process, to all agents. Safe from any thread."""
+    """The connections of one process to all agents. Safe from any thread."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -42,12 +42,12 @@ class ConnectionPool:
             return known
 
     def trouble(self, agent: Address) -> str:
-        """Why there is no way to this agent, where that has been found out."""
+        """Return why this agent cannot be reached, if a connection has already failed for a lasting reason."""
         known = self._agents.get(agent.node)
         return known.trouble if known is not None else ""
 
     def _ended(self, report: ExitReport) -> None:
-        """A node has ended; if it is an agent, whoever moves data there hears of it, also where a link is cut."""
+        """Close the connections to an ended agent, so that transfers fail even when the network link is cut."""
         with self._lock:
             known = self._agents.pop(report.node, None)
         if known is not None:
@@ -62,27 +62,27 @@ class ConnectionPool:
 
 
 class AgentConnections:
-    """Those to one agent."""
+    """The connections to one agent."""
 
     def __init__(self, node: Node, agent: Address) -> None:
         self._node = node
         self._agent = agent
         self._changed = threading.Condition()  # guards all below
-        self._free: list[tuple[DataConnection, float]] = []  # and since when; what was used last is used next
+        self._free: list[tuple[DataConnection, float]] = []  # with the time of last use; the last used is reused first
         self._used: set[DataConnection] = set()
-        self._count = 0  # of both, and of those that are being made
+        self._count = 0  # connections in use, free and being opened
         self._door: MemoryServerAddress | None = None
-        self._is_due = False  # idle ones are looked for later
+        self._is_due = False  # a check for idle connections is scheduled
         self._closed = False
         self.trouble = ""
 
     @contextlib.contextmanager
     def line(self, deadline: Deadline, what: Callable[[], str]) -> Iterator[DataConnection]:
-        """A connection for one request. Where that is broken off by an error, the connection is closed.
+        """Yield a connection for one request. An error inside the block closes the connection.
 
-        `what` says what it is for, and how far that is.
+        `what` describes the request and its progress, for errors.
 
-        Unsuitable where there is no way to the agent; OwnerGone where that has ended; TransferTimeout.
+        Raises Unsuitable if the agent cannot be reached, OwnerGone if the agent has ended, and TransferTimeout.
         """
         line = self._take(deadline)
         line.what, before = what, line.what
@@ -91,13 +91,14 @@ class AgentConnections:
         except BaseException:
             self._forget(line)
             raise
-        line.what = before  # it would keep the memory that was moved
+        line.what = before  # the closure would keep the moved memory alive
         self._give(line)
 
     def _take(self, deadline: Deadline) -> DataConnection:
         self.check_living()
         with self._changed:
-            # Whoever is woken just when his time is over takes it all the same: nobody else would be woken.
+            # A thread that is woken just as its time expires still takes the connection: no other thread would be
+            # woken.
             if not self._changed.wait_for(self._may_take, deadline.left):
                 raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
             if self._closed:
@@ -107,7 +108,7 @@ class AgentConnections:
                 if not line.has_something():
                     self._used.add(line)
                     return line
-                line.close()  # it has been closed over there
+                line.close()  # the server has closed it
                 self._count -= 1
             self._count += 1
         return self._make(deadline)
@@ -162,7 +163,7 @@ class AgentConnections:
         self._look_later()
 
     def close(self) -> None:
-        """Let whoever is at one of them hear that it has broken, and make no more."""
+        """Interrupt the transfers that use these connections, and open no more."""
         with self._changed:
             self._closed = True
             for line in self._used:
@@ -173,7 +174,7 @@ class AgentConnections:
     # -- connecting ---------------------------------------------------------------------------------
 
     def check_living(self) -> None:
-        """OwnerGone where the agent has ended, and all processes of its host with it."""
+        """Raise OwnerGone if the agent has ended: all processes of its host end with it."""
         if (report := self._node.peers.report_of(self._agent.node)) is not None:
             raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
 
@@ -203,14 +204,14 @@ class AgentConnections:
         return line
 
     def _unsuitable(self, why: str, error: BaseException) -> Unsuitable:
-        """That no connection leads there, noted for all owners on this host, unless it may pass."""
+        """Return the error to raise; record the reason for all owners on this host, unless the error may pass."""
         found = Unsuitable(why, error)
         if not found.may_pass:
             self.trouble = why
         return found
 
     def _find_door(self, deadline: Deadline) -> MemoryServerAddress:
-        """Asked once: an agent keeps its server for as long as it lives."""
+        """Return the address of the memory server. Requested once: an agent keeps its server until it ends."""
         if self._door is None:
             reply_handler = PerRank(1)
             self._node.calls.send(

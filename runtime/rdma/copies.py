@@ -1,4 +1,4 @@
-"""The copies of others' buffers that this process has by broadcasts: their memory is used again by the next one."""
+"""The copies of other processes' buffers that broadcasts made here; the next broadcast reuses their memory."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.snapshots import items_of
 
 Lend = Callable[[LocalMemory, BufferHandle], BufferHandle]
-Source = tuple[str, int, int]  # the node of the owner, its life, and the number of the lease
+Source = tuple[str, int, int]  # the owner's node, its incarnation, and the lease number
 
 
 def source_of(handle: BufferHandle) -> Source:
-    """Which buffer that is, in the whole run."""
+    """Return the key that identifies a buffer in the whole run."""
     return handle.owner.node, handle.incarnation, handle.lease.number
 
 
 @dataclass(slots=True)
 class Copy:
-    """Memory of this process, lent to others, and what is in it."""
+    """Memory of this process, lent to others, with its contents."""
 
     local: LocalMemory
     handle: BufferHandle  # of the copy
-    source: BufferHandle  # what it is a copy of
+    source: BufferHandle  # the buffer that it is a copy of
     is_whole: bool = False  # a broadcast has filled it, and none has failed since
     filling: threading.Lock = field(default_factory=threading.Lock)  # held by the broadcast that writes to it
 
 
 class Copies:
-    """The copies of one process: one of each buffer, or of each name. Safe from any thread.
+    """The copies of one process: one per buffer, or one per name. Safe from any thread.
 
-    To lend memory, and to end that, may take long, and sends messages: neither is done under the lock, for which
-    whoever receives may wait.
+    Starting and ending a lease may take long and sends messages. Both happen outside the lock, because receiving
+    threads may wait for it.
     """
 
     def __init__(self, lend: Lend, end: Callable[[int], object]) -> None:
         self._lend = lend
         self._end = end
-        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
-        self._copies: dict[Any, Copy] = {}  # by the name, else by the source
+        self._lock = threading.RLock()  # guards the next two; reentrant: a garbage collection may drop a buffer
+        self._copies: dict[Any, Copy] = {}  # by name, else by source
         self._keys: dict[Source, Any] = {}
-        self._dropped: collections.deque[Copy] = collections.deque()  # that are still to be ended
+        self._dropped: collections.deque[Copy] = collections.deque()  # copies whose leases are still to be ended
 
     def take(self, source: BufferHandle, name: str, *, fresh: bool) -> Copy:
-        """Where a broadcast of this buffer goes: the memory of the last one, where the size is the same.
+        """Return the copy that a broadcast of this buffer writes to. Reuses the last one of the same size.
 
-        MemoryError where there is not enough.
+        Raises MemoryError.
         """
         key = name or source_of(source)
         copy = None if fresh else self._use_again(key, source)
         if copy is None:
             made = self._make(source)
-            with self._lock:  # another thread may have come before
+            with self._lock:  # another thread may have made one in the meantime
                 copy = (None if fresh else self._use_again(key, source)) or self._put(key, made)
                 if copy is not made:
                     self._dropped.append(made)
@@ -67,19 +67,19 @@ class Copies:
         return copy
 
     def find(self, source: BufferHandle) -> Copy | None:
-        """The copy of this buffer, if all of it is here."""
+        """Return the copy of this buffer if it is complete."""
         with self._lock:
             copy = self._copies.get(self._keys.get(source_of(source)))
             return copy if copy is not None and copy.is_whole else None
 
     def forget(self, source: Source) -> None:
-        """The buffer is lent no more, and its copies go with it. Who has a tensor of one keeps the memory."""
+        """Drop the copies of a buffer whose lease has ended. A tensor that views a copy keeps its memory alive."""
         with self._lock:
             self._drop(self._keys.get(source))
         self._end_dropped()
 
     def let_go(self, numbers: Collection[int]) -> None:
-        """What was lent under these numbers is lent no more: no copy that was dropped stays."""
+        """Drop the copies whose own leases have these numbers."""
         with self._lock:
             for key, copy in items_of(self._copies):
                 if copy.handle.lease.number in numbers:
@@ -87,7 +87,7 @@ class Copies:
         self._end_dropped()
 
     def _use_again(self, key: Any, source: BufferHandle) -> Copy | None:
-        """The copy of this key, for this buffer now, if it is as large."""
+        """Return the copy of this key, reassigned to this buffer, if its size matches."""
         with self._lock:
             copy = self._copies.get(key)
             if copy is None or copy.local.size != source.size:
@@ -95,7 +95,7 @@ class Copies:
             self._leave_others(key, source)
             if copy.source != source:
                 self._keys.pop(source_of(copy.source), None)
-                copy.source, copy.is_whole = source, False  # what is in it is of the buffer before
+                copy.source, copy.is_whole = source, False  # the contents are those of the previous buffer
             self._keys[source_of(source)] = key
             return copy
 
@@ -106,7 +106,7 @@ class Copies:
         return made
 
     def _leave_others(self, key: Any, source: BufferHandle) -> None:
-        """Of one buffer there is one copy."""
+        """Drop a copy of this buffer under another key: each buffer has one copy."""
         if (other := self._keys.get(source_of(source), key)) != key:
             self._drop(other)
 
@@ -121,7 +121,7 @@ class Copies:
             self._dropped.append(copy)
 
     def _end_dropped(self) -> None:
-        """Once the lock is free. To end one lets go of it here as well: so this comes again, in its middle."""
+        """End the leases of dropped copies, outside the lock. Reentrant: `_end` calls `let_go`, and that calls this."""
         with contextlib.suppress(IndexError):
             while True:
                 self._end(self._dropped.popleft().handle.lease.number)

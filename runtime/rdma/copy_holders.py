@@ -1,4 +1,4 @@
-"""Who has copies of buffers of this process, or has opened one: they are told when it is lent no more."""
+"""The processes that hold copies of this process's buffers, or have opened them; notified when a lease ends."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.wire.messages import Address
 
-RECEIVER = "rdma receiver"  # the actor of every process that fetches and drops copies (`receiving`)
+RECEIVER = "rdma receiver"  # the actor of every process that fetches and drops copies (`broadcast_receiver`)
 NOWHERE = Extent((), ())
 
 
 class CopyHolders:
-    """By the number of the lease. Safe from any thread."""
+    """The holders by lease number. Safe from any thread."""
 
     def __init__(self, leases: LeaseTable, tell: Callable[[BufferHandle, list[Address]], object]) -> None:
         self._leases = leases
         self._tell = tell
-        self._lock = threading.RLock()  # guards the next; under it, garbage may drop a buffer
+        self._lock = threading.RLock()  # guards the next; reentrant: the garbage collector may drop a buffer under it
         self._receivers: dict[int, set[Address]] = {}
 
     def add(self, source: BufferHandle, receivers: Iterable[Address]) -> None:
-        """These processes are to be told of its end."""
+        """Notify these processes when the lease of this buffer ends."""
         number = source.lease.number
         with self._lock:
             self._receivers.setdefault(number, set()).update(receivers)
-        if self._leases.find(number) is None:  # it was dropped meanwhile, or before
+        if self._leases.find(number) is None:  # dropped before this call, or during it
             self._end(source)
 
     def end(self, ended: Iterable[LentMemory]) -> None:
-        """These are lent no more."""
+        """Notify the holders of these ended leases."""
         for lent in ended:
             if lent.handle is not None and lent.lease.number in self._receivers:
                 self._end(lent.handle)
@@ -48,11 +48,11 @@ class CopyHolders:
 
 
 def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
-    """Let these processes drop their copies of a buffer. Those that have ended have none."""
+    """Send these processes a message to drop their copies of a buffer. Processes that have ended hold none."""
     for address in receivers:
         node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
 
 
 def ask_to_be_told(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
-    """Let the owner of a buffer tell these processes when it is lent no more."""
+    """Register these processes with the owner of a buffer, which notifies them when the lease ends."""
     node.calls.send([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)

@@ -1,4 +1,4 @@
-"""The data plane of one process: what it lends, the ways it knows, and the transfers that it carries out."""
+"""The data plane of one process: its leases, its transfer backends, and its transfers."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
-PATIENCE = 1.0  # seconds that others get, when this process leaves its run, to be through with its memory
+# seconds that other processes get to finish transfers from this process's memory when it leaves its run
+PATIENCE = 1.0
 
 
 class DataPlane:
-    """Made once for each node, by who starts it. Costs nothing until something is lent or moved."""
+    """The data plane of a node. Made once by the code that starts the node; idle until the first lease or transfer."""
 
     def __init__(self, node: Node, folder: Path, agent: Address | None, *, is_worker: bool = False) -> None:
-        """`is_worker`: the process is a worker's alone, and may load what a kernel or an agent should not have."""
+        """`is_worker`: the process is a worker only, and may load libraries that a kernel or an agent must not load."""
         self._node = node
         self._folder = folder / FOLDER
         self._agent = agent
@@ -61,17 +62,17 @@ class DataPlane:
         self.leases = LeaseTable(str(self._folder))
         self.in_progress = ActiveTransfers(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
-        self._forgetters: list[Callable[[str, int], object]] = []  # of ways that keep something of buffers
+        self._forgetters: list[Callable[[str, int], object]] = []  # of backends that keep state about buffers
         self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
         self.chooser = BackendSelector(self.ways, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
-            node.loop.call_later(seconds, callback)  # by the clock of then: tests have their own
+            node.loop.call_later(seconds, callback)  # looks up the timer when called: tests replace it
 
         self._retention = Retention(lambda: leases_in_use(self._folder), self._release, later)
         self.traffic = Traffic(node.address.node)
-        # A thread of its own: what takes seconds there must not hold up transfers, nor have more than one core.
+        # One thread of its own: this work takes seconds. It must not delay transfers, nor use more than one core.
         self._paging = Threads(1, "meshbook large pages")
         self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
         node.actors.when_ended.append(self._end_of)
@@ -82,7 +83,7 @@ class DataPlane:
         self._server: MemoryServer | None = None  # of an agent
 
     def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
-        """In the order of speed."""
+        """Return the backends, fastest first."""
         memory = ProcessMemoryBackend(self.in_progress)
         return [
             SameProcessBackend(self._node.address, self._node.incarnation, self.leases),
@@ -100,23 +101,23 @@ class DataPlane:
         return way
 
     def forget(self, source: Source) -> None:
-        """This buffer of another process is lent no more: copies of it go, and what is open of it is closed."""
+        """Drop copies of this buffer of another process, and close its handles, because its lease has ended."""
         self.copies.forget(source)
         node, _, number = source
         for forget in self._forgetters:
             forget(node, number)
 
     def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
-        """A transfer is done."""
+        """Record a finished transfer."""
         self._fallback.note(way, job.handle)
         if job.local.device != CPU:
             self._fallback.note_gpu(way, job.handle, is_write=is_write)
         self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
 
     def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
-        """As a host agent: reach the memory of this host's processes for those of other hosts.
+        """Start the memory server of a host agent, which serves this host's memory to other hosts.
 
-        `ip_towards` says at which address of ours a node reaches this host.
+        `ip_towards` returns the address of this host under which a node reaches it.
         """
         self._server = MemoryServer(ProcessMemoryBackend(self.in_progress), str(self._folder), is_ours)
         self._node.actors.host_inline(MEMORY, MemoryServerActor(self._server, ip_towards))
@@ -128,7 +129,7 @@ class DataPlane:
         return self._node
 
     def lend(self, local: LocalMemory, lender: Instance, form: TensorForm | None = None) -> BufferHandle:
-        """Let others reach this memory, until `end`, or until this actor ends."""
+        """Lend this memory to other processes until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
         offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
@@ -150,22 +151,22 @@ class DataPlane:
         return own_mark()
 
     def end(self, number: int) -> Future[None]:
-        """Lend it no more: whoever asks from now on is refused. What is not lent (any more) is no error.
+        """End a lease: new transfers are refused. Ending an unknown or ended lease is no error.
 
-        The future is done when nobody is at the memory any more, and it is not kept from here.
+        The future is done when no transfer uses the memory any more and this process has released it.
         """
         if (lent := self.leases.end(number)) is not None:
             return self._keep([lent])[0]
         return self._retention.released(number) or Future.completed(None)
 
     def _end_of(self, lender: Instance) -> None:
-        """An actor has ended, and what it has lent with it."""
+        """End all leases of an actor that has ended."""
         ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
         if ended:
             self._keep(ended)
 
     def _keep(self, ended: list[LentMemory]) -> list[Future[None]]:
-        """These are lent no more, and kept while somebody is at them. Copies of them go, too."""
+        """Keep the memory of these ended leases while transfers use it, and drop its copies."""
         self._followers.end(ended)
         self.copies.let_go([lent.lease.number for lent in ended])
         return self._retention.keep(ended)
@@ -175,10 +176,10 @@ class DataPlane:
             for way in self.ways:
                 way.withdraw(lent.handle)
 
-    # -- about what others lend ----------------------------------------------------------------
+    # -- leases of other processes -------------------------------------------------------------
 
     def find_here(self, handle: BufferHandle) -> LocalMemory | None:
-        """The memory of this buffer in this process: the owner's own, or that of a copy."""
+        """Return the memory of this buffer in this process: the owner's own, or that of a copy."""
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             lent = self.leases.find(handle.lease.number)
             return None if lent is None else lent.local
@@ -186,7 +187,7 @@ class DataPlane:
         return None if copy is None else copy.local
 
     def drop(self, handle: BufferHandle) -> Future[None]:
-        """Have its owner lend it no more. One that has ended does not any more."""
+        """Let the owner end the lease. An owner that has ended lends nothing."""
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return self.end(handle.lease.number)
         asked = PerRank(1)
@@ -194,7 +195,7 @@ class DataPlane:
         return _whatever_comes(asked.futures[0])
 
     def explain(self, handle: BufferHandle) -> str:
-        """Which way data goes between here and this buffer, and what is to be said of each other way."""
+        """Describe the backend that moves data between here and this buffer, and why the others are not used."""
         return explain(handle, self._where(handle), self.chooser.explain(handle, None))
 
     def _where(self, handle: BufferHandle) -> str:
@@ -210,7 +211,7 @@ class DataPlane:
         return "a process of another host of this run, on the same machine" if is_here else "a process of another host"
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Lend nothing any more, and move nothing. Others get so many seconds to be through with memory of here."""
+        """End all leases and stop all transfers. Other processes get `patience` seconds to finish theirs from here."""
         if self._server is not None:
             self._server.close()
         self._paging.close()
@@ -224,24 +225,24 @@ class DataPlane:
         ended = [lent for number in self.leases.all() if (lent := self.leases.end(number)) is not None]
         self._retention.keep(ended)
         for lent in self._retention.close(patience):
-            # This process may live on, as a notebook does that detaches. So this memory is never given back to it.
+            # This process may keep running, as a notebook does after it detaches. So this memory is never freed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
 
 
 def _name_of(lender: Instance) -> str:
-    """As errors name whose memory it is: what runs cells is no actor to its user."""
+    """Return the owner's name for errors. The actor that runs cells is not an actor to its user."""
     return f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
 
 
 def _whatever_comes(asked: Future[None]) -> Future[None]:
-    """Done once that is settled: an owner that has ended has nothing to drop."""
+    """Return a future that is done when the call is settled, also by an error: an ended owner has nothing to drop."""
     made: Future[None] = Future.pending()
     asked.when_done(lambda: made.resolve(lambda: None))
     return made
 
 
 def own_station() -> DataPlane:
-    """That of the process in which this runs. RuntimeError where it moves no data."""
+    """Return the data plane of this process. Raises RuntimeError if it has none."""
     station = context().actor_instance.node.station
     if station is None:
         raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")

@@ -1,7 +1,7 @@
-"""What is lent out from this process: a word for each lease, where others can read it, and what keeps the memory.
+"""The leases of this process: for each one a word that other processes can read, and the memory that it lends.
 
-Words lie in memory that is not freed or moved while the node is there. Numbers are drawn: who reads a word too late
-does not find the one that he looks for.
+Words lie in memory that is neither freed nor moved while the node exists. Lease numbers are random: a process that
+reads a reused word finds another number than that of its lease.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ WORDS_A_BLOCK = 512
 
 @dataclass(slots=True)
 class LentMemory:
-    """A lease as its owner sees it."""
+    """A lease, as its owner sees it."""
 
     local: LocalMemory
     lender: Instance
     lease: Lease
     word: Any
-    handle: BufferHandle | None = None  # once it is made
-    # Transfers of this very process that are at it. As with others each says so first, and then looks. A set, so that
-    # it is said, and taken back, in one step, which no Ctrl-C divides.
+    handle: BufferHandle | None = None  # set once it is made
+    # Transfers of this process that use the memory. Like other processes, each one registers first and then checks the
+    # lease. A set, because adding and discarding are single steps that no Ctrl-C can divide.
     users: set[object] = field(default_factory=set)
-    is_over: bool = False  # it is lent no more
+    is_over: bool = False  # the lease has ended
 
 
 class LeaseTable:
-    """The leases of one node. `folder` is where others say that they are at them. Safe from any thread."""
+    """The leases of one node. `folder` is where other processes mark the leases that they use. Safe from any thread."""
 
     def __init__(self, folder: str = "") -> None:
         self._folder = folder
-        # Guards all of these. Python collects garbage at any moment, and what is collected may drop a buffer: so it may
-        # be taken again by the thread that has it, and whatever is done here may have an `end` in its middle.
+        # Guards all of these. Reentrant: the garbage collector runs at any moment and may drop a buffer, so `end` may
+        # run on this thread in the middle of any method here.
         self._lock = threading.RLock()
         self._blocks: list[Any] = []  # the memory of the words
         self._free: list[Any] = []  # words that are not in use
         self._lent: dict[int, LentMemory] = {}
 
     def lend(self, local: LocalMemory, lender: Instance) -> LentMemory:
-        """Keep this memory, and say so in a word, until `end`."""
+        """Keep this memory and publish its lease in a word, until `end`."""
         with self._lock:
             if not self._free:
                 block = (ctypes.c_uint64 * WORDS_A_BLOCK)()
@@ -61,7 +61,7 @@ class LeaseTable:
             return lent
 
     def end(self, number: int) -> LentMemory | None:
-        """Lend it no more; what was lent, which the caller keeps until nobody moves data there any more."""
+        """End the lease and return what was lent. The caller keeps it until no transfer uses the memory."""
         with self._lock:
             lent = self._lent.pop(number, None)
             if lent is None:
@@ -72,20 +72,20 @@ class LeaseTable:
             return lent
 
     def find(self, number: int) -> LentMemory | None:
-        """What is lent under this number. Who moves its bytes is one of its `users`, and sees then if it `is_over`."""
+        """Return the lease of this number. A transfer adds itself to `users` first and then checks `is_over`."""
         return self._lent.get(number)
 
     def block_of(self, lease: Lease) -> tuple[int, int]:
-        """Address and bytes of the memory in which its word lies, with others; it is never freed.
+        """Return the address and size in bytes of the block that holds the lease's word. Blocks are never freed.
 
-        For ways that have memory registered before others reach it.
+        Used by backends that must register memory before other processes can reach it.
         """
         with self._lock:
             blocks = [(ctypes.addressof(block), ctypes.sizeof(block)) for block in self._blocks]
         return next((start, size) for start, size in blocks if start <= lease.word < start + size)
 
     def of(self, lender: Instance) -> list[int]:
-        """What this actor has lent. O(n) in all leases: asked when an actor ends."""
+        """Return the lease numbers of this actor. O(n) in all leases; called when an actor ends."""
         return [number for number, lent in items_of(self._lent) if lent.lender == lender]
 
     def all(self) -> list[int]:

@@ -1,9 +1,9 @@
-"""The memory server of a host agent: reads and writes the memory of its host's processes for those of other hosts.
+"""The memory server of a host agent: reads and writes the memory of its host's processes for other hosts.
 
-    a process of another host ==== TCP ==== the agent -> Cross Memory Attach -> the owner, who takes no part
+    a process of another host ==== TCP ==== the agent -> Cross Memory Attach -> the owner, which takes no part
 
-It is opened when somebody asks the agent for the way to it, by a message: so only who is of the run learns the key, and
-of anybody else nothing is served. What goes over the connection is encrypted, and a change of it is detected.
+The server opens when a process requests its address from the agent by message. So only processes of the run receive the
+key, and the server refuses all others. Connections are encrypted and authenticated: a change is detected.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from meshbook.runtime.wire.messages import Address
 logger = logging.getLogger(__name__)
 
 MEMORY = "memory"  # the actor that an agent hosts for this
-CONNECTIONS = 256  # at once; more wait until one is closed, and those that nobody uses are closed for them
-MOST_UNKNOWN = 64  # of these that have not shown the key; of more the oldest is closed first
+CONNECTIONS = 256  # the most at once; further ones wait until one is closed, and idle ones are closed for them
+MOST_UNKNOWN = 64  # the most that have not proved the key; beyond that the oldest is closed first
 HANDSHAKE_SECONDS = 5.0
-IDLE_SECONDS = 120.0  # a connection that is not used for so long is closed; the other side does so before
+IDLE_SECONDS = 120.0  # an idle connection is closed after this time; the other side closes it sooner
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
-PAUSE_SECONDS = 1.0  # after a connection that could not be taken
-LOOK_SECONDS = 0.05  # how often it is looked whether there is room for one more
+PAUSE_SECONDS = 1.0  # after a connection that could not be accepted
+LOOK_SECONDS = 0.05  # between two checks for room for one more
 
 
 class State(enum.Enum):
-    """What a connection is used for."""
+    """The state of a connection."""
 
-    UNKNOWN = enum.auto()  # it has not shown the key
+    UNKNOWN = enum.auto()  # it has not proved the key
     IDLE = enum.auto()
     BUSY = enum.auto()
 
 
 class MemoryServerAddress(msgspec.Struct, frozen=True):
-    """Where an agent's memory server is, and the key that it asks for."""
+    """The address of an agent's memory server, and the key that it requires."""
 
     ip: str
     port: int
@@ -60,7 +60,7 @@ class MemoryServerAddress(msgspec.Struct, frozen=True):
 
 
 class MemoryServerActor(Actor):
-    """Hosted inline by an agent: who sends it a message is of the run, and is told the way to the server."""
+    """Returns the server's address; hosted inline by an agent. Only processes of the run can send it messages."""
 
     def __init__(self, server: MemoryServer, ip_towards: Callable[[Address], str]) -> None:
         self._server = server
@@ -68,19 +68,19 @@ class MemoryServerActor(Actor):
 
     @endpoint
     def door(self, reply_handler: Address) -> MemoryServerAddress:
-        """Where this node reaches the server, which is open from then on. OSError where it cannot be opened."""
+        """Return the server's address for this node, and open the server. Raises OSError if it cannot be opened."""
         return self._server.open(self._ip_towards(reply_handler))
 
     @endpoint
     def refused(self) -> int:
-        """How often somebody was refused who did not show that he is of the run."""
+        """Return how many connections were refused because the peer did not prove that it belongs to the run."""
         return self._server.strangers.count
 
 
 class MemoryServer:
-    """`way` reaches the memory of this host's processes; `is_ours` says of one whether it is of this run.
+    """Serves the memory of this host's processes through `way`. `is_ours` returns whether a process is of this run.
 
-    `folder` is where they look for who is at their memory.
+    `folder` is where owners look for marks of processes that use their memory.
     """
 
     def __init__(self, way: TransferBackend, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
@@ -91,13 +91,13 @@ class MemoryServer:
         self._buffers = pieces.Buffers()
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
-        self._doors: dict[str, socket.socket] = {}  # by the IP address at which they listen
-        self._lines: dict[DataConnection, State] = {}  # the connections; the longest unused first
+        self._doors: dict[str, socket.socket] = {}  # by the IP address that they listen on
+        self._lines: dict[DataConnection, State] = {}  # the longest unused first
         self._closing = threading.Event()
         self.strangers = RejectedPeers("the memory server")
 
     def open(self, ip: str) -> MemoryServerAddress:
-        """Listen at this address of ours; where it does already, that is the answer."""
+        """Listen on this address of the host. Returns the existing address if it already listens there."""
         with self._lock:
             if self._closing.is_set():
                 raise OSError("the memory server is closed")
@@ -112,12 +112,12 @@ class MemoryServer:
         thread = threading.Thread(target=self._accept, args=(listening,), name="meshbook memory server", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # there are too many already: who connected there would wait for nobody
+        except RuntimeError as error:  # too many threads: nothing would accept a connection there
             listening.close()
             raise OSError(str(error)) from error
 
     def close(self) -> None:
-        """Serve nobody any more. Idempotent."""
+        """Stop serving. Idempotent."""
         with self._lock:
             self._closing.set()
             lines, doors = list(self._lines), list(self._doors.values())
@@ -125,7 +125,7 @@ class MemoryServer:
             line.interrupt()
         for listening in doors:
             with contextlib.suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)  # who accepts there is woken, and closes it
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which closes the socket
 
     # -- connections -----------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class MemoryServer:
                 self._make_room()
                 try:
                     self._attend_next(listening)
-                except (OSError, RuntimeError) as error:  # it is closed; or no descriptors, or no threads, are left
+                except (OSError, RuntimeError) as error:  # closed; or no file descriptors or threads are left
                     self._room.release()
                     if not self._closing.is_set():
                         logger.warning("the memory server cannot take a connection: %s", error)
@@ -149,7 +149,7 @@ class MemoryServer:
                     [line for line, state in self._lines.items() if state is wanted]
                     for wanted in (State.UNKNOWN, State.IDLE)
                 )
-            # Idle ones first, unless strangers have come: a process that connects is unknown for a moment, too.
+            # Close idle ones first, unless many are unknown: a legitimate connection is unknown for a moment, too.
             for line in (unknown if len(unknown) > MOST_UNKNOWN or not idle else idle)[:1]:
                 line.interrupt()
             has_room = self._room.acquire(timeout=LOOK_SECONDS)
@@ -161,7 +161,7 @@ class MemoryServer:
         except OSError:
             connection.close()
             raise
-        # Here, not on its thread: while that has not begun, another one would be closed to make room.
+        # Before the thread starts: until the connection is listed, another one would be closed to make room.
         self._note(line, State.UNKNOWN)
         try:
             threading.Thread(target=self._attend, args=(line,), name="meshbook memory", daemon=True).start()
@@ -170,7 +170,7 @@ class MemoryServer:
             raise
 
     def _attend(self, line: DataConnection) -> None:
-        """Serve one connection, until it ends or does not behave."""
+        """Serve one connection until it ends or breaks the protocol."""
         try:
             admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
             while not self._closing.is_set():
@@ -181,7 +181,7 @@ class MemoryServer:
         except (RefusedMessage, protocol.DamagedData) as error:
             self.strangers.refuse(str(error))
         except (OSError, TransferTimeout):
-            pass  # the other side has closed it, or let it wait for too long
+            pass  # the other side closed it, or was idle for too long
         finally:
             self._forget(line)
             self._room.release()
@@ -214,7 +214,7 @@ class MemoryServer:
             raise Unsuitable(f"its host agent knows no process {handle.process.pid} of this run")
 
     def _read(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
-        """The answer goes out with the first piece. What fails later ends the connection: who asked asks again."""
+        """Send the answer with the first piece. A later failure closes the connection, and the client asks again."""
         has_begun = False
         try:
             self._check(request)
@@ -232,7 +232,7 @@ class MemoryServer:
             line.send_message(protocol.pack_answer(error), deadline)
 
     def _write(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
-        """What cannot be written is told at once, and the rest of what comes is taken in for nothing."""
+        """Report a failed write at once, and discard the pieces that still arrive."""
         trouble = self._try(lambda: self._check(request), line, deadline)
         with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
             for start, size in pieces.cut(request.size):
@@ -245,7 +245,7 @@ class MemoryServer:
             line.send_message(protocol.pack_answer(), deadline)
 
     def _try(self, do: Callable[[], object], line: DataConnection, deadline: Deadline) -> bool:
-        """Do it; where it fails, tell so, and return True."""
+        """Run `do`. On failure, send the error and return True."""
         try:
             do()
         except (MeshbookError, Unsuitable) as error:

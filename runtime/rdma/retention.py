@@ -1,4 +1,4 @@
-"""Memory that was dropped, and is kept until nobody is at it any more."""
+"""Dropped memory, kept until no transfer uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.runtime.rdma.leases import LentMemory
 
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two looks; each waits twice as long as the one before
+FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two checks; each pause is twice the one before
 Later = Callable[[float, Callable[[], object]], None]
 
 
@@ -25,21 +25,21 @@ class _Kept:
 
 
 class Retention:
-    """Keeps what is lent no more. `in_use` says at which leases others are, `release` lets go of the memory."""
+    """Keeps memory whose lease has ended. `in_use` returns the leases that other processes use; `release` frees one."""
 
     def __init__(self, in_use: Callable[[], Set[int]], release: Callable[[LentMemory], object], later: Later) -> None:
         self._in_use = in_use
         self._release = release
         self._later = later
-        self._lock = threading.RLock()  # guards all of these; under it, garbage may drop a buffer
+        self._lock = threading.RLock()  # guards all of these; reentrant: a garbage collection may drop a buffer
         self._kept: dict[int, _Kept] = {}
-        self._is_due = False  # somebody looks again
+        self._is_due = False  # a check is scheduled
         self._pause = FIRST_LOOK
 
     def keep(self, dropped: Sequence[LentMemory]) -> list[Future[None]]:
-        """Keep this memory as long as somebody is at it; a future each, of the moment when it is let go of.
+        """Keep this memory while transfers use it. Returns one future per lease, done when the memory is released.
 
-        Their words say by now that they are lent no more: who comes from now on does not touch the memory.
+        The words of these leases are already cleared, so no new transfer touches the memory.
         """
         kept = [_Kept(lent) for lent in dropped]
         with self._lock:
@@ -49,14 +49,14 @@ class Retention:
         return [each.released for each in kept]
 
     def released(self, number: int) -> Future[None] | None:
-        """The future of what is still kept under this number."""
+        """Return the future of the memory kept under this number."""
         kept = self._kept.get(number)
         return None if kept is None else kept.released
 
     def _look(self) -> None:
         try:
             self._let_go_of_unused()
-        except OSError as error:  # no descriptor is left to look with: it is kept, and looked for later
+        except OSError as error:  # out of file descriptors: keep the memory and check again later
             logger.debug("whether anybody is at dropped memory cannot be seen now: %s", error)
         finally:
             self._look_again()
@@ -65,13 +65,13 @@ class Retention:
         for each in self._take_unused():
             try:
                 self._release(each.lent)
-            except Exception:  # who has dropped it waits, and so do those who have dropped the others
+            except Exception:  # the callers that dropped this and the other memory wait for their futures
                 logger.exception("memory that was dropped could not be withdrawn")
             each.released.resolve(lambda: None)
 
     def _take_unused(self) -> list[_Kept]:
         with self._lock:
-            before = list(self._kept)  # what is dropped during the look is for the next one
+            before = list(self._kept)  # memory dropped during the check waits for the next one
         in_use = self._in_use() if before else ()
         with self._lock:
             kept = [self._kept.get(number) for number in before if number not in in_use]
@@ -93,10 +93,10 @@ class Retention:
         self._look()
 
     def close(self, seconds: float) -> list[LentMemory]:
-        """Wait so long until nobody is at what is kept; what somebody still is at."""
+        """Wait at most this long for the transfers to end; return the memory that is still in use."""
         end, pause = time.monotonic() + seconds, FIRST_LOOK
         while self._kept and time.monotonic() < end:
-            time.sleep(pause)  # those at it are other processes, and tell nobody when they are done
+            time.sleep(pause)  # the users are other processes, which send no message when they finish
             pause = min(2 * pause, LAST_LOOK)
             with contextlib.suppress(OSError):  # as above
                 self._let_go_of_unused()

@@ -1,4 +1,4 @@
-"""Transfers as they are carried out: at once where they are short, else on a thread; in any case within their time."""
+"""Execution of transfers: short ones on the calling thread, others on a thread of a pool, all within a deadline."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from meshbook.runtime.rdma.verify import compare
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
-AT_ONCE = 1 << 20  # bytes that are moved by who asks for it: to hand them over would take longer
-THREADS = 32  # more than a host needs, so that a few transfers that are stuck do not hold up the others
-LATE = 0.1  # seconds that a way gets to see by itself that the time has passed: it can say how far it came
-LAST_RESORT = "message"  # the way that reaches any memory, but is not one-sided
+AT_ONCE = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
+THREADS = 32  # more than a host needs, so that a few stuck transfers do not delay the others
+# seconds that a backend gets to notice the deadline by itself: its error reports how far it came
+LATE = 0.1
+LAST_RESORT = "message"  # the backend that reaches any memory, but is not one-sided
 Later = Callable[[float, Callable[[], object]], None]
 Done = Callable[
     [TransferJob, str, float, bool], None
-]  # a transfer, by which way, in how many seconds, whether it was a write
+]  # called with the job, the backend's name, the seconds it took, and whether it was a write
 
 
 class Transfers:
-    """Carries out jobs, and tells `done` of each that was, on the thread that did it.
+    """Executes jobs, and calls `done` after each successful one, on the thread that executed it.
 
-    `later` calls back after so many seconds, for transfers that a way never returns from.
+    `later` calls back after a number of seconds, for transfers whose backend never returns.
     """
 
     def __init__(self, chooser: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
@@ -48,7 +49,7 @@ class Transfers:
         self._format_done = done
 
     def start(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Future[None]:
-        """Move the bytes of a job by the best way. The future fails with a TransferError."""
+        """Move the bytes of a job by the best backend. The future fails with a TransferError."""
 
         def move() -> None:
             self.move(job, is_write=is_write, checksum=checksum)
@@ -57,12 +58,12 @@ class Transfers:
             while self._is_short(job.local, way := self._choose(job)):
                 if self._try(way, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
-        except Exception as error:  # as it would be told from another thread
+        except Exception as error:  # returned in the future, as an error from another thread is
             return Future.failed(error)
         return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
 
     def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
-        """Whether it is done by whoever asks for it. TransferError where no way leads there."""
+        """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
         return self._is_short(local, self._chooser.choose(handle, local.device))
 
     def _is_short(self, local: LocalMemory, way: Transfer) -> bool:
@@ -76,9 +77,9 @@ class Transfers:
         return way if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
-        """Do something on a thread; the future fails when its time has passed, whether or not that ever returns.
+        """Run `work` on a thread. The future fails at the deadline, even if `work` never returns.
 
-        To cancel the future is to cancel the deadline, which ways look at between two pieces.
+        Cancelling the future cancels the deadline, which backends check between two pieces.
         """
         errand: TransferTask[T] = TransferTask(deadline, what)
         here = contextvars.copy_context()
@@ -97,15 +98,15 @@ class Transfers:
         return errand.future
 
     def move(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Transfer:
-        """Move the bytes now; which way they went."""
+        """Move the bytes on this thread, and return the backend that was used."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
         while not self._try(way := self._choose(job), job, is_write=is_write, checksum=checksum):
-            pass  # another one
+            pass  # try the next backend
         return way
 
     def _try(self, way: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
-        """Whether this way led there."""
+        """Try this backend; return False if it is unsuitable."""
         start = now()
         try:
             (way.write if is_write else way.read)(job)
@@ -126,7 +127,7 @@ class Transfers:
         self._format_done(job, way.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:
-        """Whoever waits gets an error, and what is being moved ends after its present piece."""
+        """Fail all waiting futures; transfers under way end after their current piece."""
         self._watch.close(lambda what: TransferError(f"{what} was broken off: this process's part in the run is over"))
         self._threads.close()
 
@@ -137,7 +138,7 @@ def _tell(job: TransferJob, *, is_write: bool) -> str:
 
 
 class TransferTask(Generic[T]):
-    """Something that is being done on a thread, as the question that its future is the answer of."""
+    """Work on a thread, in the form of the call whose reply its future holds."""
 
     helper = None
 
@@ -153,7 +154,7 @@ class TransferTask(Generic[T]):
         return True
 
     def owing(self, index: int | None) -> list[object]:
-        return []  # nobody: the bytes are moved from here
+        return []  # empty: this process moves the bytes itself
 
     def give_up(self, why: BaseException) -> None:
         self.deadline.cancel(why)
@@ -161,13 +162,13 @@ class TransferTask(Generic[T]):
 
 
 class TransferWatch:
-    """Lets futures fail whose time has passed, also where nothing else does. One callback is due at a time."""
+    """Fails futures at their deadline if nothing else does. At most one timer is due at a time."""
 
     def __init__(self, later: Later) -> None:
         self._later = later
         self._lock = threading.Lock()  # guards all of these
         self._errands: set[TransferTask[Any]] = set()
-        self._next = float("inf")  # when the next look is
+        self._next = float("inf")  # when the next check is due
         self._closed: Callable[[str], BaseException] | None = None
 
     def add(self, errand: TransferTask[Any]) -> None:
@@ -192,7 +193,7 @@ class TransferWatch:
             self._errands.difference_update(late)
             self._next = min((errand.due for errand in self._errands), default=float("inf"))
             pause = self._next - present
-            is_needed = bool(self._errands)  # whoever comes from now on sees to the next look himself
+            is_needed = bool(self._errands)  # otherwise the next `add` schedules the check
         for errand in late:
             errand.give_up(TransferTimeout(f"{errand.what()} was not done after {errand.deadline.seconds:g} s"))
         if is_needed:
