@@ -19,13 +19,13 @@ from meshbook.runtime.rdma.transfer_progress import Progress, TransferProgress
 
 
 class RDMABuffer:
-    """Memory of this process that others read and write without its taking part.
+    """A handle to memory of this process that other processes read and write without its participation.
 
     `data` is a contiguous tensor (CPU or GPU), array or memoryview of any shape. The buffer is small and picklable:
-    hand it to other actors. The memory stays here, and is kept until `drop()`, or until the actor that made it ends.
-    What is written to it while it is read may be seen in part: agree on turns, or ask for a `checksum`.
+    pass it to other actors. The memory stays here, and is kept until `drop()`, or until the actor that made it ends. A
+    reader may see part of a concurrent write: agree on turns, or use `checksum`.
 
-    ValueError where the data is not contiguous or has no bytes; TypeError where it is no memory.
+    Raises ValueError if the data is not contiguous or has no bytes, and TypeError if it is not memory.
     """
 
     __slots__ = ("_handle",)
@@ -56,15 +56,16 @@ class RDMABuffer:
         checksum: bool = False,
         progress: Progress | None = None,
     ) -> Future[None]:
-        """Copy `length` bytes of the buffer from its byte `offset` on (all of it, without them) to the start of `dst`.
+        """Copy `length` bytes of the buffer from its byte `offset` on (by default all of it) to the start of `dst`.
 
-        `dst` is a contiguous tensor or writable memory of at least so many bytes; it is kept, and must not be used,
-        until the future is done. ValueError at once where that does not fit. The future fails with BufferDropped,
-        OwnerGone, TransferTimeout after so many seconds, or another TransferError, and `dst` may then be half written.
+        `dst` is a contiguous tensor or writable memory of at least that many bytes. It is kept, and must not be used,
+        until the future is done. Raises ValueError at once if the bytes do not fit. The future fails with
+        BufferDropped, OwnerGone, TransferTimeout after `timeout` seconds, or another TransferError; `dst` may then be
+        partly written.
 
-        With `checksum` the buffer is read once more, and ChecksumMismatch tells that it had changed by then.
-        `progress(done, total)` is called now and then, in bytes, on the thread that moves them; what it raises ends the
-        transfer.
+        With `checksum` the buffer is read a second time; ChecksumMismatch means that it had changed by then.
+        `progress(done, total)` is called now and then, in bytes, on the thread that moves them; an exception that it
+        raises ends the transfer.
         """
         size = self._length(offset, length)
         local = local_memory(dst, "dst")
@@ -84,10 +85,10 @@ class RDMABuffer:
         checksum: bool = False,
         progress: Progress | None = None,
     ) -> Future[None]:
-        """Copy the first `length` bytes of `src` (all of it, without it) into the buffer, from its byte `offset` on.
+        """Copy the first `length` bytes of `src` (by default all of it) into the buffer, from its byte `offset` on.
 
-        `src` is kept, and must not be changed, until the future is done. ValueError at once where it does not fit into
-        the buffer, or where the buffer can only be read. All else is as in `read_into`.
+        `src` is kept, and must not be changed, until the future is done. Raises ValueError at once if the bytes do not
+        fit into the buffer, or if the buffer is read-only. Otherwise as `read_into`.
         """
         if not self._handle.is_writable:
             raise ValueError(f"the buffer of {self._handle.actor} can only be read: its owner may not write to it")
@@ -98,9 +99,9 @@ class RDMABuffer:
         return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=True)
 
     def _length(self, offset: int, length: int | None) -> int:
-        """How many bytes are meant, from this offset on."""
+        """Return the number of bytes from this offset on."""
         size = self._handle.size
-        offset = index(offset)  # TypeError for what is no whole number
+        offset = index(offset)  # raises TypeError unless it is an integer
         count = size - offset if length is None else index(length)
         if offset < 0 or count < 0 or offset + count > size:
             end = offset + count
@@ -125,17 +126,18 @@ class RDMABuffer:
     def broadcast_to(
         self, to: Any, *, name: str = "", fresh: bool = False, timeout: float = 60
     ) -> Future[ValueMesh[RDMABuffer]]:
-        """Bring the bytes to every process of a mesh of processes or actors, where `here()` gives them.
+        """Copy the bytes to every process of a mesh of processes or actors, where `here()` returns them.
 
-        Each host reads them once, and its processes have them from one another. The future resolves to the copies, as
-        buffers, by rank. They are in the memory of the host, and in that of the last broadcast of this buffer, or of
-        the same `name` and size: who still uses that sees new bytes come in. With `fresh` they go to new memory. The
-        copies go when the buffer is dropped.
+        Each host reads them once, and its processes fetch them from one another. The future resolves to the copies, as
+        buffers, by rank. They use host memory, and reuse the memory of the last broadcast of this buffer, or of the
+        same `name` and size: users of that memory see it change. With `fresh` they use new memory. The copies are
+        dropped with the buffer.
 
-        `to` may also be a ValueMesh of buffers, such as their owners made, on a GPU or not: then the bytes go there.
+        `to` may also be a ValueMesh of buffers that their owners made, in CPU or GPU memory: then the bytes go there.
 
-        Fails with a TransferError that names the ranks which they did not reach within `timeout` seconds; the others
-        have them. TypeError for what has no processes, ValueError for buffers that are too small.
+        Fails with a TransferError that names the ranks which the bytes did not reach within `timeout` seconds; the
+        other ranks have them. Raises TypeError for objects without processes, and ValueError for buffers that are too
+        small.
         """
         seconds = deadline_in(timeout).seconds
         receivers = receivers_of(to, self._handle.size, _handle_of)
@@ -144,10 +146,10 @@ class RDMABuffer:
         return made.then(lambda handles: ValueMesh.of(extent, map(RDMABuffer._of, handles)))
 
     def here(self) -> Any:
-        """The bytes as they are in this process, without a copy: those of the last broadcast; the owner's own.
+        """Return the bytes in this process without a copy: those of the last broadcast, or the owner's own.
 
-        A tensor or array where the buffer was made of one, with its shape and type; else a memoryview. Who holds it
-        keeps the memory. LookupError where no broadcast has brought the buffer here, or where it was dropped.
+        The result is a tensor or array if the buffer was made from one, with its shape and type; else a memoryview. It
+        keeps the memory alive. Raises LookupError if no broadcast has copied the buffer here, or if it was dropped.
         """
         local = own_station().find_here(self._handle)
         if local is None:
@@ -158,40 +160,42 @@ class RDMABuffer:
         return shaped(local, self._handle.form)
 
     def drop(self) -> Future[None]:
-        """Lend the memory no more, be it asked for here or elsewhere. Transfers fail with BufferDropped from then on.
+        """End the lease of the memory, from any process. Later transfers fail with BufferDropped.
 
-        The future is done when no transfer of before is at the memory any more. To drop twice is no error.
+        The future is done when no earlier transfer uses the memory any more. Dropping twice is no error.
         """
         return own_station().drop(self._handle)
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return self._handle.size
 
     @property
     def owner(self) -> str:
-        """The actor whose memory it is, in full."""
+        """The full name of the actor that owns the memory."""
         return self._handle.actor
 
     @property
-    def backend(self) -> str:  # with the alias of its values jedi fails, and Tab completes nothing of a buffer
-        """How data goes from here to other hosts, as `get_rdma_backend()` says it; `way` is of this buffer."""
+    # a return type with the alias makes jedi fail, and Tab would complete nothing of a buffer
+    def backend(self) -> str:
+        """How data moves from here to other hosts, as `get_rdma_backend()` returns it; `way` is about this buffer."""
         return get_rdma_backend()
 
     @property
     def way(self) -> str:
-        """The way that its data goes from or to memory of this process, as "process memory"."""
+        """The name of the backend between the buffer and CPU memory of this process, such as "process memory"."""
         return own_station().chooser.choose(self._handle, CPU).name
 
     def explain(self) -> str:
-        """Which way its data goes from or to this process, and what is to be said of each other way: a line for each.
+        """Describe the backend that this process uses for the buffer, and why it does not use the others.
 
-        Nothing is moved: what a way meets on its way is known, and said here, once a transfer has tried it.
+        One line per backend. Moves nothing: obstacles that only a transfer can meet are included once a transfer has met
+        them.
         """
         return own_station().explain(self._handle)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same memory under the same lease, as a copy that has travelled is."""
+        """Whether both are handles of the same lease; a pickled copy is equal to its original."""
         return isinstance(other, RDMABuffer) and other._handle.lease == self._handle.lease
 
     def __hash__(self) -> int:

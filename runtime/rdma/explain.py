@@ -1,4 +1,4 @@
-"""What is said of the ways to a buffer, as text for its user. Pure."""
+"""The text of `RDMABuffer.explain()`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOSEN = {
 
 
 def explain(handle: BufferHandle, where: str, verdicts: Sequence[BackendVerdict]) -> str:
-    """A line about the buffer, and one for each way: the chosen one has an arrow."""
+    """Return a line about the buffer and one for each backend; an arrow marks the chosen one."""
     memory = f"memory of GPU {handle.device.removeprefix('cuda:')}" if handle.is_on_gpu else "memory of the CPU"
     access = "" if handle.is_writable else ", which can only be read"
     of = f"{handle.actor} on {handle.owner.node}, {where}"

@@ -1,4 +1,4 @@
-"""What travels of a buffer: where it is, how long it is lent, and what each way needs to reach it. Data alone."""
+"""The picklable part of a buffer: its location, its lease, and what each backend needs to reach it. Data only."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from meshbook.runtime.wire.messages import Address
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Memory is lent while the word at this address, in the owner's memory, has this number."""
+    """Memory is lent while the word at this address, in the owner's memory, holds this number."""
 
     word: int  # its address: eight bytes, never freed
-    number: int  # drawn: never used again, by nobody
-    folder: str = ""  # of the owner's host: who is at the memory says so there (`progress`)
+    number: int  # random, never used again
+    # on the owner's host: processes that use the memory are marked there (`progress`)
+    folder: str = ""
 
 
 class BufferHandle(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of memory of some process."""
+    """A memory range of some process."""
 
     owner: Address  # the node
     incarnation: int  # of that node
-    actor: str  # in full, as errors name the owner
+    actor: str  # the owner's full name, for errors
     process: ProcessMark
-    agent: Address | None  # of the owner's host; None where there is none
+    agent: Address | None  # of the owner's host; None if there is none
     lease: Lease
     address: int
     size: int  # bytes
     device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
-    offers: dict[str, bytes] = {}  # what the ways need that want more than an address, by their names
-    is_writable: bool = True  # of some data others may read only, as the owner may: `bytes`, arrays that say so
+    offers: dict[str, bytes] = {}  # by backend name: what backends need beyond an address
+    is_writable: bool = True  # False if the owner's data is read-only: `bytes`, arrays with that flag
     form: TensorForm | None = None  # of the tensor or array that it is; None: bytes
-    run: str = ""  # that of the owner: handles may be pickled to a file, and come back in another one
+    run: str = ""  # the owner's run: a handle pickled to a file may be loaded in another one
 
     @property
     def is_on_gpu(self) -> bool:

@@ -1,4 +1,4 @@
-"""GPU memory of other processes that is open here, by CUDA IPC: opened once, and closed when nobody needs it."""
+"""GPU memory of other processes that is open here by CUDA IPC: opened once, and closed when it is unused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-Allocation = tuple[int, bytes]  # the GPU, and how its memory is opened
-Buffer = tuple[str, int]  # the node of its owner, and the number of its lease
+Allocation = tuple[int, bytes]  # the GPU, and the handle that opens its memory
+Buffer = tuple[str, int]  # the owner's node, and the lease number
 
 
 @dataclass(slots=True)
 class _Opened:
-    """An allocation: torch has many tensors in one."""
+    """An open allocation: torch places many tensors in one."""
 
     address: int
-    buffers: set[Buffer] = field(default_factory=set)  # in it that were moved from or to, and not dropped since
-    users: int = 0  # transfers that are at it
+    buffers: set[Buffer] = field(default_factory=set)  # those in it that transfers have used and that are not dropped
+    users: int = 0  # transfers under way
 
 
 class IpcHandles:
-    """Those of one process. Safe from any thread."""
+    """The open allocations of one process. Safe from any thread."""
 
     def __init__(self, open_: Callable[[Allocation], int], close: Callable[[Allocation, int], object]) -> None:
         self._open = open_
@@ -31,7 +31,7 @@ class IpcHandles:
 
     @contextlib.contextmanager
     def use(self, allocation: Allocation, buffer: Buffer) -> Iterator[tuple[int, bool]]:
-        """The address of the allocation here, and whether this is the first use of the buffer."""
+        """Yield the address of the allocation here, and whether this is the first use of the buffer."""
         with self._lock:
             if (found := self._opened.get(allocation)) is None:
                 found = self._opened[allocation] = _Opened(self._open(allocation))
@@ -46,7 +46,7 @@ class IpcHandles:
                 self._close_unused(allocation, found)
 
     def forget(self, is_over: Callable[[Buffer], bool]) -> None:
-        """These buffers are lent no more."""
+        """Close allocations that are unused now that the leases of these buffers have ended."""
         with self._lock:
             for allocation, found in list(self._opened.items()):
                 found.buffers = {buffer for buffer in found.buffers if not is_over(buffer)}

@@ -1,14 +1,13 @@
-"""Pieces of memory on their way between a process and a socket, and the buffers through which they go.
+"""Pieces of memory between a process and a socket, and the buffers that they pass through.
 
-A piece is sealed into a buffer and sent from there by one thread. The socket takes in a whole piece, and so is being
-emptied while the next one is sealed. A second thread that copies meanwhile brings nothing: built, and measured in turns
-at 64 MiB on two free cores, writes went from 0.78-0.87 of a plain socket to 0.77-0.92, reads from 1.05-1.31 to
-0.90-1.14.
+One thread seals a piece into a buffer and sends it from there. The socket buffers a whole piece, so it drains while the
+next one is sealed. A second thread that copies meanwhile gains nothing: measured in turns at 64 MiB on two free cores,
+writes went from 0.78-0.87 of a plain socket to 0.77-0.92, reads from 1.05-1.31 to 0.90-1.14.
 
-A plain socket copies twice, this three times, and each side encrypts or decrypts: that is what is left between them.
-What was tried against it, at 64 MiB and on two busy cores, and brought nothing: pieces of 256 KiB (they stay in the
-nearer cache, but calls and wake-ups cost the server more than a third as much again), small socket buffers, fewer
-wake-ups (SO_RCVLOWAT), and to lend pages to the socket (vmsplice), which costs the sender more than to copy them.
+A plain socket copies twice, this copies three times, and each side encrypts or decrypts: that is the remaining
+difference. Tried at 64 MiB on two busy cores without gain: pieces of 256 KiB (they stay in the nearer cache, but calls
+and wake-ups cost the server more than a third as much again), small socket buffers, fewer wake-ups (SO_RCVLOWAT), and
+lending pages to the socket (vmsplice), which costs the sender more than copying them.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.protocol import TAG
 
-PIECE = (
-    4 << 20
-)  # bytes, on both sides; of 256 KiB to 8 MiB the fastest: as much as a socket takes in, and in the processor's cache
+PIECE = 4 << 20  # bytes; fastest of 256 KiB to 8 MiB: fits in a socket's buffer and in the CPU cache
 ALIGNMENT = 2 << 20  # of large pages
 KEPT = 8  # buffers that are kept for the next transfers
 
 
 class Buffers:
-    """Buffers for a sealed piece. The last that was given back is the next that is taken: it is the warmest."""
+    """Buffers for a sealed piece. The last one returned is the next one taken, because its memory is in the cache."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next
@@ -39,7 +36,7 @@ class Buffers:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
-        """A buffer for one transfer."""
+        """Yield a buffer for one transfer."""
         with self._lock:
             buffer = self._free.pop() if self._free else None
         buffer = buffer or _make_buffer()
@@ -52,15 +49,15 @@ class Buffers:
 
 
 def cut(size: int) -> Iterator[tuple[int, int]]:
-    """Yield where each piece of so many bytes begins, and its size."""
+    """Yield the start and the size of each piece of `size` bytes."""
     most = PIECE
     return ((start, min(most, size - start)) for start in range(0, size, most))
 
 
 def _make_buffer() -> LocalMemory:
-    # Private: to copy into pages that could be shared takes half as long again.
+    # Private: copying into pages that could be shared takes half as long again.
     memory = mmap.mmap(-1, PIECE + ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
     address = -(-start // ALIGNMENT) * ALIGNMENT
     want_large(address, PIECE)
-    return LocalMemory(address, PIECE + TAG, CPU, True, memory)  # a page at least is left behind the piece
+    return LocalMemory(address, PIECE + TAG, CPU, True, memory)  # at least one page remains behind the piece

@@ -1,11 +1,12 @@
-"""What is being moved from here, for owners on this host to see: a page, a file, for each process that moves data.
+"""The active transfers of each process, published to owners on this host: one mapped page per process.
 
-A mark on it says "I am at the memory of that lease". It is written before the lease is looked at. An owner changes the
-lease's word first, and then looks at the pages: so either he sees the mark, or who wrote it sees the word changed. A
-page of a process that has ended counts for nothing. What a page says is one word a mark, which is never seen in part.
+A mark on the page means "this process uses the memory of that lease". A process writes the mark before it checks the
+lease. An owner changes the lease's word first and then reads the pages: so either the owner sees the mark, or the
+process sees the changed word. The page of an ended process is ignored. A mark is one word, so no reader sees half of
+it.
 
-Pages lie in a folder of the owner's run and host, which the lease names. Where no page can be made there (a full disk,
-another user's folder) the data goes another way.
+Pages lie in a folder of the owner's run and host, which the lease names. If no page can be made there (a full disk,
+another user's folder), another backend moves the data.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import has_ended, is_used, own_mark
 from meshbook.runtime.rdma.handle import Lease
 
-FOLDER = "moving"  # in that of the run
+FOLDER = "moving"  # in the folder of the run
 SIZE = 4096
 _WORD = 8
-_HEAD = 2  # words: the pid of who writes the page, and when that began
+_HEAD = 2  # words: the pid of the writing process, and its start time
 PLACES = SIZE // _WORD - _HEAD
 _NO_MARKS = bytes(PLACES * _WORD)
 
 
 class ActiveTransfers:
-    """The pages of this process, one in each folder: nearly always that is one."""
+    """The pages of this process, one per folder; nearly always that is one."""
 
     def __init__(self, node: str) -> None:
-        """Makes no file yet: that is for the first transfer."""
+        """Makes no file: the first transfer does."""
         self._node = node
         self._lock = threading.Lock()  # guards the making of pages
         self._pages: dict[str, _Page] = {}
         self._closed = False
 
     def at(self, lease: Lease, seconds: float) -> TransferMark:
-        """`with` this, the owner keeps the memory of the lease, if it is lent when one looks at its word next.
+        """Return a mark for a `with` block: if a later check finds the lease valid, the owner keeps its memory.
 
-        More at once than a page has places wait for one, so many seconds. OSError where there can be no page.
+        If all places of the page are taken, entering waits up to `seconds` for one. Raises OSError if there can be no
+        page.
         """
         return TransferMark(self._pages.get(lease.folder) or self._open(lease.folder), lease.number, seconds)
 
@@ -66,7 +68,7 @@ class ActiveTransfers:
 class TransferMark:
     """One transfer's word on the page, while it is entered. A class, since a generator would cost twice as much.
 
-    A Ctrl-C may come in the very middle of entering or leaving it: who must not leave the mark behind calls `end`, too.
+    A Ctrl-C may interrupt entering or leaving: a caller that must not leave the mark behind also calls `end`.
     """
 
     __slots__ = ("_number", "_page", "_place", "_seconds")
@@ -86,7 +88,7 @@ class TransferMark:
         self.end()
 
     def end(self) -> None:
-        """Take the mark away. Idempotent."""
+        """Remove the mark. Idempotent."""
         if place := self._place:
             self._page.words[place] = 0
             self._place = 0
@@ -98,18 +100,19 @@ class _Page:
 
     def __init__(self, folder: Path, node: str) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Never a name that was used before: somebody else may be this node by now, while we are still at it.
+        # Never reuse a file name: another process may be this node by now, while transfers of this one continue.
         self._path = folder / f"{node}.{secrets.token_hex(4)}"
         self.words = memoryview(_map(self._path)).cast("Q")
         mark = own_mark()
-        self.words[1] = mark.started  # first: the page of a process that began at another time would be removed
+        # written first: a page whose start time does not match its pid would be removed
+        self.words[1] = mark.started
         self.words[0] = mark.pid
         self.places: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(_HEAD, _HEAD + PLACES):
             self.places.put(place)
 
     def close(self) -> None:
-        """Unless a transfer still is under way: its mark stays until this process has ended."""
+        """Remove the file, unless a transfer is still under way: its mark stays until this process has ended."""
         if self.places.qsize() == PLACES:
             self._path.unlink(missing_ok=True)
 
@@ -117,7 +120,7 @@ class _Page:
 def _map(path: Path) -> mmap.mmap:
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, SIZE)  # a full disk is told here; later it would be a SIGBUS
+        os.posix_fallocate(file, 0, SIZE)  # a full disk raises here; later it would be a SIGBUS
         return mmap.mmap(file, SIZE)
     except OSError:
         path.unlink()
@@ -127,9 +130,9 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def leases_in_use(folder: Path) -> set[int]:
-    """The numbers of the leases, of any owner, that living processes say they are at, in this folder."""
+    """Return the lease numbers, of any owner, that running processes have marked in this folder."""
     found: set[int] = set()
-    # Where there is no folder, nobody has moved anything.
+    # Without a folder there has been no transfer.
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             found |= _marks_on(Path(entry.path))
@@ -137,7 +140,7 @@ def leases_in_use(folder: Path) -> set[int]:
 
 
 def _marks_on(path: Path) -> set[int]:
-    """What a page says; one whose writer has ended says nothing any more, and is removed."""
+    """Return the marks of a page. Removes the page of an ended process."""
     try:
         page = path.read_bytes()
     except FileNotFoundError:

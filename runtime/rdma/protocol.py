@@ -1,17 +1,15 @@
-"""What a process and the host agent of another say to each other over TCP. The one file that knows its bytes; pure.
+"""The TCP protocol between a process and the host agent of another process. The only file that knows its bytes; pure.
 
     agent    greeting: magic, version, nonce
-    process  nonce, proof                                both prove that they know the key, and nobody else is served
+    process  nonce, proof                                both sides prove that they have the key, or are not served
     agent    proof
+    process  length, TransferRequest (msgpack); for a write the pieces follow at once
+    agent    length, status and text; for a successful read the pieces follow
+    a piece  bytes: the rest, `PIECE` at most
 
-    process  length, Request (msgpack); for a write the pieces follow at once
-    agent    length, status and text; for a read that goes well the pieces follow
-    a piece  bytes: as many as are left, `PIECE` at most
-
-From the handshake on each of these parts is sealed (AES-256-GCM): encrypted, with a tag behind it. Each side seals with
-a key of its own, made from the key of the agent and both nonces, and numbers what it seals. So a change, a replay, or
-another order is detected. A read is broken off by the end of the connection. What has come by then was read under the
-lease.
+After the handshake each of these parts is sealed (AES-256-GCM): encrypted, followed by a tag. Each side seals with its
+own key, derived from the agent's key and both nonces, and numbers what it seals. So changes, replays and reordering are
+detected. A failing read ends with the connection; the bytes that arrived before were read under the lease.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _ERRORS: tuple[type[Exception], ...] = (BufferDropped, OwnerGone, TransferTimeou
 
 
 class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Move so many bytes from or to this memory, from its byte `offset` on, within these seconds."""
+    """A request to move `size` bytes to or from this memory, from its byte `offset` on, within `seconds`."""
 
     handle: BufferHandle
     offset: int
@@ -55,7 +53,7 @@ class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError("it names no time")
 
 
-# -- who may ask -----------------------------------------------------------------------
+# -- handshake -------------------------------------------------------------------------
 
 
 def pack_greeting(nonce: bytes) -> bytes:
@@ -63,7 +61,7 @@ def pack_greeting(nonce: bytes) -> bytes:
 
 
 def unpack_greeting(data: bytes | bytearray) -> bytes:
-    """The nonce of the agent. RefusedMessage where that is none of this version."""
+    """Return the agent's nonce. Raises RefusedMessage if it is not an agent of this version."""
     magic, version, nonce = _GREETING.unpack(data)
     if (magic, version) != (MAGIC, VERSION):
         raise RefusedMessage("who answers is no host agent of this version")
@@ -71,7 +69,7 @@ def unpack_greeting(data: bytes | bytearray) -> bytes:
 
 
 def prove(key: bytes, who: str, asked: bytes, own: bytes) -> bytes:
-    """That `who` ("agent", "process") knows the key; `asked` is the nonce of the other side."""
+    """Return the proof that `who` ("agent", "process") has the key; `asked` is the nonce of the other side."""
     return hmac.digest(key, b"%s %s %s" % (who.encode(), asked, own), "sha256")
 
 
@@ -80,18 +78,18 @@ def is_proof(proof: bytes, key: bytes, who: str, asked: bytes, own: bytes) -> bo
 
 
 class DamagedData(ConnectionError):
-    """What came is not what was sent here: it was changed on the way, or sent before."""
+    """Received bytes differ from those sent on this connection: they were changed on the way, or replayed."""
 
 
 class Seal:
-    """Seals what one side sends on one connection, in order; the other side opens it with one of its own.
+    """Seals what one side sends on one connection, in order; the other side opens it with a seal of its own.
 
-    `nonces` are those of the handshake: without them the same key and number would seal two different things, which
+    `nonces` are those of the handshake: without them the same key and number would seal two different messages, which
     AES-GCM does not allow.
     """
 
     def __init__(self, key: bytes, who: str, nonces: bytes) -> None:
-        # Weight: 40 ms, for data of other hosts alone.
+        # Weight: 40 ms, only for data of other hosts.
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -100,11 +98,14 @@ class Seal:
         self._count = 0
 
     def seal(self, data: Buffer, sealed: Buffer) -> None:
-        """Seal these bytes into a buffer that has `TAG` bytes more. They may change meanwhile: they are read once."""
+        """Seal these bytes into a buffer that is `TAG` bytes larger. They may change meanwhile: they are read once."""
         self._cipher.encrypt_into(self._next(), data, None, sealed)
 
     def open(self, sealed: Buffer, data: Buffer) -> None:
-        """Open what was sealed, into a buffer that has `TAG` bytes less. Raises Damaged: then forget what is there."""
+        """Open sealed bytes into a buffer that is `TAG` bytes smaller.
+
+        Raises DamagedData; the buffer's contents are then invalid.
+        """
         try:
             self._cipher.decrypt_into(self._next(), sealed, None, data)
         except self._invalid:
@@ -133,7 +134,7 @@ def unpack_request(data: Buffer) -> TransferRequest:
 
 
 def pack_answer(error: Exception | None = None) -> bytes:
-    """How it goes: well, or not for this reason."""
+    """Return the answer: success, or this error."""
     if error is None:
         return bytes([OK])
     status = next((index for index, kind in enumerate(_ERRORS, 1) if isinstance(error, kind)), len(_ERRORS))
@@ -141,7 +142,7 @@ def pack_answer(error: Exception | None = None) -> bytes:
 
 
 def unpack_answer(data: Buffer) -> Exception | None:
-    """Return what the agent's answer means to who asked; None if all is well."""
+    """Return the error in the agent's answer; None on success."""
     if not data or data[0] > len(_ERRORS):
         raise TransferError("the host agent answered nonsense")
     status, text = data[0], bytes(data[1:])
@@ -149,12 +150,12 @@ def unpack_answer(data: Buffer) -> Exception | None:
 
 
 def pack_length(length: int) -> bytes:
-    """Return the length of a request or an answer, as it goes before that."""
+    """Return the length prefix of a request or an answer."""
     return _LENGTH.pack(length)
 
 
 def unpack_length(data: Buffer) -> int:
-    """Return how long the request or answer is. Raises Damaged where none is so long."""
+    """Return the length of the request or answer. Raises DamagedData if it is over the limit."""
     (length,) = _LENGTH.unpack(data)
     if length > MOST_BYTES:
         raise DamagedData(f"a message of {length:,} bytes")

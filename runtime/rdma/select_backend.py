@@ -1,7 +1,7 @@
-"""Which way leads to a buffer, and why: the first that does not refuse, of those in the order of speed.
+"""Selection of the transfer backend for a buffer: the first in order of speed that does not refuse, with reasons.
 
-What a way turned out not to do (`Unsuitable`) is kept for that owner, so it is tried once; what may pass is kept for a
-while. Decides, and moves nothing.
+A backend that proves `Unsuitable` is not tried again for that owner; after a failure that may pass, it is tried again
+after a while. This module decides only; it moves nothing.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from meshbook.runtime.rdma.handle import BufferHandle
 
 logger = logging.getLogger(__name__)
 
-AGAIN = 10.0  # seconds after which a way is tried again, where what was in its way may pass
-REMEMBERED = 4096  # failures that are kept; of owners that have ended, too, so the oldest go
+AGAIN = 10.0  # seconds until a backend is tried again after a failure that may pass
+REMEMBERED = 4096  # failures that are kept; those of ended owners stay too, so the oldest are evicted
 LEFT_OUT = "left out by MESHBOOK_RDMA_WAYS"
 SPARE = "leads there as well, and is slower"
 
 
 @dataclass(frozen=True)
 class BackendVerdict:
-    """What is to be said of one way: it is the chosen one, or would do as well, or why it does not lead there."""
+    """What `explain` reports about one backend: chosen, a slower alternative, or the reason why it is not used."""
 
     name: str
     is_chosen: bool
-    reason: str  # of the chosen one none
+    reason: str  # empty for the chosen one
 
 
 Forbid = Callable[
     [TransferBackend, BufferHandle], str
-]  # why the user has forbidden a way that would lead there; empty: he has not
+]  # returns why the user's settings forbid a backend that would work; empty if they do not
 
 
 class BackendSelector:
-    """The ways of one process of this run. `allowed` are names, empty: all."""
+    """The backends of one process of this run, and their failures. `allowed` holds backend names; empty: all."""
 
     def __init__(
         self,
@@ -61,11 +61,12 @@ class BackendSelector:
         self._run = run
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()  # until when
+        # the reason, and until when
+        self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()
         self._told: set[tuple[str, str]] = set()
 
     def choose(self, handle: BufferHandle, local: str | None) -> TransferBackend:
-        """TransferError where no way leads there, with the reason of each."""
+        """Return the first backend that reaches the buffer. Raises TransferError with all reasons if none does."""
         if handle.run != self._run:
             raise TransferError(
                 f"the buffer of {handle.actor} on {handle.owner.node} is of another run ({handle.run}; this is "
@@ -78,7 +79,7 @@ class BackendSelector:
         raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
     def note(self, way: Transfer, handle: BufferHandle, error: Unsuitable) -> None:
-        """This way does not lead to memory like this of this owner. Each reason is logged once."""
+        """Record that this backend does not reach such memory of this owner. Each reason is logged once."""
         why, until = str(error), math.inf
         if error.may_pass:
             why, until = f"{why} (tried again after {AGAIN:g} s)", self._clock() + AGAIN
@@ -93,7 +94,7 @@ class BackendSelector:
             logger.warning("data from or to %s goes another way than by %s, since %s", owner, way.name, why)
 
     def explain(self, handle: BufferHandle, local: str | None) -> list[BackendVerdict]:
-        """What is to be said of each way, in the order in which they are asked."""
+        """Return the verdict on each backend, in the order in which they are tried."""
         if handle.run != self._run:
             return []
         verdicts: list[BackendVerdict] = []

@@ -1,5 +1,6 @@
-"""The actor of every node that others ask about the memory which its process lends: to drop it, and, where no other way
-leads here, for its bytes. Those go in pieces, whatever the owner's actors do; but not while C code holds the GIL.
+"""The RDMA service of every node, for memory that its process lends: ends leases, and serves bytes as a last resort.
+
+Bytes travel in pieces, independently of what the owner's actors do, but not while C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Answer = Literal["ok", "dropped", "read-only"]
 
 
 class LeaseOwner(Protocol):
-    """What the actor needs of the station of its process. Nothing of it waits."""
+    """The parts of the process's data plane that this actor needs. None of them waits."""
 
     leases: LeaseTable
 
@@ -30,20 +31,20 @@ class LeaseOwner(Protocol):
 
 
 class RDMAService(Actor):
-    """Hosted inline: what it does is done before the next message is received; but for what waits for a GPU."""
+    """Hosted inline: each message is handled before the next is received, except where the work waits for a GPU."""
 
     def __init__(self, lender: LeaseOwner) -> None:
         self._lender = lender
 
     @endpoint(explicit_response_port=True)
     def drop(self, port: Port[None], number: int) -> None:
-        """Lend this no more; answered once nobody is at the memory. What is not lent (any more) is no error."""
-        here = contextvars.copy_context()  # that is known later, on whichever thread looks then
+        """End a lease, and reply once no transfer uses the memory. Ending an unknown or ended lease is no error."""
+        here = contextvars.copy_context()  # the reply is sent later, on another thread
         self._lender.end(number).when_done(lambda: here.run(port.send, None))
 
     @endpoint(explicit_response_port=True)
     def read(self, port: Port[Any], number: int, offset: int, size: int) -> None:
-        """So many bytes of what is lent under this number, from there on; None where nothing is."""
+        """Reply with `size` bytes of this lease from `offset` on; None if the lease has ended."""
 
         def send(part: LocalMemory) -> None:
             port.send(parcel_of(part))
@@ -53,7 +54,7 @@ class RDMAService(Actor):
 
     @endpoint(explicit_response_port=True)
     def write(self, port: Port[Answer], number: int, offset: int, data: Any) -> None:
-        """Put these bytes into what is lent under this number, from there on, and answer how that went."""
+        """Write these bytes to the memory of this lease from `offset` on, and reply with the outcome."""
         source = memoryview(data)
 
         def put(part: LocalMemory) -> None:
@@ -65,7 +66,7 @@ class RDMAService(Actor):
             port.send("dropped")
 
     def _use(self, port: Port[Any], number: int, offset: int, size: int, do: Callable[[LocalMemory], None]) -> bool:
-        """Do something with a part of what is lent, which is kept meanwhile; whether it is lent."""
+        """Run `do` on a part of the memory of a lease, which is kept meanwhile. Return False if the lease has ended."""
         if (lent := self._lender.leases.find(number)) is None:
             return False
         user = object()
@@ -77,14 +78,14 @@ class RDMAService(Actor):
         def use() -> None:
             try:
                 do(_part(lent.local, offset, size))
-            except Exception as error:  # whoever asked is told of anything
+            except Exception as error:  # the caller receives any error
                 port.exception(error)
             finally:
                 lent.users.discard(user)
 
         if lent.local.device == CPU:
             use()
-        else:  # a copy waits for what the GPU is at
+        else:  # the copy waits for work on the GPU
             here = contextvars.copy_context()
             threading.Thread(target=here.run, args=(use,), name="meshbook GPU memory", daemon=True).start()
         return True

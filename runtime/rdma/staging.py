@@ -1,4 +1,4 @@
-"""Memory of a GPU here, and a way that reaches memory of CPUs alone: the bytes go through pinned memory here."""
+"""Staging of GPU memory through pinned host memory, for backends that reach CPU memory only."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from meshbook.runtime.memory import gpu
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
-PIECE = 16 << 20  # bytes that are in between at a time
-KEPT = 2  # pieces of pinned memory that are kept for the next transfer: to pin it takes longer than to fill it
+PIECE = 16 << 20  # bytes staged at a time
+KEPT = 2  # pieces of pinned memory that are kept for the next transfer: pinning takes longer than filling
 
 
 class Staging:
     """The pinned memory of one process. Safe from any thread."""
 
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
-        """`allocate` makes memory that the GPU reaches."""
+        """`allocate` makes memory that the GPU can access."""
         self._allocate = allocate or _pinned
         self._lock = threading.Lock()  # guards the next
         self._free: list[LocalMemory] = []
 
     def before(self, way: Transfer) -> Transfer:
-        """The same way, for memory of a GPU here."""
+        """Return a transfer by the same backend, for GPU memory of this process."""
         return Staged(self, way)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
-        """A piece of it."""
+        """Yield a piece of pinned memory."""
         with self._lock:
             found = self._free.pop() if self._free else None
         found = found or self._allocate(PIECE)
@@ -43,7 +43,7 @@ class Staging:
 
 
 class Staged:
-    """A way that reaches memory of CPUs alone, with pinned memory before it."""
+    """A backend for CPU memory, with staging of GPU memory."""
 
     is_immediate = False
 
@@ -53,7 +53,7 @@ class Staged:
         self._way = way
 
     def read(self, job: TransferJob) -> None:
-        if job.local.device == CPU:  # to compare what was moved
+        if job.local.device == CPU:  # called by `verify.compare`
             self._way.read(job)
             return
         for ours, step in self._steps(job):
@@ -66,7 +66,7 @@ class Staged:
             self._way.write(step)
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
-        """Piece by piece: the memory here, and the transfer of what is in between."""
+        """Yield for each piece the memory here and the transfer of the pinned memory."""
         gpu.settle(job.local)
         with self._staging.borrowed() as between:
             for start in range(0, job.local.size, PIECE):
@@ -81,7 +81,7 @@ def _copy(to: LocalMemory, source: LocalMemory) -> None:
 
 
 def _pinned(size: int) -> LocalMemory:
-    import torch  # weight: there is a tensor of a GPU, so it is loaded
+    import torch  # weight: a tensor of a GPU exists, so torch is loaded
 
     made: Any = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return local_memory(made, "pinned memory")

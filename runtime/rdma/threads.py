@@ -1,6 +1,6 @@
-"""Threads for what takes a while, made as they are needed.
+"""A pool of threads for slow work, started on demand.
 
-Not a ThreadPoolExecutor: that lets no interpreter exit before everything is done, and a transfer may be stuck.
+Not a ThreadPoolExecutor: it blocks the interpreter's exit until all work is done, and a transfer may be stuck.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Work = Callable[[], object]
 
 
 class Threads:
-    """So many threads at most, which do what they are given, in the order in which it came."""
+    """At most `most` threads, which run work in the order in which it was added."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next three
-        self._idle = 0  # threads that wait, less the work that waits for them
+        self._idle = 0  # waiting threads, less the work that waits for them
         self._count = 0
         self._closed = False
 
     def do(self, work: Work) -> None:
-        """Have it done soon; dropped after `close`."""
+        """Queue this work; ignored after `close`."""
         with self._lock:
             if self._closed:
                 return
@@ -44,11 +44,11 @@ class Threads:
     def _start(self) -> None:
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError:  # there are too many already, of whomever
+        except RuntimeError:  # the process has too many threads
             with self._lock:
                 self._count -= 1
                 self._idle -= 1
-                is_in_vain = not self._count  # else one of those that there are does it
+                is_in_vain = not self._count  # otherwise one of the existing threads runs it
             if is_in_vain:
                 raise
 
@@ -56,14 +56,14 @@ class Threads:
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception:  # it must not end the thread, which others count on
+            except Exception:  # the thread must survive for other work
                 logger.exception("something that was given to a thread failed")
-            del work  # what it keeps is not kept while the thread waits
+            del work  # release what the work references while the thread waits
             with self._lock:
                 self._idle += 1
 
     def close(self) -> None:
-        """Let the threads end, each once it is done with what it is at."""
+        """Stop each thread once it has finished its current work."""
         with self._lock:
             self._closed = True
             for _ in range(self._count):

@@ -1,26 +1,27 @@
-"""How far a transfer is, for a user who wants to follow it."""
+"""Progress reports of a transfer to its user."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
 
-Progress = Callable[[int, int], object]  # bytes that are moved so far, and in all
-INTERVAL = 0.1  # seconds between two calls, at least
+Progress = Callable[[int, int], object]  # bytes moved so far, and the total
+INTERVAL = 0.1  # minimum seconds between two calls
 
 
 class TransferProgress:
-    """Tells of bytes as they are moved: now and then, and at the end. Called by the thread that moves them."""
+    """Calls `tell` at intervals and at the end, on the thread that moves the bytes."""
 
     def __init__(self, tell: Progress, total: int) -> None:
         self._tell = tell
         self._total = total
         self._done = 0
-        self._next = 0.0  # so the first piece is told of
+        self._next = 0.0  # so the first piece is reported
 
     def moved(self, count: int) -> None:
-        """So many more. What the user's function raises is raised here, and ends the transfer."""
-        self._done = min(self._done + count, self._total)  # a way that fails half-way leaves it all to the next one
+        """Add `count` moved bytes. An exception of the user's function propagates and ends the transfer."""
+        # a backend that fails half-way leaves all bytes to the next one
+        self._done = min(self._done + count, self._total)
         is_last = self._done == self._total
         if is_last or monotonic() >= self._next:
             self._next = monotonic() + INTERVAL

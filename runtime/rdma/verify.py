@@ -1,9 +1,9 @@
-"""Whether the bytes here are those over there: they are read a second time, and compared.
+"""Verification of a transfer: read the bytes a second time and compare them.
 
-A sum that the owner had made would need him to be awake. So whoever moved the bytes reads them again from the owner's
-memory, in small pieces, and compares each with what he has: as certain as a checksum can be, for the price of
-another reading. What it tells is that nobody wrote to either side between the transfer and the second look, and that
-nothing was lost on the way. What is written over there afterwards, it cannot tell.
+A checksum by the owner would require its participation. So the process that moved the bytes reads them again from the
+owner's memory, in small pieces, and compares: as certain as a checksum, for the price of a second read. It detects
+writes to either side between the transfer and the second read, and bytes lost on the way. It does not detect later
+writes by the owner.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from meshbook.runtime.errors import ChecksumMismatch
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
-PIECE = 1 << 20  # bytes that are compared at a time: they stay in the processor's cache
+PIECE = 1 << 20  # bytes compared at a time: they stay in the CPU cache
 
 
 def compare(job: TransferJob, way: Transfer) -> None:
-    """ChecksumMismatch where the bytes of a transfer that was carried out differ by now."""
+    """Raise ChecksumMismatch if the bytes of a finished transfer differ now."""
     again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
     for start in range(0, job.local.size, PIECE):
         size = min(PIECE, job.local.size - start)
@@ -31,7 +31,7 @@ def compare(job: TransferJob, way: Transfer) -> None:
 def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
     if ours.device == CPU:
         return bool(_memcmp(piece.address, ours.address, piece.size) == 0)
-    return bool(piece.view() == ours.tensor.cpu().numpy().data)  # of a GPU: it comes here first
+    return bool(piece.view() == ours.tensor.cpu().numpy().data)  # on a GPU: copied to the CPU first
 
 
 def _tell(job: TransferJob, start: int, size: int) -> str:

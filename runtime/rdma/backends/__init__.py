@@ -23,15 +23,15 @@ from meshbook.runtime.errors import TransferTimeout
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 
-# Errors of the system that may be over soon: a want of descriptors, memory or room, a server that does not listen yet.
+# Errors of the system that may pass soon: a lack of descriptors, memory or space, a server that does not listen yet.
 ROOM = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN
 PASSING = frozenset({*ROOM, errno.ECONNREFUSED})
 
 
 class Unsuitable(Exception):
-    """A way does not lead there after all: the text says why. The next one is taken, from then on for this owner.
+    """This backend does not reach the buffer; the text says why. Later transfers to this owner use the next backend.
 
-    What the system's `error` says may pass: then the way is tried again after a while.
+    If the system's `error` may pass, the backend is tried again after a while.
     """
 
     def __init__(self, why: str, error: BaseException | None = None) -> None:
@@ -40,7 +40,7 @@ class Unsuitable(Exception):
 
 
 class Deadline:
-    """Until when a transfer must be done, unless it is cancelled before. Ways look at it between two pieces."""
+    """The deadline of a transfer, unless it is cancelled before. Backends check it between two pieces."""
 
     __slots__ = ("_end", "_why", "seconds")
 
@@ -51,21 +51,21 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds; 0 when it has passed."""
+        """Seconds; 0 after the deadline."""
         return max(0.0, self._end - time.monotonic())
 
     def cancel(self, why: BaseException) -> None:
-        """Nobody wants the transfer any more: `check` raises this, and nothing is left of the time."""
+        """Set the remaining time to zero; `check` then raises `why`."""
         self._why, self._end = why, 0.0
 
     def check(self, what: Callable[[], str]) -> None:
-        """TransferTimeout once it has passed, or why it was cancelled."""
+        """Raise TransferTimeout after the deadline, or the reason of a cancellation."""
         if time.monotonic() >= self._end:
             raise self._why or TransferTimeout(f"{what()} was not done after {self.seconds:g} s")
 
 
 def deadline_in(timeout: float) -> Deadline:
-    """So many seconds from now. TypeError or ValueError for what is no time limit: each transfer has one."""
+    """Return the deadline in `timeout` seconds. Raises TypeError or ValueError for an invalid one, such as None."""
     if timeout is None:
         raise TypeError("a transfer needs a time limit: timeout is a number of seconds")
     check_timeout(timeout)
@@ -73,14 +73,14 @@ def deadline_in(timeout: float) -> Deadline:
 
 
 def _unnoticed(count: int) -> None:
-    """Nobody follows the transfer."""
+    """Ignore progress."""
 
 
 @dataclass(slots=True)
 class TransferJob:
     """One transfer: `local.size` bytes between here and the buffer, from its byte `offset` on.
 
-    Whoever made it has checked that they are inside both. `moved` is told of bytes as they are moved.
+    The caller has checked that the bytes are inside both. `moved` is called with each number of bytes moved.
     """
 
     handle: BufferHandle
@@ -91,50 +91,50 @@ class TransferJob:
 
     @property
     def address(self) -> int:
-        """Where it begins, in the owner's memory."""
+        """The address of the first byte, in the owner's memory."""
         return self.handle.address + self.offset
 
 
 class Transfer(Protocol):
-    """What moves data by one way. Its methods are called on any thread, several at a time, and wait.
+    """An object that moves data by one mechanism. Its blocking methods may be called from several threads at once.
 
-    One that `is_immediate` copies memory and waits for nobody: short transfers are made by whoever asks for
-    them, be it on an event loop.
+    An `is_immediate` one copies memory and waits for no other process: callers run short transfers on their own thread,
+    even on an event loop.
 
-    `read` and `write` move all bytes, and see that the lease held before and after. They raise BufferDropped,
-    OwnerGone, TransferTimeout or another TransferError, and Unsuitable where this way does not lead there.
+    `read` and `write` move all bytes, and check the lease before and after. They raise BufferDropped, OwnerGone,
+    TransferTimeout or another TransferError, and Unsuitable if this backend does not reach the buffer.
     """
 
     name: str  # as in `Settings.rdma_ways`
     is_immediate: bool
 
     def read(self, job: TransferJob) -> None:
-        """From the buffer to here."""
+        """Copy from the buffer to here."""
         ...
 
     def write(self, job: TransferJob) -> None:
-        """From here to the buffer."""
+        """Copy from here to the buffer."""
         ...
 
 
 class TransferBackend(Transfer, Protocol):
-    """A way for data."""
+    """A transfer backend."""
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        """Why it does not lead to this buffer, in a few words; empty where it may. Quick; what is probed is kept.
+        """Return in a few words why it does not reach this buffer; empty if it may. Quick: probe results are cached.
 
-        `local` is the device of the memory here; None where it is not known yet.
+        `local` is the device of the memory here; None if it is not known yet.
         """
         ...
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
-        """What the handle of memory of this process carries for this way (`BufferHandle.offers`); None: nothing."""
+        """Return the backend's entry in `BufferHandle.offers` for memory of this process; None: no entry."""
         ...
 
     def withdraw(self, handle: BufferHandle) -> None:
-        """A buffer of this process is dropped, and nothing is moved from or to it any more."""
+        """Release a dropped buffer of this process. No transfer uses it any more."""
         ...
 
     def close(self) -> None:
-        """The process is about to leave."""
+        """Release everything: the process is about to leave its run."""
         ...

@@ -1,7 +1,7 @@
-"""GPU memory of another process of this host: CUDA IPC. The GPU copies, and the owner takes no part.
+"""GPU memory of another process of this host, by CUDA IPC. The GPU copies, and the owner takes no part.
 
-What the owner's GPU was told to compute before a buffer was made is in it; what it is told afterwards, and what has
-not been waited for there, may or may not be: as with any one-sided transfer, both sides agree on turns.
+Work that the owner queued on its GPU before it made the buffer is complete. Later work that the owner has not waited
+for may or may not be visible: as with any one-sided transfer, both sides must agree on turns.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from meshbook.runtime.rdma.ipc_handles import Allocation, IpcHandles
 
 logger = logging.getLogger(__name__)
 
-PIECE = 256 << 20  # bytes between two looks at the lease and the deadline
-Follow = Callable[[BufferHandle], object]  # ask its owner to tell this process when the buffer is dropped
+PIECE = 256 << 20  # bytes between two checks of the lease and the deadline
+# registers this process with the owner, which notifies it when the buffer is dropped
+Follow = Callable[[BufferHandle], object]
 
 
 class CudaIpcOffer(msgspec.Struct, frozen=True, array_like=True):
-    """Where GPU memory is, for other processes; or why they cannot reach it this way."""
+    """How other processes open this GPU memory; or why they cannot."""
 
     allocation: bytes = b""
-    offset: int = 0  # in it, bytes
+    offset: int = 0  # in the allocation, bytes
     why_not: str = ""
 
 
 class CudaIpcBackend:
-    """The way by CUDA IPC, of one process. `memory` reads the words of leases."""
+    """The CUDA IPC backend of one process. `memory` reads the words of leases."""
 
     name = "cuda ipc"
     is_immediate = False
@@ -74,8 +75,8 @@ class CudaIpcBackend:
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         if not local.device.startswith(gpu.CUDA):
             return None
-        gpu.settle(local)  # what is computed into it is there when others look
-        self._memory.offer(local, lease)  # the lease's word is read by others
+        gpu.settle(local)  # finish the work that fills it before other processes read it
+        self._memory.offer(local, lease)  # lets other processes read the lease's word
         try:
             offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
         except CudaError as error:
@@ -85,7 +86,7 @@ class CudaIpcBackend:
         return msgspec.msgpack.encode(offer)
 
     def withdraw(self, handle: BufferHandle) -> None:
-        return None  # those who have opened it are told that it was dropped, and close it
+        return None  # the owner notifies the processes that have opened it, and they close it
 
     # -- moving ----------------------------------------------------------------------------
 
@@ -114,12 +115,12 @@ class CudaIpcBackend:
         try:
             self._driver().copy(number, to, source, size)
         except CudaError as error:
-            self._memory.check(job.handle)  # that it was dropped is told before what is wrong with it
+            self._memory.check(job.handle)  # report a drop rather than its consequence
             raise TransferError(f"the GPU did not move {size:,} bytes of {job.handle.actor}: {error}") from error
 
     @contextlib.contextmanager
     def _opened(self, handle: BufferHandle, number: int) -> Iterator[int]:
-        """The address here of the allocation that the buffer is in; it is lent at this moment, and kept."""
+        """Yield the address here of the buffer's allocation, after a check of the lease. It stays open meanwhile."""
         self._memory.check(handle)
         allocation, buffer = (number, _unpack(handle).allocation), (handle.owner.node, handle.lease.number)
         with contextlib.ExitStack() as stack:
@@ -132,7 +133,7 @@ class CudaIpcBackend:
             yield base
 
     def forget(self, node: str, number: int | None = None) -> None:
-        """This buffer is lent no more, or none of this node: what nobody needs is closed."""
+        """Close unused allocations, after one lease of this node has ended, or all of them (None)."""
         self._imports.forget(lambda buffer: buffer[0] == node and number in (None, buffer[1]))
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class CudaIpcBackend:
     def _close(self, allocation: Allocation, address: int) -> None:
         try:
             self._driver().close(allocation[0], address)
-        except CudaError as error:  # nobody waits for that
+        except CudaError as error:  # no caller waits for this
             logger.warning("memory of another process's GPU could not be closed: %s", error)
 
 

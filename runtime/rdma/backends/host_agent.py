@@ -1,4 +1,4 @@
-"""Another host: the owner's host agent reads and writes its memory there, and the bytes go over TCP."""
+"""Memory of another host: the owner's host agent reads and writes it there, and the bytes travel over TCP."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from meshbook.runtime.rdma.connection_pool import AgentConnections, ConnectionPo
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MOST_SECONDS
 
-TRIES = 3  # of a read whose connection breaks: it goes on where it was
+TRIES = 3  # attempts of a read whose connection breaks; each continues where the last one ended
 
 
 class HostAgentBackend:
-    """TCP to the memory server of the owner's host agent (`runtime.rdma.server`)."""
+    """TCP to the memory server of the owner's host agent (`runtime.rdma.memory_server`)."""
 
     name = "host agent"
     is_immediate = False
@@ -46,7 +46,7 @@ class HostAgentBackend:
         raise TransferError(f"the connection to the host agent of {job.handle.actor} broke {TRIES} times: {last}")
 
     def write(self, job: TransferJob) -> None:
-        """Not tried again: what was sent first might come to the owner last."""
+        """Write without retries: bytes of a first attempt could reach the owner after those of a second."""
         transfer = self._begin(job, "writing", "to")
         try:
             transfer.write()
@@ -70,7 +70,7 @@ class HostAgentBackend:
 
 
 class _AgentTransfer:
-    """One job, and how far it is."""
+    """One job and its progress."""
 
     def __init__(self, lines: AgentConnections, job: TransferJob, buffers: pieces.Buffers, verb: str) -> None:
         self.lines = lines
@@ -80,7 +80,7 @@ class _AgentTransfer:
         self._done = 0  # bytes
 
     def read_rest(self) -> None:
-        """What has come before a connection broke is not asked for again."""
+        """Read the bytes that have not arrived yet. A retry does not request the others again."""
         job = self._job
         with self.lines.line(job.deadline, self._tell) as line, self._buffers.borrowed() as sealed:
             line.send_message(self._ask(is_write=False), job.deadline)
@@ -90,7 +90,7 @@ class _AgentTransfer:
                 for start, size in pieces.cut(len(rest)):
                     line.receive_piece(rest[start : start + size], sealed.view(), job.deadline)
                     self._moved(size)
-        if trouble is not None:  # the connection is as good as before
+        if trouble is not None:  # raised outside: the connection is still usable
             raise trouble
 
     def write(self) -> None:
@@ -99,7 +99,7 @@ class _AgentTransfer:
             line.send_message(self._ask(is_write=True), job.deadline)
             view = job.local.view()
             for start, size in pieces.cut(len(view)):
-                if line.has_something():  # an answer before the end is no good one: the rest need not travel
+                if line.has_something():  # an early answer reports an error, so the rest need not be sent
                     break
                 line.send_piece(view[start : start + size], sealed.view(), job.deadline)
                 self._moved(size)
@@ -115,7 +115,7 @@ class _AgentTransfer:
         )
 
     def _receive_answer(self, line: DataConnection) -> Exception | None:
-        """Why it was refused; None where all is well."""
+        """Return why the request was refused; None on success."""
         deadline = self._job.deadline
         return protocol.unpack_answer(line.receive_message(line.receive_length(deadline), deadline))
 

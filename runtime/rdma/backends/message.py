@@ -1,4 +1,4 @@
-"""Where nothing else works: pieces as messages, which the owner's receiving thread answers. Not one-sided."""
+"""The last resort: pieces as messages, which the owner's receiving thread answers. Not one-sided."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
 from meshbook.runtime.rdma.service import RDMA
 
-PIECE = 4 << 20  # bytes of a message; fewer where messages are limited to less
-IN_FLIGHT = 3  # pieces that are asked for and have not come
-LOOK_SECONDS = 0.5  # between two looks at whether it was cancelled
+PIECE = 4 << 20  # bytes of a message; fewer if messages have a lower limit
+IN_FLIGHT = 3  # pieces that are requested and have not arrived
+LOOK_SECONDS = 0.5  # between two checks for cancellation
 NOWHERE = Extent((), ())
-Ask = Callable[[int, int], Future[Any]]  # for the piece that begins there, and is so long
-Take = Callable[[int, int, Any], None]  # the same, and the answer
+Ask = Callable[[int, int], Future[Any]]  # requests the piece of that start and size
+Take = Callable[[int, int, Any], None]  # takes the same, and the answer
 
 
 class MessageBackend:
-    """Calls to the owner's `Service`. Reaches any memory, of a GPU as well."""
+    """Transfers by calls to the owner's `RDMAService`. Reaches any memory, also that of a GPU."""
 
     name = "message"
     is_immediate = False
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._piece = max(1, min(PIECE, node.settings.max_message_bytes // 2))  # the rest is for what is around it
+        # the other half is for the rest of the message
+        self._piece = max(1, min(PIECE, node.settings.max_message_bytes // 2))
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return ""
@@ -65,12 +66,12 @@ class MessageBackend:
         self._move(job, ask, take)
 
     def _move(self, job: TransferJob, ask: Ask, take: Take) -> None:
-        """Ask for a few pieces ahead, and take the answers in order."""
+        """Request a few pieces ahead, and take the answers in order."""
         pieces = ((start, min(self._piece, job.local.size - start)) for start in range(0, job.local.size, self._piece))
         asked: deque[tuple[int, int, Future[Any]]] = deque()
         done = 0
         for start, size in pieces:
-            job.deadline.check(partial(_tell, job, done))  # a write that nobody waits for any more must not begin
+            job.deadline.check(partial(_tell, job, done))  # a cancelled write must not start
             asked.append((start, size, ask(start, size)))
             if len(asked) == IN_FLIGHT:
                 done += self._take_first(job, asked, take, done)

@@ -1,7 +1,7 @@
-"""Memory of another host, or of a GPU there, by NIXL: verbs, where there is a NIC.
+"""Memory of another host, or of a GPU there, by NIXL (verbs), where there is a NIC.
 
-NIXL reports success also after the owner has taken its memory back, so here as well the lease decides: its word is read
-before and after each piece, by the same way. All calls are made by one thread; whoever wants data waits for it.
+NIXL reports success even after the owner has withdrawn its memory. So the lease decides here, too: its word is read
+before and after each piece, by NIXL itself. One thread makes all calls; threads that move data wait for it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from meshbook.runtime.rdma.nixl.registration import RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
 from meshbook.runtime.rdma.nixl.transfer import TransferContext, what
 
-REGISTERING = 30.0  # seconds that it may take; large memory of hosts with slow kernels takes seconds
-KEPT = 5.0  # seconds for which dropped memory is kept that no NIC guards: who is under way there needs no key for it
+REGISTERING = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
+# seconds to keep dropped memory that no NIC guards: transfers under way need no key for it
+KEPT = 5.0
 
 
 class NixlBackend:
-    """The way by NIXL, of one process. `is_worker`: whether it may start NIXL, which kernels and agents never do.
+    """The NIXL backend of one process. `is_worker`: it may start NIXL, which kernels and agents never do.
 
-    `is_forced`: it is used also without a NIC.
+    `is_forced`: it is used even without a NIC.
     """
 
     name = "nixl"
@@ -42,12 +43,12 @@ class NixlBackend:
         self._is_worker = is_worker
         self._is_forced = is_forced
         self._turns = TransferScheduler("meshbook nixl")
-        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
-        self._why_not: str | None = None  # None: it was not looked yet
-        self._lent: dict[int, LocalMemory] = {}  # by the numbers of leases
-        self._mover: TransferContext | None = None  # the thread's alone, as all that it has
+        self._lock = threading.RLock()  # guards the next two; reentrant: a garbage collection may drop a buffer
+        self._why_not: str | None = None  # None: not checked yet
+        self._lent: dict[int, LocalMemory] = {}  # by lease number
+        self._mover: TransferContext | None = None  # for the NIXL thread only, with all its parts
 
-    # -- whether ---------------------------------------------------------------------------
+    # -- availability ----------------------------------------------------------------------
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if why := self.why_not():
@@ -61,7 +62,7 @@ class NixlBackend:
         return unpack(packed).why
 
     def why_not(self) -> str:
-        """Why this process does not use it at all; empty where it does."""
+        """Return why this process does not use NIXL at all; empty if it does."""
         with self._lock:
             if self._why_not is None:
                 self._why_not = self._look()
@@ -120,7 +121,7 @@ class NixlBackend:
 
     def _move(self, job: TransferJob, *, is_write: bool) -> None:
         if job.local.device != CPU:
-            sys.modules["torch"].cuda.synchronize(job.local.device)  # what is still computed there comes first
+            sys.modules["torch"].cuda.synchronize(job.local.device)  # finish pending work on that memory first
         outcome: Future[None] = Future()
         self._turns.start(self._moving(job, outcome, is_write=is_write), outcome)
         try:
@@ -138,7 +139,7 @@ class NixlBackend:
         yield from mover.move(job, offer, outcome, is_write=is_write)
 
     def _start(self) -> TransferContext:
-        """Made for the first that needs it. Failed: it cannot be, and is not tried again."""
+        """Return the context, made on first use. Raises NixlError if NIXL cannot start; it is not tried again."""
         if self._mover is None:
             if why := self.why_not():
                 raise NixlError(why)

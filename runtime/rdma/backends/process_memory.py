@@ -1,4 +1,4 @@
-"""Memory of another process of this host: Cross Memory Attach. One call reads lease, data and lease, in this order."""
+"""Memory of another process of this host, by Cross Memory Attach. One call reads lease, data and lease."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers, TransferMark
 
-PIECE = 64 << 20  # bytes of one call, and between two looks at the deadline
-NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # by ptrace's rules, or by a filter of system calls
+PIECE = 64 << 20  # bytes of one call, and between two checks of the lease
+NOT_ALLOWED = errno.EPERM, errno.EACCES, errno.ENOSYS  # refused by ptrace's rules, or by a filter of system calls
 _WORD = 8
 _TWO_WORDS = ctypes.c_uint64 * 2
 
 
 class ProcessMemoryBackend:
-    """Cross Memory Attach, for this process or as an agent for others."""
+    """Cross Memory Attach, for this process, or in an agent for other hosts."""
 
     name = "process memory"
     is_immediate = True
@@ -54,10 +54,14 @@ class ProcessMemoryBackend:
                     _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
                     job.moved(piece)
         finally:
-            mark.end()  # done already, unless a Ctrl-C came in between: the owner would keep its memory for ever
+            # normally done already; after a Ctrl-C in between, the owner would keep its memory until this process ends
+            mark.end()
 
     def at(self, job: TransferJob) -> TransferMark:
-        """`with` this the owner keeps the memory, if it is lent when one looks next; else Unsuitable."""
+        """Mark the lease as in use in a `with` block: if a later check finds it valid, the owner keeps the memory.
+
+        Raises Unsuitable.
+        """
         lease = job.handle.lease
         try:
             return self._in_progress.at(lease, job.deadline.left)
@@ -66,7 +70,7 @@ class ProcessMemoryBackend:
             raise Unsuitable(why, error) from error
 
     def check(self, handle: BufferHandle) -> None:
-        """BufferDropped or OwnerGone unless it is lent at this moment; Unsuitable where that cannot be read."""
+        """Raise BufferDropped or OwnerGone unless the lease is valid now; Unsuitable if its word cannot be read."""
         try:
             check_lease(handle, _read_word(handle))
         except OSError as error:
@@ -93,13 +97,13 @@ def _move_piece(handle: BufferHandle, here: int, there: int, size: int, *, is_wr
 
 
 def _read_piece(handle: BufferHandle, here: int, there: int, size: int) -> None:
-    # Preset as it has to be: where the system does not come as far as the word, what it says of the memory counts.
+    # Preset to the valid number: if the system stops before the word, its error about the memory counts.
     words, word = _TWO_WORDS(handle.lease.number), handle.lease.word
     at = ctypes.addressof(words)
     try:
         process.read(handle.process.pid, ((at, word, _WORD), (here, there, size), (at + _WORD, word, _WORD)))
     except OSError:
-        check_lease(handle, words[0])  # it is told before what is wrong with the memory
+        check_lease(handle, words[0])  # report a drop rather than its consequence
         raise
     check_lease(handle, words[0])
     check_lease(handle, words[1])
@@ -123,7 +127,7 @@ def _tell(job: TransferJob, done: int, *, is_write: bool) -> str:
 
 
 def _explain(handle: BufferHandle, error: OSError) -> Exception:
-    """What an error of the system's means here."""
+    """Convert an error of the system into one of this package."""
     if isinstance(error, ProcessLookupError):
         return gone(handle)
     if error.errno in NOT_ALLOWED:
@@ -137,19 +141,19 @@ def _explain(handle: BufferHandle, error: OSError) -> Exception:
 
 
 def check_lease(handle: BufferHandle, word: int) -> None:
-    """OwnerGone or BufferDropped unless this is the number of its lease."""
+    """Raise OwnerGone or BufferDropped unless `word` is the number of the lease."""
     if word != handle.lease.number:
         raise gone(handle) if handle.process.has_ended else dropped(handle)
 
 
 def dropped(handle: BufferHandle) -> BufferDropped:
-    """It is lent no more."""
+    """Return the error for an ended lease."""
     return BufferDropped(
         f"the buffer of {handle.size:,} bytes of {handle.actor} was dropped, or its actor has ended: ask for a new one"
     )
 
 
 def gone(handle: BufferHandle) -> OwnerGone:
-    """The owner's process has ended."""
+    """Return the error for an ended owner."""
     owner = f"{handle.actor} ({handle.owner.node}, pid {handle.process.pid})"
     return OwnerGone(f"{owner} has ended, and the memory of the buffer with it")

@@ -1,4 +1,4 @@
-"""The owner is this process: a copy."""
+"""Memory of this process: a copy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
 
-PIECE = 64 << 20  # bytes between two looks at the deadline
+PIECE = 64 << 20  # bytes between two checks of the deadline
 
 
 class SameProcessBackend:
-    """Copies within this process, by the memory that its own lease keeps."""
+    """Copies within this process, from memory that its own lease keeps."""
 
     name = "same process"
     is_immediate = True
@@ -66,7 +66,8 @@ def _copy(job: TransferJob, to: LocalMemory, source: LocalMemory) -> None:
         job.moved(to.size)
         return
     starts = range(0, to.size, PIECE)
-    # Where they overlap, what is still to be copied must not be written over: `memmove` sees to that in each piece.
+    # In overlapping memory, bytes that are still to be copied must not be overwritten; within a piece `memmove` sees to
+    # that.
     for start in reversed(starts) if to.address > source.address else starts:
         job.deadline.check(lambda: f"a copy of {to.size:,} bytes within the process of {job.handle.actor}")
         size = min(PIECE, to.size - start)
@@ -75,10 +76,10 @@ def _copy(job: TransferJob, to: LocalMemory, source: LocalMemory) -> None:
 
 
 def _copy_by_torch(to: LocalMemory, source: LocalMemory) -> None:
-    import torch  # weight: there is a tensor of a GPU, so it is loaded
+    import torch  # weight: a tensor of a GPU exists, so torch is loaded
 
     target, origin = (_tensor_of(local, torch) for local in (to, source))
-    settle(to, source)  # also what is computed on streams that this thread does not know
+    settle(to, source)  # also work on streams that this thread does not use
     target.copy_(origin)
     settle(to, source)
 

@@ -1,8 +1,8 @@
-"""NIXL, as `ways.nixl` uses it.
+"""The parts of the NIXL backend (`backends.nixl`).
 
-agent       the library itself: registering memory, meeting peers, requests        the one file that knows it
-turns       the one thread that calls it
-registered  what of this process's memory is registered, and for whom
-peers       what handles carry for it, and what is known of the agents of others
-moving      one transfer, from the first look at its lease to the last
+agent         the NIXL library: registration, peers, requests; the only file that uses it
+scheduler     the one thread that calls it
+registration  which memory of this process is registered, and for whom
+peers         NIXL's part of handles, and the known state of other processes' agents
+transfer      one transfer, from the first check of its lease to the last
 """

@@ -1,12 +1,11 @@
-"""NIXL's agent of this process: the one file that knows NIXL. It imports it, so only workers may make one, and late.
+"""NIXL's agent of this process: the only file that uses NIXL. Only workers make one, on demand: this imports NIXL.
 
-Not safe from several threads: one alone calls it (`turns`). Found out by trying, with version 1.5:
-
-- Without a progress thread of its own an owner has to call NIXL for others to be served. Its `pthrDelay` is how long
-  that sleeps if nothing wakes it; NIXL's Python class sets 0, which spins a core. So the bindings are called directly.
-- What was asked for goes on after its request was released, and after the peer was forgotten: memory must stay until
-  the state of its request says that it is over.
-- A peer that is forgotten and met again has a new connection, and the descriptors of the old one stay open.
+Not thread-safe: one thread makes all calls (`scheduler`). Observed with version 1.5:
+- Without a progress thread, an owner has to call NIXL for its peers to be served. `pthrDelay` is how long that thread
+  sleeps if nothing wakes it. NIXL's Python class sets 0, which spins a core, so this file calls the bindings directly.
+- A request continues after it is released, and after its peer is forgotten: memory must stay until the state of the
+  request says that it is over.
+- A peer that is forgotten and met again has a new connection; the descriptors of the old one stay open.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from typing import Any, NamedTuple
 
 from meshbook.runtime.memory.local import CPU, LocalMemory
 
-PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")  # the first one chooses between the others by torch's CUDA
+PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")  # the first one selects one of the others by torch's CUDA version
 _BACKEND = "UCX"
-_WAKE = 10_000  # microseconds: 0.8 % of a core when idle, and it answers as fast as with 1,000
+_WAKE = 10_000  # microseconds: 0.8 % of a core when idle, and replies are as fast as with 1,000
 _SETTINGS = {
-    "UCX_MEM_EVENTS": "n",  # it would look through all libraries that are loaded: 0.4 s
-    "UCX_DEBUG_SIGNO": "0",  # it would take SIGHUP
-    "UCX_VFS_ENABLE": "n",  # it would have a thread for a file system of its own
-    # By TCP it would listen at each address of this host, and serve our memory to whoever connects; by shared memory
-    # it would depend on the size of /dev/shm.
+    "UCX_MEM_EVENTS": "n",  # otherwise it searches all loaded libraries: 0.4 s
+    "UCX_DEBUG_SIGNO": "0",  # otherwise it handles SIGHUP
+    "UCX_VFS_ENABLE": "n",  # otherwise it starts a thread for a file system of its own
+    # With TCP it would listen on every address of this host and serve this process's memory to any client; with shared
+    # memory it would depend on the size of /dev/shm.
     "UCX_TLS": "^tcp,sm",
-    # What fails is told by us: they would write lines into the output of cells.
+    # This package reports failures; the libraries would write lines into the output of cells.
     "UCX_LOG_LEVEL": "fatal",
     "NIXL_LOG_LEVEL": "FATAL",
 }
 
 
 class NixlError(Exception):
-    """NIXL said no: the text is what it said."""
+    """An error of NIXL, with its text."""
 
 
 class MemoryRange(NamedTuple):
-    """Memory of a process, as NIXL wants it."""
+    """Memory of a process, in NIXL's form."""
 
     address: int
     size: int
@@ -57,31 +56,31 @@ class MemoryRange(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Whether it can be imported; it is not imported for that."""
+    """Return whether NIXL can be imported, without importing it."""
     return any(importlib.util.find_spec(name) is not None for name in PACKAGES)
 
 
 def has_nic() -> bool:
-    """Whether this host has a device for verbs."""
+    """Return whether this host has a device for verbs."""
     root = Path("/sys/class/infiniband")
     return root.is_dir() and any(root.iterdir())
 
 
 def is_guarded() -> bool:
-    """Whether NICs alone move data here: they refuse keys that were withdrawn. Users may name other transports."""
+    """Return whether only NICs move data here. They refuse withdrawn keys; users may configure other transports."""
     return has_nic() and "UCX_TLS" not in os.environ
 
 
 def is_loaded() -> bool:
-    """Whether it was imported here: then the C library's exit handlers must not run, where it may crash."""
+    """Return whether NIXL was imported here: it may crash in the C library's exit handlers, so these must not run."""
     return any(f"{name}._bindings" in sys.modules for name in PACKAGES)
 
 
 class NixlAgent:
-    """Registers memory of this process, and moves data between it and that of peers. Everything raises Failed."""
+    """Registers memory of this process, and moves data between it and that of peers. Its methods raise NixlError."""
 
     def __init__(self, name: str) -> None:
-        """Peers know it by this name, which no other process has or had."""
+        """`name` identifies this agent to peers. No other process may have or have had it."""
         self.name = name
         with _quietly():
             self._bindings = _load()
@@ -92,7 +91,7 @@ class NixlAgent:
                 self._backend = self._agent.createBackend(_BACKEND, {})
 
     def register(self, stretch: MemoryRange) -> None:
-        """Let NICs reach this memory."""
+        """Let NICs access this memory."""
         _make_current(stretch)
         with _translated():
             self._agent.registerMem(self._listed(stretch), [self._backend])
@@ -103,22 +102,22 @@ class NixlAgent:
             self._agent.deregisterMem(self._listed(stretch), [self._backend])
 
     def describe(self, stretch: MemoryRange) -> bytes:
-        """What a peer needs to reach registered memory, and this agent."""
+        """Return the description that a peer needs to reach this agent and this registered memory."""
         with _translated():
             return bytes(self._agent.getLocalPartialMD(self._listed(stretch), True, [self._backend]))
 
     def meet(self, description: bytes) -> None:
-        """Take in what a peer has described; again where it is known does nothing."""
+        """Load the description from a peer. Idempotent."""
         with _translated():
             self._agent.loadRemoteMD(description)
 
     def forget(self, peer: str) -> None:
-        """Drop all that this peer has described, and the connection. Nothing may be under way from or to it."""
-        with contextlib.suppress(Exception):  # it is not known
+        """Drop the connection to a peer and all its descriptions. No request to or from it may be under way."""
+        with contextlib.suppress(Exception):  # it is unknown
             self._agent.invalidateRemoteMD(peer)
 
     def begin(self, peer: str, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> int:
-        """Begin to move data between two stretches of one size; the number of the request, to be released."""
+        """Start to move data between two ranges of one size. Returns the number of the request, for `release`."""
         operation = self._bindings.NIXL_WRITE if is_write else self._bindings.NIXL_READ
         _make_current(here)
         with _translated():
@@ -133,7 +132,7 @@ class NixlAgent:
         return request
 
     def is_done(self, request: int) -> bool:
-        """Whether all bytes are there. Failed: they will not come any more."""
+        """Return whether all bytes have arrived. Raises NixlError if the request has failed."""
         with _translated():
             state = self._agent.getXferStatus(request)
         if state not in (self._bindings.NIXL_SUCCESS, self._bindings.NIXL_IN_PROG):
@@ -141,7 +140,7 @@ class NixlAgent:
         return bool(state == self._bindings.NIXL_SUCCESS)
 
     def release(self, request: int) -> None:
-        """Once for each request, when it is over."""
+        """Release a finished request, once."""
         with contextlib.suppress(Exception):  # it is over in any case
             self._agent.releaseXferReq(request)
 
@@ -167,7 +166,7 @@ def _load() -> Any:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """With settings for its start that the user has not made; and what it changes of Python's logging is put back."""
+    """Set default settings for NIXL's start that the user has not set, and restore Python's logging afterwards."""
     made = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
     before = logging.raiseExceptions
     os.environ.update(made)
@@ -183,11 +182,11 @@ def _quietly() -> Iterator[None]:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # its classes differ between versions
+    except Exception as error:  # NIXL's exception classes differ between versions
         raise NixlError(f"{error}") from error
 
 
 def _make_current(stretch: MemoryRange) -> None:
-    """CUDA looks at a thread's current GPU, and so does UCX when it registers memory or copies it."""
+    """Set the thread's current GPU: CUDA uses it, and so does UCX when it registers or copies memory."""
     if stretch.gpu is not None:
         sys.modules["torch"].cuda.set_device(stretch.gpu)

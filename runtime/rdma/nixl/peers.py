@@ -1,4 +1,4 @@
-"""What handles carry for NIXL, and what is known of the agents of other processes. Pure."""
+"""NIXL's part of handles, and what this process has recorded of other processes' agents. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-MOST_KNOWN = 16_384  # offers of a peer that are kept, of half a kilobyte each; then it is forgotten, and met anew
+# offers of a peer that are kept, of half a kilobyte each; beyond that the peer is forgotten and met again
+MOST_KNOWN = 16_384
 
 
 class NixlOffer(msgspec.Struct, frozen=True, array_like=True):
-    """What a handle carries. `why` is set, and nothing else, where its owner could not register the memory."""
+    """NIXL's part of a handle. Only `why` is set if the owner could not register the memory."""
 
     agent: str = ""
-    registration: int = 0  # which one of that agent: at the same address there may be another one later
+    registration: int = 0  # number of the registration: memory at the same address may be registered again later
     gpu: int | None = None  # its number there
-    memory: bytes = b""  # what NIXL says of it
-    words: bytes = b""  # the same of the block in which the word of the lease lies
+    memory: bytes = b""  # NIXL's description of it
+    words: bytes = b""  # the same for the block that holds the lease's word
     why: str = ""
 
     def pack(self) -> bytes:
@@ -24,17 +25,17 @@ class NixlOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def unpack(packed: bytes) -> NixlOffer:
-    """What `NixlOffer.pack` has made."""
+    """Unpack the result of `NixlOffer.pack`."""
     return msgspec.msgpack.decode(packed, type=NixlOffer)
 
 
 @dataclass(slots=True)
 class NixlPeer:
-    """The agent of another process, as this one knows it."""
+    """The recorded state of another process's agent."""
 
-    known: set[int] = field(default_factory=set)  # the registrations that were taken in
+    known: set[int] = field(default_factory=set)  # registrations that NIXL has loaded
     under_way: int = 0  # requests
-    is_broken: bool = False  # it has to be met anew
+    is_broken: bool = False  # it has to be met again
     has_answered: bool = False
 
     def knows(self, offer: NixlOffer) -> bool:
@@ -42,7 +43,7 @@ class NixlPeer:
 
     @property
     def is_to_be_forgotten(self) -> bool:
-        """Whether it has to be met anew. Seldom: each new connection leaves two descriptors open on either side."""
+        """Whether it has to be met again. Rare: each new connection leaves two descriptors open on either side."""
         return self.is_broken or len(self.known) >= MOST_KNOWN
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What of this process's memory is registered with NIXL: once each, however many want it. For its thread alone."""
+"""The registrations of this process's memory with NIXL: one per range, counted. For the NIXL thread only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.rdma.backends import Unsuitable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
 
-STAGED = 256 << 10  # bytes up to which data goes by way of a place: to register memory takes longer than to copy that
-_HEAD = 64  # bytes before what is staged
+STAGED = 256 << 10  # up to this many bytes, data is staged: registering memory takes longer than copying them
+_HEAD = 64  # bytes before the staged data
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Registration:
 
 
 class RegisteredMemory:
-    """Registered memory of our own, for a word, and for data that is staged. It is used by one transfer at a time."""
+    """Registered memory of this backend, for a lease's word and for staged data. One transfer uses it at a time."""
 
     def __init__(self) -> None:
         self._memory: Any = (ctypes.c_ubyte * (_HEAD + STAGED))()
@@ -32,7 +32,7 @@ class RegisteredMemory:
 
     @property
     def word(self) -> int:
-        """What was read into the stretch `for_word`."""
+        """The word that was read into `for_word`."""
         return int(ctypes.c_uint64.from_buffer(self._memory).value)
 
     @property
@@ -44,7 +44,7 @@ class RegisteredMemory:
 
 
 class RegistrationTable:
-    """Counts who holds which stretch. Stretches that overlap are different ones."""
+    """Counts the holders of each registered range. Ranges that overlap are registered separately."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
@@ -53,7 +53,7 @@ class RegistrationTable:
         self._places: list[RegisteredMemory] = []  # not in use
 
     def hold(self, stretch: MemoryRange) -> int:
-        """Have it registered until `let_go`; the number of the registration, which no other one has. May be Failed."""
+        """Register this range until `let_go`, and return the unique number of the registration. May raise NixlError."""
         found = self._found.get(stretch)
         if found is None:
             self._agent.register(stretch)
@@ -66,17 +66,17 @@ class RegistrationTable:
         found.holders -= 1
         if not found.holders:
             del self._found[stretch]
-            with contextlib.suppress(NixlError):  # then it is registered no more already
+            with contextlib.suppress(NixlError):  # then it is not registered any more
                 self._agent.deregister(stretch)
 
     def hold_for_good(self, stretch: MemoryRange) -> None:
-        """Have it registered as long as the process lives: asked for again, nothing happens."""
+        """Register this range until the process ends. Idempotent."""
         if stretch not in self._found:
             self.hold(stretch)
 
     @contextlib.contextmanager
     def place(self) -> Iterator[RegisteredMemory]:
-        """A place of one's own. Unsuitable where no memory can be registered."""
+        """Yield registered memory for one transfer. Raises Unsuitable if no memory can be registered."""
         place = self._places.pop() if self._places else self._make_place()
         try:
             yield place
@@ -93,11 +93,13 @@ class RegistrationTable:
 
     @contextlib.contextmanager
     def reachable(self, local: LocalMemory) -> Iterator[bool]:
-        """Whether it is reached directly: registered meanwhile. Else it is staged, since it is small, or cannot be
-        registered, as pages that may only be read. Unsuitable where a GPU's cannot.
+        """Register this memory for a `with` block; yield False if it has to be staged instead.
 
-        It is not kept registered for the next time: where memory is freed, and other memory comes to be at its address,
-        a NIC would go on writing to what was there before. What is lent from here is registered already.
+        Memory is staged if it is small or cannot be registered, such as read-only pages. Raises Unsuitable if memory of
+        a GPU cannot be registered.
+
+        The registration is not kept: if memory is freed and its address reused, a NIC would still write to the old
+        pages. Memory that this process lends is registered already.
         """
         whole = MemoryRange.of(local)
         if local.device == CPU and local.size <= STAGED and whole not in self._found:

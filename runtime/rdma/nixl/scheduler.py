@@ -1,9 +1,8 @@
-"""One thread that does what must be done by one alone, several things in turn: each is a generator.
+"""One thread for everything that only one thread may do. It runs several generators in turns.
 
-It yields to wait: True where something new has begun since its last turn, False where it still waits for the same.
-
-What is under way is looked at again after a pause that grows with how long nothing has happened: a short transfer is
-seen to be over at once, and one that hangs costs nothing.
+A generator yields to wait: True if something new has started since its last turn, False if it still waits for the same.
+The thread polls with a pause that grows while nothing happens: it notices the end of a short transfer at once, and a
+transfer that hangs costs nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from meshbook.runtime.errors import TransferError
 from meshbook.runtime.queues import get_within
 
 Course: TypeAlias = Generator[bool, None, None]
-SPIN = 200e-6  # seconds for which it looks without a pause: what is shorter is not worth one
+SPIN = 200e-6  # seconds of polling without a pause: shorter waits are not worth one
 LONGEST_PAUSE = 0.01
-LAST_TURN = 1.0  # seconds that it may take to end; it is a daemon, and the process is about to leave
-_SHARE = 20  # the pause is this part of the time that something has waited already
+LAST_TURN = 1.0  # seconds that the last turn may take; the thread is a daemon, and the process is about to leave
+_SHARE = 20  # the pause is this fraction of the time waited so far
 
 
 @dataclass(slots=True)
 class RunningTransfer:
-    """A course under way, and since when it waits for the same."""
+    """A running generator, and since when it has waited for the same."""
 
     supervisor: Course
     outcome: Future[Any]
@@ -37,27 +36,27 @@ class RunningTransfer:
 
 
 class TransferScheduler:
-    """The thread. It is made for the first course; `close()` is idempotent."""
+    """The thread, started on first use. `close()` is idempotent."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._new: queue.SimpleQueue[tuple[Course, Future[Any]] | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # guards the next two; under it, garbage may drop a buffer
+        self._lock = threading.RLock()  # guards the next two; reentrant: a garbage collection may drop a buffer
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     def start(self, supervisor: Course, outcome: Future[Any]) -> None:
-        """Let it take turns with the others. `outcome` fails with what it raises, unless it is settled by then."""
+        """Run this generator in turns with the others. If it raises, `outcome` fails, unless it is settled by then."""
         with self._lock:
             if self._is_closed:
                 settle(outcome, _leaving())
                 return
             try:
                 self._begin()
-            except RuntimeError as error:  # there are too many threads already
+            except RuntimeError as error:  # too many threads
                 settle(outcome, TransferError(f"the thread for it cannot be started: {error}"))
                 return
-            self._new.put((supervisor, outcome))  # under the lock: what comes after the end of all would wait for ever
+            self._new.put((supervisor, outcome))  # under the lock: an entry after the final None would wait forever
 
     def _begin(self) -> None:
         if self._thread is None:
@@ -79,12 +78,12 @@ class TransferScheduler:
 
     def _next(self, pause: float | None) -> tuple[Course, Future[Any]] | None:
         if pause == 0:
-            time.sleep(0)  # other threads have their turn; a wait of the queue would take 50 us at least
+            time.sleep(0)  # yields to other threads; a wait on the queue would take 50 us at least
             return self._new.get_nowait()
         return self._new.get() if pause is None else get_within(self._new, pause)
 
     def close(self) -> None:
-        """What is under way fails."""
+        """Stop the thread. Transfers under way fail."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -94,7 +93,7 @@ class TransferScheduler:
 
 
 def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
-    """Seconds until the next look; None: until something new comes."""
+    """Return the seconds until the next poll; None: until something new arrives."""
     if not under_way:
         return None
     waited = now - max(each.since for each in under_way)
@@ -108,14 +107,14 @@ def _goes_on(each: RunningTransfer) -> bool:
     except StopIteration:
         settle(each.outcome, None)
         return False
-    except BaseException as error:  # whoever waits gets it
+    except BaseException as error:  # passed on to the waiting thread
         settle(each.outcome, error)
         return False
     return True
 
 
 def settle(outcome: Future[Any], error: BaseException | None) -> None:
-    """Done, or failed; the first word counts."""
+    """Complete or fail `outcome`. Only the first call has an effect."""
     if outcome.done():
         return
     if error is None:

@@ -1,6 +1,6 @@
-"""One transfer by NIXL, from the first look at its lease to the last, as a course that takes turns with others.
+"""One transfer by NIXL, from the first check of its lease to the last, as a generator for the scheduler.
 
-Whoever waits may be told of its end before it ends: what was asked of NIXL goes on, and memory must stay until then.
+The waiting thread may receive the outcome before the transfer ends: NIXL continues, and memory must stay until then.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from meshbook.runtime.rdma.nixl.peers import NixlOffer, NixlPeer
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Course, settle
 
-PIECE = 64 << 20  # bytes of one request, and between two looks at the lease
-FIRST_ANSWER = 10.0  # seconds that a peer has for its first one: where nothing leads there NIXL waits for ever
+PIECE = 64 << 20  # bytes of one request, and between two checks of the lease
+# seconds for the first reply of a peer: NIXL waits forever for a peer that it cannot reach
+FIRST_ANSWER = 10.0
 ATTEMPTS = 3
-NEWS = 2.0  # seconds that the news of an owner's end may take, after the connection to it has ended
-LOOK = 0.05  # seconds between two looks at whether an owner has ended
+# seconds until the end of an owner is reported, after the connection to it has broken
+NEWS = 2.0
+LOOK = 0.05  # seconds between two checks of whether an owner has ended
 
 
 @dataclass(frozen=True, slots=True)
 class TransferContext:
-    """What transfers need of this process. `has_ended` tells whether the owner of a buffer is known to have ended."""
+    """The parts of this process that transfers use. `has_ended` returns whether a buffer's owner has ended."""
 
     agent: NixlAgent
     registered: RegistrationTable
@@ -36,7 +38,7 @@ class TransferContext:
     has_ended: Callable[[BufferHandle], bool]
 
     def move(self, job: TransferJob, offer: NixlOffer, outcome: Future[None], *, is_write: bool) -> Course:
-        """Several attempts: the connection may have been broken by what others moved, or by what had been offered."""
+        """Try several times: other transfers or an outdated offer may have broken the connection."""
         peer, why = self.peers.setdefault(offer.agent, NixlPeer()), ""
         transfer = _NixlTransfer(self, job, offer, peer, outcome, is_write)
         for _ in range(ATTEMPTS):
@@ -59,13 +61,13 @@ class TransferContext:
 
 @dataclass(slots=True)
 class _NixlTransfer:
-    """Each `run` is an attempt, which goes on where the one before broke off."""
+    """One transfer; each `run` is an attempt, which continues where the last one failed."""
 
     mover: TransferContext
     job: TransferJob
     offer: NixlOffer
     peer: NixlPeer
-    outcome: Future[None]  # settled early where it is known that nothing will come of it
+    outcome: Future[None]  # settled early if the transfer is known to be in vain
     is_write: bool
     done: int = 0  # bytes
 
@@ -83,10 +85,10 @@ class _NixlTransfer:
                 self.job.moved(size)
 
     def _meet(self) -> Course:
-        """Know what the owner offers.
+        """Load the owner's offer.
 
-        NIXL finds keys by address, and may find one that was withdrawn, of memory that was there before. A NIC refuses
-        that, which breaks the connection, and with the next one only what is offered now is known.
+        NIXL finds keys by address, and may find a withdrawn key of memory that was there before. A NIC refuses that
+        key, which breaks the connection; over the next connection only current offers are known.
         """
         peer, agent = self.peer, self.mover.agent
         if peer.knows(self.offer):
@@ -119,7 +121,7 @@ class _NixlTransfer:
             ctypes.memmove(ours, here.address, here.size)
 
     def _request(self, here: MemoryRange, there: MemoryRange, *, is_write: bool) -> Course:
-        """One request, to its very end: until then bytes may come, whether or not anybody waits for them."""
+        """Run one request to its very end: until then bytes may arrive, whether or not a thread waits for them."""
         self.job.deadline.check(lambda: what(self.job))
         if self.outcome.done():
             raise TransferError("nobody waits for it any more")
@@ -140,10 +142,10 @@ class _NixlTransfer:
             agent.release(request)
 
     def _give_up(self, first: Deadline) -> None:
-        """Tell whoever waits that it is in vain, where that is known."""
+        """Settle the outcome early if the deadline has passed, the owner has ended, or the peer does not reply."""
         try:
             self.job.deadline.check(lambda: what(self.job))
-        except Exception as error:  # that its time is over, or whatever it was cancelled for
+        except Exception as error:  # the deadline has passed, or the reason of a cancellation
             settle(self.outcome, error)
         if self.mover.has_ended(self.job.handle):
             settle(self.outcome, gone(self.job.handle))
@@ -152,5 +154,5 @@ class _NixlTransfer:
 
 
 def what(job: TransferJob) -> str:
-    """The transfer, for errors."""
+    """Return a description of the transfer, for errors."""
     return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by NIXL"
