@@ -1,9 +1,9 @@
-"""The CUDA driver, by ctypes: GPU memory of one process in another one, and copies between any two addresses.
+"""The CUDA driver, by ctypes: opens GPU memory of another process, and copies between any two addresses.
 
-Not torch's own sharing: that counts who has opened an allocation, once for each time that it was handed out, and a
-buffer's handle goes to any number of processes. Here nobody counts; the lease says how long the memory is there.
+Not torch's own sharing: torch counts each handing-out of an allocation, and a buffer's handle goes to any number of
+processes. This module counts nothing; the lease decides how long the memory stays.
 
-Functions as NVIDIA's CUDA Driver API documents them, 6.13 (memory) and 6.8 (primary contexts).
+Functions as in NVIDIA's CUDA Driver API, 6.13 (memory) and 6.8 (primary contexts).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
-_OWN_STREAM = ctypes.c_void_p(2)  # CU_STREAM_PER_THREAD: that of the calling thread, in any context
+_OWN_STREAM = ctypes.c_void_p(2)  # CU_STREAM_PER_THREAD: the calling thread's stream, in any context
 
 
 class CudaError(RuntimeError):
-    """The driver is not here, or has refused; the text says which call, and why."""
+    """The driver is missing or has refused a call; the text names the call and the reason."""
 
 
 class _Handle(ctypes.Structure):
-    """An allocation, as other processes open it. It is passed by value."""
+    """A CUDA IPC memory handle, passed by value."""
 
     _fields_ = (("data", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class Driver:
-    """The driver of this process. `gpu` counts as torch does: both go by CUDA_VISIBLE_DEVICES.
+    """The driver of this process. GPU numbers are those of torch: both follow CUDA_VISIBLE_DEVICES.
 
-    Each call makes the primary context of its GPU, which is torch's, current for as long as it lasts.
+    Each call makes the primary context of its GPU, which torch uses too, current while it lasts.
     """
 
     def __init__(self, library: Any) -> None:
@@ -40,9 +40,9 @@ class Driver:
         self._contexts: dict[int, ctypes.c_void_p] = {}
 
     def export(self, gpu: int, address: int) -> tuple[bytes, int]:
-        """How others open the allocation that this address is in, and how far from its beginning that is.
+        """Return the IPC handle of the allocation that contains this address, and the address's offset in it.
 
-        CudaError for what cannot be shared: `expandable_segments` of torch, memory of `cudaMallocAsync`.
+        Raises CudaError for memory that cannot be shared: `expandable_segments` of torch, memory of `cudaMallocAsync`.
         """
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
         with self._on(gpu):
@@ -51,7 +51,7 @@ class Driver:
         return bytes(handle.data), address - base.value
 
     def open(self, gpu: int, handle: bytes) -> int:
-        """The address of such an allocation of another process, in this one."""
+        """Open an allocation of another process; return its address in this one."""
         address = ctypes.c_uint64()
         made = _Handle.from_buffer_copy(handle)
         with self._on(gpu):
@@ -59,12 +59,12 @@ class Driver:
         return address.value
 
     def close(self, gpu: int, address: int) -> None:
-        """Let go of what was opened; the memory stays its owner's."""
+        """Close an opened allocation; the owner keeps the memory."""
         with self._on(gpu):
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy(self, gpu: int, to: int, source: int, size: int) -> None:
-        """Copy, and wait until it is done. Both are addresses in this process: of any GPU, or of the CPU."""
+        """Copy, and wait until it is done. Both addresses are valid in this process, of any GPU or of the CPU."""
         with self._on(gpu):
             arguments = ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size)
             self._call("cuMemcpyAsync", *arguments, _OWN_STREAM)
@@ -72,7 +72,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _on(self, gpu: int) -> Iterator[None]:
-        # Pushed and popped: what else runs on this thread keeps its own GPU.
+        # Push and pop, so that other code on this thread keeps its own GPU.
         self._call("cuCtxPushCurrent_v2", self._context(gpu))
         try:
             yield
@@ -84,7 +84,7 @@ class Driver:
             device, found = ctypes.c_int(), ctypes.c_void_p()
             self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(gpu))
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(found), device)
-            self._contexts[gpu] = found  # for the life of the process, as torch has it
+            self._contexts[gpu] = found  # kept until the process ends, as in torch
         return found
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -100,7 +100,7 @@ class Driver:
 
 @functools.cache
 def driver() -> Driver:
-    """CudaError where there is none."""
+    """Return the driver. Raises CudaError if there is none."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:

@@ -1,6 +1,6 @@
-"""GPUs as torch knows them: which one that is, told so that other processes understand it, and waiting for them.
+"""GPUs as torch sees them: names that are valid in every process, and synchronization.
 
-torch is loaded where there is memory of a GPU; nothing here loads it, or begins to use a GPU.
+This module neither loads torch nor initializes a GPU: torch is loaded wherever GPU memory exists.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ CUDA = "cuda:"
 
 
 def is_in_use() -> bool:
-    """Whether this process uses a GPU. To begin costs half a second, and memory of the GPU."""
+    """Return whether this process uses a GPU. Initializing one costs half a second, and memory of the GPU."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def name_everywhere(device: str) -> str:
-    """`cuda:<UUID>` of torch's `cuda:0`, whose number differs between processes. Other devices keep their names."""
+    """Return `cuda:<UUID>` for torch's `cuda:0`, whose number differs between processes. Return other names as is."""
     return f"{CUDA}{_uuid(int(device.removeprefix(CUDA)))}" if device.startswith(CUDA) else device
 
 
 def number_here(name: str) -> int | None:
-    """Which GPU of this process that is, by such a name; None where it is not visible here (CUDA_VISIBLE_DEVICES)."""
+    """Return this process's number for a GPU with such a name; None if it is not visible (CUDA_VISIBLE_DEVICES)."""
     count = _torch().cuda.device_count()
     return next((number for number in range(count) if f"{CUDA}{_uuid(number)}" == name), None)
 
 
 def settle(*memories: LocalMemory) -> None:
-    """Wait until what these GPUs were told to do before is done: on all streams, since whose it is cannot be known."""
+    """Wait for all queued work on these GPUs, on all streams: the stream that uses the memory is unknown."""
     for device in {each.device for each in memories}:
         if device.startswith(CUDA):
             _torch().cuda.synchronize(device)

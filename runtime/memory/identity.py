@@ -1,4 +1,4 @@
-"""Which process a number means: pids are used again, and mean nothing in another namespace."""
+"""Identities of processes: the system reuses pids, and a pid is only valid in its own namespace."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import msgspec
 
 
 class ProcessMark(msgspec.Struct, frozen=True, array_like=True):
-    """A process, told apart from any other that ever was: on which kernel and in which namespace, and since when."""
+    """The unique identity of a process: its pid, its start time, and the kernel and namespace that it runs in."""
 
     pid: int
-    started: int  # clock ticks since the kernel began, from /proc; 0 where there is no /proc
-    system: str  # the boot and the namespace in which the pid means something
+    started: int  # clock ticks since the kernel started, from /proc; 0 without /proc
+    system: str  # the boot and the namespace in which the pid is valid
 
     @property
     def has_ended(self) -> bool:
-        """Of a process of this very system: whether it has ended, also where its number is used again."""
+        """Whether a process of this system has ended, even if its pid is reused."""
         return has_ended(self.pid, self.started)
 
 
 def own_mark() -> ProcessMark:
-    """This process. Not kept: after a fork it is another one."""
+    """Return the identity of this process. Not cached: it changes after a fork."""
     pid = os.getpid()
     stat = _read_stat(pid)
     return ProcessMark(pid, _started_at(stat) if stat else 0, _own_system())
 
 
 def has_ended(pid: int, started: int) -> bool:
-    """Whether the process that had this number, and began then, has ended; what cannot be seen has not."""
+    """Return whether the process with this pid and start time has ended; False if that cannot be determined."""
     if not is_used(pid):
         return True
     stat = _read_stat(pid)
@@ -38,21 +38,21 @@ def has_ended(pid: int, started: int) -> bool:
 
 
 def is_used(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """Return whether a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)  # it is there, and somebody else's
+        return isinstance(error, PermissionError)  # it exists, and belongs to another user
     return True
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The fields of its `/proc/<pid>/stat` from the third on, which is its state; nothing where that cannot be read."""
+    """Return the fields of `/proc/<pid>/stat` from the third (the state) on; empty if it cannot be read."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")  # the name in it may be anything
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")  # the name may contain any bytes
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the name before it may have spaces and parentheses
+    return text.rpartition(")")[2].split()  # the name may contain spaces and parentheses
 
 
 def _started_at(stat: list[str]) -> int:
@@ -60,7 +60,7 @@ def _started_at(stat: list[str]) -> int:
 
 
 def _is_remains(stat: list[str]) -> bool:
-    """Nothing runs there any more: it waits for its parent to take note. Its threads may outlive the first of them."""
+    """Return whether it is a zombie, waiting for its parent. Threads may outlive the main thread."""
     return stat[0] in "ZX" and int(stat[17]) <= 1
 
 

@@ -1,4 +1,4 @@
-"""Stretches of memory that were noted, and whether another one overlaps any of them. Pure."""
+"""A set of address ranges that answers whether another range overlaps any of them. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from bisect import bisect_left, bisect_right
 
 
 class IntervalSet:
-    """A set of addresses, as stretches that do not touch: a question costs the logarithm of their number."""
+    """A set of addresses, stored as disjoint ranges: a lookup takes logarithmic time."""
 
     def __init__(self) -> None:
-        self._begins: list[int] = []  # sorted, and so are the ends
+        self._begins: list[int] = []  # sorted, as are the ends
         self._ends: list[int] = []
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Whether any address from `begin` to before `end` is in it."""
-        first = bisect_right(self._ends, begin)  # the first that does not end before
+        """Return whether any address from `begin` to before `end` is in the set."""
+        first = bisect_right(self._ends, begin)  # the first that does not end before `begin`
         return first < len(self._begins) and self._begins[first] < end
 
     def add(self, begin: int, end: int) -> None:
-        """Note these addresses; what they touch becomes one with them."""
+        """Add these addresses; merge the ranges that they touch."""
         first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
         if first < last:
             begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])

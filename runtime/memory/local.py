@@ -1,4 +1,4 @@
-"""What a user gives us as memory: a tensor, an array, a memoryview -> where it lies, how long it is, what keeps it."""
+"""Memory that a user passes (a tensor, an array, a memoryview) as an address range, and the object that keeps it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
-    """A stretch of memory of this process. `keep` holds it: as long as this is there, it is not freed or moved.
+    """A memory range of this process. While `keep` exists, the memory is neither freed nor moved.
 
-    `device` is "cpu" or torch's name of a GPU, as "cuda:0"; `tensor` is the flat tensor of bytes where there is one.
+    `device` is "cpu" or torch's name of a GPU, such as "cuda:0"; `tensor` is the flat tensor of bytes, if there is one.
     """
 
     address: int
@@ -25,30 +25,30 @@ class LocalMemory:
     tensor: Any = None
 
     def part(self, offset: int, size: int) -> LocalMemory:
-        """So many bytes of it from there on; who asks has checked that they are inside."""
+        """Return `size` bytes of it from `offset` on. The caller has checked the bounds."""
         if size == self.size:
             return self
         tensor = None if self.tensor is None else self.tensor[offset : offset + size]
         return LocalMemory(self.address + offset, size, self.device, self.is_writable, self.keep, tensor)
 
     def array(self) -> Any:
-        """Its bytes as an array of `ctypes`, where it is memory of the CPU."""
+        """Return its bytes as a `ctypes` array. CPU memory only."""
         made = (ctypes.c_ubyte * self.size).from_address(self.address)
         made._kept = self.keep  # type: ignore[attr-defined]  # the array keeps this, and this the memory
         return made
 
     def view(self) -> memoryview:
-        """Its bytes, where it is memory of the CPU."""
+        """Return its bytes. CPU memory only."""
         return memoryview(self.array()).cast("B")
 
 
 def local_memory(data: Any, what: str) -> LocalMemory:
-    """The memory of a tensor, a NumPy array or anything with the buffer protocol, of any shape and type.
+    """Return the memory of a tensor, a NumPy array or any object with the buffer protocol, of any shape and type.
 
-    `what` names it in errors. ValueError where it is not contiguous, or has no bytes; TypeError where it is no memory,
-    or where its bytes alone are not what it says: Python objects, lazy conjugates, quantized and sparse tensors.
+    `what` names it in errors. Raises ValueError if it is not contiguous or has no bytes. Raises TypeError if it is not
+    memory, or if its bytes alone do not define it: Python objects, lazy conjugates, quantized and sparse tensors.
     """
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # who has a tensor has loaded it
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # loaded wherever a tensor or array exists
     if torch is not None and isinstance(data, torch.Tensor):
         return _of_tensor(data, what, torch)
     if numpy is not None and isinstance(data, numpy.ndarray):
@@ -78,13 +78,13 @@ def _of_tensor(tensor: Any, what: str, torch: Any) -> LocalMemory:
     try:
         flat = tensor.detach().view(-1).view(torch.uint8)
         address = flat.data_ptr()
-    except RuntimeError:  # one of functorch's, which stands for several
+    except RuntimeError:  # a functorch tensor, which represents several
         address = 0
     if not address:
         raise TypeError(f"{what} is a {type(tensor).__qualname__} on {tensor.device} that has no memory of its own")
     if flat.device.type != CPU:
         return LocalMemory(address, flat.numel(), f"{flat.device.type}:{flat.device.index}", True, flat, flat)
-    # An array of the same memory: since torch lent it out, it does not let the storage be resized, which would free it.
+    # An array of the same memory: once torch has exported it, torch refuses to resize the storage, which would free it.
     return LocalMemory(address, flat.numel(), CPU, True, flat.numpy(), flat)
 
 
@@ -95,7 +95,7 @@ def _of_array(array: Any, what: str, numpy: Any) -> LocalMemory:
         raise _scattered(what, array.shape, array.strides, f"numpy.ascontiguousarray({what})")
     if not array.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {array.shape}")
-    return _of_bytes(memoryview(array.reshape(-1).view(numpy.uint8)))  # dates have no buffer
+    return _of_bytes(memoryview(array.reshape(-1).view(numpy.uint8)))  # dates do not support the buffer protocol
 
 
 def _of_view(view: memoryview, what: str) -> LocalMemory:
@@ -105,13 +105,13 @@ def _of_view(view: memoryview, what: str) -> LocalMemory:
         raise _scattered(what, view.shape, view.strides, "a copy of it")
     if not view.nbytes:
         raise ValueError(f"{what} has no bytes: its shape is {view.shape}")
-    # Without a cast, which not every format has. A PickleBuffer has one for all, but a memoryview that was put into one
-    # ends Python (before 3.13) when the garbage collector finds both.
+    # No cast: not every format supports one. A PickleBuffer supports all formats, but a memoryview in a PickleBuffer
+    # crashes Python (before 3.13) when the garbage collector finds both.
     return _of_bytes(view)
 
 
 def _scattered(what: str, shape: object, strides: object, dense: str) -> ValueError:
-    # A copy of what is to be filled would be filled in its place, and thrown away.
+    # For a destination, a copy would be filled instead of it, and discarded.
     remedy = "read into memory that is, and copy it there then" if what == "dst" else f"pass {dense}"
     return ValueError(f"{what} is not contiguous (shape {shape}, strides {strides}): {remedy}")
 
@@ -125,7 +125,7 @@ def _of_bytes(view: memoryview) -> LocalMemory:
 
 
 def _address_of(view: memoryview) -> int:
-    """Where it begins; `ctypes` has that only of what may be written to."""
+    """Return the address of the view; `ctypes` returns it only for writable memory."""
     buffer = _Buffer()
     _get_buffer(ctypes.py_object(view), ctypes.byref(buffer), _SIMPLE)
     address = buffer.address
@@ -134,10 +134,10 @@ def _address_of(view: memoryview) -> int:
 
 
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
-_SIMPLE = 0  # its bytes, in one piece
+_SIMPLE = 0  # the bytes as one contiguous block
 
 
 class _Buffer(ctypes.Structure):
-    """`Py_buffer` of Python's C API: of its fields the first matters here, and the size of all."""
+    """`Py_buffer` of Python's C API: only its first field and its total size matter here."""
 
     _fields_ = (("address", ctypes.c_void_p), ("others", ctypes.c_byte * 120))

@@ -1,8 +1,8 @@
-"""The receiving side of shared memory: segments of other processes, mapped here, and the views that values live in.
+"""The receiving side of shared memory: segments of other processes, mapped here, and the views that values use.
 
-A mapping is kept for the next message in the same segment: its pages are known to this process by then. The last view
-of a message that goes gives the segment back, by a word in it. A child that this process forks has the views as well,
-as of memory of its own; what it may see is never used again.
+A mapping is kept for the next message in the same segment, because its pages are already mapped. When the last view of
+a message is gone, a word in the segment returns it to the sender. A forked child inherits the views as its own memory;
+a segment that a child may see is never reused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_IDLE = 64
 
 
 class _Use:
-    """One message that is read, in memory that others see as well or (`private` is its address) in a copy on write."""
+    """One message that is being read, in shared memory or (at the address `private`) in a copy on write."""
 
     def __init__(self, mapping: _Mapping, reference: SegmentReference, private: int) -> None:
         self.mapping = mapping
@@ -46,12 +46,12 @@ class _Use:
         self._mapped = [private] if private else []
         self.pid = os.getpid()
         self._finalizer: Any = None
-        self.has_children = False  # forked while it was there: they may have views of it for ever
+        self.has_children = False  # a child was forked meanwhile and may keep views forever
 
     def watch(self, made: Any) -> None:
-        """End when this goes: the object under all views."""
+        """End this use when `made`, the object under all views, is freed."""
         self._finalizer = weakref.finalize(made, self.end)
-        # Not at the end of the process: values may be read until then, and the sender sees that it ends.
+        # Not at the end of the process: values may be read until then, and the sender detects that end.
         self._finalizer.atexit = False
 
     @property
@@ -59,26 +59,26 @@ class _Use:
         return self._finalizer is not None and not self._finalizer.alive
 
     def end(self) -> None:
-        """The last view of it is gone. Called from anywhere, so it takes no lock; again, if a Ctrl-C broke it off."""
+        """Return the segment: the last view is gone. A finalizer: takes no lock, and may run again after a Ctrl-C."""
         if os.getpid() != self.pid:
-            return  # in a child: its parent goes on reading
+            return  # in a child: its parent still reads
         with contextlib.suppress(IndexError):
             unmap(self._mapped.pop(), self.reference.size)
         self.mapping.give_back(self.reference, FREE if not self.has_children else SPOILT)
-        self.mapping.uses.pop(self.reference.ticket, None)  # while it is in there, the mapping stays
+        self.mapping.uses.pop(self.reference.ticket, None)  # until here it keeps the mapping alive
         if self.mapping.is_unwanted:
             self.mapping.let_go()
 
     def remap(self) -> None:
-        """In a child: what it writes from now on must not show in its parent."""
+        """In a child: make writes from now on invisible to its parent."""
         if self.private:
             return
-        with contextlib.suppress(OSError):  # the owner has ended; the parent sees what this child writes
+        with contextlib.suppress(OSError):  # the owner has ended; the parent sees this child's writes
             descriptor = _open(self.reference)
             try:
                 address, size = self.mapping.address + HEADER, self.reference.size - HEADER
                 map_file(descriptor, size, is_shared=False, at=address, offset=HEADER)
-                self.private = address  # so that a child of this one finds it as it is
+                self.private = address  # for children of this child
             finally:
                 os.close(descriptor)
 
@@ -91,12 +91,12 @@ class _Mapping:
         self.address = map_file(descriptor, self.size, is_shared=True)
         self.uses: dict[int, _Use] = {}  # by ticket
         self.used_at = 0.0
-        self.is_unwanted = False  # the node that had it has ended: it goes with the last view
+        self.is_unwanted = False  # `Mappings.close` ran: it is unmapped with the last view
         self._words = words_at(self.address)
         self._mapped = [self.address]
 
     def accept(self, reference: SegmentReference) -> None:
-        """OSError where this message was taken back, as it was meant for another process."""
+        """Accept the message. Raises OSError if the sender has withdrawn it, since it was for another process."""
         if self._words[reference.word] != reference.ticket:
             raise OSError(errno.ESTALE, "its sender has taken it back")
         self._words[reference.word] = reference.ticket + 1
@@ -107,14 +107,14 @@ class _Mapping:
             self._words[reference.word] = word
 
     def let_go(self) -> None:
-        """Unmap it, unless somebody reads in it; once, whoever comes to it first."""
+        """Unmap it once, unless it is being read."""
         with contextlib.suppress(IndexError):
             if not self.uses:
                 unmap(self._mapped.pop(), self.size)
 
 
 class Mappings:
-    """The segments of others that this process has mapped. `trim` wants to be called while it says there are some."""
+    """The mapped segments of other processes. The caller runs `trim` repeatedly while it returns True."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards these
@@ -124,7 +124,7 @@ class Mappings:
         _all.add(self)
 
     def can_open(self, reference: SegmentReference) -> str:
-        """Why this process cannot read segments of that one; empty where it can."""
+        """Return why this process cannot read that process's segments; empty if it can."""
         if reference.owner.system != self._own.system:
             return "it is in another pid namespace"
         try:
@@ -134,7 +134,7 @@ class Mappings:
         return ""
 
     def open(self, reference: SegmentReference, lengths: Sequence[int]) -> list[memoryview]:
-        """The parts of a message, writable, without a copy. OSError where they cannot be reached."""
+        """Return the parts of a message as writable views, without a copy. Raises OSError if they cannot be reached."""
         if reference.reader != self._own:
             raise OSError(errno.ESTALE, "it was meant for a process that was here before")
         try:
@@ -144,12 +144,12 @@ class Mappings:
         return [view[start : start + length] for start, length in zip(starts_of(lengths), lengths, strict=False)]
 
     def trim(self) -> bool:
-        """Let go of what was not used for long; whether some are left."""
+        """Unmap segments that have been idle for long; return whether mappings are left."""
         now = monotonic()
         with self._lock:
             for use in self._uses():
                 if use.is_over:
-                    use.mapping.used_at = now  # so it stays a while: another thread may just be doing the same
+                    use.mapping.used_at = now  # keeps the mapping a while: another thread may be doing the same
                     use.end()
             idle = sorted(
                 (each for each in self._mappings.items() if not each[1].uses), key=lambda each: each[1].used_at
@@ -161,11 +161,11 @@ class Mappings:
             return bool(self._mappings)
 
     def close(self) -> None:
-        """Keep nothing but what values live in; that goes with them."""
+        """Unmap all but what values use; that is unmapped with the values."""
         with self._lock:
             self._closed = True
             for mapping in self._mappings.values():
-                mapping.is_unwanted = True  # first: the last view may go just now
+                mapping.is_unwanted = True  # set first: the last view may be freed meanwhile
                 mapping.let_go()
 
     def before_fork(self) -> None:
@@ -173,7 +173,7 @@ class Mappings:
             use.has_children = True
 
     def after_fork(self) -> None:
-        """In the child, which has one thread: whoever has the lock is not here."""
+        """Remap in the child. No lock: the child has one thread, and the lock's holder may not exist in it."""
         for use in self._uses():
             use.remap()
 
@@ -225,7 +225,7 @@ def _map(reference: SegmentReference, *, is_shared: bool) -> int:
 
 
 def _read_over(reference: SegmentReference, lengths: Sequence[int], error: OSError) -> memoryview:
-    """The data, copied out of the owner's memory: for who has no descriptor left to map it."""
+    """Copy the data from the owner's memory: no descriptors or mappings are left."""
     if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error
     owner, size = reference.owner.pid, starts_of(lengths)[-1]
@@ -247,7 +247,7 @@ def _array(room: int) -> Any:
     return ctypes.c_ubyte * room
 
 
-_all: weakref.WeakSet[Mappings] = weakref.WeakSet()  # what a fork concerns
+_all: weakref.WeakSet[Mappings] = weakref.WeakSet()  # affected by a fork
 
 
 def _before_fork() -> None:

@@ -1,8 +1,8 @@
-"""Large pages (2 MiB) for memory that is moved in bulk, where the system gives them to who asks.
+"""Large pages (2 MiB) for memory that is moved in bulk, where the system grants them on request.
 
-Cross Memory Attach looks up each page of the other process: with pages of 4 KiB that takes as long as the copy itself
-(64 MiB: 6.9 GB/s, with large ones 13), and memory that is written for the first time costs a fault for each (1.7 GB/s,
-with large ones 5.9). NumPy asks for large pages by itself, torch does not. All of this is advice: where the system
+Cross Memory Attach looks up each page of the other process: with 4 KiB pages that takes as long as the copy itself (64
+MiB: 6.9 GB/s, with large pages 13). Memory that is written for the first time costs a page fault per page (1.7 GB/s,
+with large pages 5.9). NumPy requests large pages by itself, torch does not. All of this is advice: if the system
 declines, nothing is lost.
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-LEAST = 4 << 20  # bytes for which it is worth while
+LEAST = 4 << 20  # bytes from which it pays off
 _PAGE, _SMALL = 2 << 20, 4096
 _LIBRARY = ctypes.CDLL(None)
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
@@ -22,7 +22,7 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 @functools.cache
 def are_available() -> bool:
-    """Whether the system gives them to who asks."""
+    """Return whether the system grants large pages on request."""
     try:
         policy = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
@@ -31,16 +31,16 @@ def are_available() -> bool:
 
 
 def want_large(address: int, size: int) -> None:
-    """Let memory that is about to be written for the first time come in large pages. Quick."""
+    """Request large pages for memory that is about to be written for the first time. Quick."""
     if size >= LEAST and are_available():
         start, end = _within(address, size)
         _madvise(start, end - start, _MADV_HUGEPAGE)
 
 
 def make_large(address: int, size: int, is_wanted: Callable[[], bool]) -> None:
-    """Put memory that is there into large pages, while that is wanted. Takes about a third of a millisecond for each.
+    """Move existing memory into large pages while `is_wanted()`. Takes about a third of a millisecond per page.
 
-    Whoever uses the memory meanwhile goes on: bytes and addresses stay. What was never touched is left alone.
+    The memory may be used meanwhile: bytes and addresses stay. Untouched pages are skipped.
     """
     if size < LEAST or not are_available():
         return
@@ -53,13 +53,13 @@ def make_large(address: int, size: int, is_wanted: Callable[[], bool]) -> None:
 
 
 def _is_there(address: int) -> bool:
-    """Whether all of a large page has been touched: what has not takes no memory, and is not to."""
+    """Return whether all of a large page has been touched: untouched memory is not allocated, and should stay so."""
     seen = (ctypes.c_ubyte * (_PAGE // _SMALL))()
     return _call("mincore", address, _PAGE, ctypes.addressof(seen)) == 0 and all(seen)
 
 
 def _within(address: int, size: int) -> tuple[int, int]:
-    """The large pages that are all inside: those at both ends may belong to others as well."""
+    """Return the range of large pages that are entirely inside; those at the ends may contain other data."""
     start = -(-address // _PAGE) * _PAGE
     return start, max(start, (address + size) // _PAGE * _PAGE)
 

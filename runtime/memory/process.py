@@ -1,8 +1,8 @@
-"""The memory of another process of this host: Cross Memory Attach, `process_vm_readv` and `process_vm_writev`.
+"""The memory of another process of this host, by Cross Memory Attach: `process_vm_readv` and `process_vm_writev`.
 
-The kernel copies from the one to the other, and the other takes no part: it may hold its GIL, sleep, or be stopped.
-ctypes lets go of our GIL meanwhile. Errors are the system's: ProcessLookupError (it has ended), PermissionError (ptrace
-is not allowed), OSError with EFAULT (nothing is mapped there).
+The kernel copies between the processes. The other process takes no part: it may hold its GIL, sleep, or be stopped.
+ctypes releases this process's GIL meanwhile. Errors are the system's: ProcessLookupError (it has ended),
+PermissionError (ptrace is not allowed), OSError with EFAULT (nothing is mapped there).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _writev = _load("process_vm_writev")
 
 
 def is_available() -> bool:
-    """Whether this system has it at all; whether it allows it is known once it is tried."""
+    """Return whether this system has the calls; whether it permits them shows when they are used."""
     return _readv is not None and _writev is not None
 
 
@@ -49,13 +49,13 @@ def write(pid: int, pieces: Sequence[Piece]) -> None:
 
 
 def allow_everyone() -> None:
-    """Let processes of the same user read and write this one where Yama (Ubuntu's default) forbids it; else nothing."""
+    """Let processes of the same user access this one where Yama (Ubuntu's default) forbids it; otherwise do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
 
 
 def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
-    """All bytes or an error: the system stops at the first page that it cannot reach, and says how far it came."""
+    """Copy all bytes or raise OSError: the system stops at the first unreachable page, and returns the bytes copied."""
     here: list[int] = []
     there: list[int] = []
     count, wanted = len(pieces), 0
@@ -63,7 +63,7 @@ def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
         here += local, size
         there += remote, size
         wanted += size
-    # An array of `struct iovec`: an address and a length each, both of the width of a pointer.
+    # An array of `struct iovec`: an address and a length each, both as wide as a pointer.
     stretches = ctypes.c_size_t * (2 * count)
     copied = function(pid, stretches(*here), count, stretches(*there), count, 0)
     if copied < 0:

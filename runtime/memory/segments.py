@@ -1,7 +1,7 @@
-"""The sending side of shared memory: segments that are filled for a message, and used again when it has been read.
+"""The sending side of shared memory: segments that are filled for a message, and reused once it has been read.
 
-A segment is a memfd, full-size before anybody touches it and never made smaller, so nobody gets a SIGBUS by it; and not
-bound by /dev/shm, which has 64 MB in containers. Its first use costs ten times what a later one does: hence the pool.
+A segment is a memfd. It has its full size from the start and never shrinks, so no process gets a SIGBUS; and it is not
+limited by /dev/shm, which has 64 MB in containers. Its first use costs ten times what a later one does: hence the pool.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _HAS_MEMFD = hasattr(os, "memfd_create")
 
 
 class SharedSegment:
-    """A stretch of shared memory, and who reads it now."""
+    """A shared memory segment and its current readers."""
 
     def __init__(self, room: int) -> None:
-        """OSError where there is no memory, or there are too few descriptors."""
+        """Raises OSError if memory or descriptors are lacking."""
         if not _HAS_MEMFD:
             raise OSError(errno.ENOSYS, "this system has no memfd")
         self.room = room
@@ -54,9 +54,9 @@ class SharedSegment:
         except OSError:
             os.close(self.descriptor)
             raise
-        self.readers: dict[int, tuple[int, ProcessMark]] = {}  # by word: the ticket, and whose it is
-        self.is_filled = False  # all have been added that are to read this message
-        self.is_spoilt = False  # somebody else has it, whom we do not know: a child of a reader's
+        self.readers: dict[int, tuple[int, ProcessMark]] = {}  # by word: the ticket and its reader
+        self.is_filled = False  # all readers of this message have been added
+        self.is_spoilt = False  # an unknown process may see it: a child of a reader
         self.idle_since = 0.0
 
     def _prepare(self) -> None:
@@ -71,17 +71,17 @@ class SharedSegment:
 
     @property
     def address(self) -> int:
-        """Of its data."""
+        """The address of its data."""
         return self._address + HEADER
 
     def fill(self, parts: Sequence[Part]) -> None:
-        """Copy these in, one after the other."""
+        """Copy these parts in, one after the other."""
         views = [memoryview(part).cast("B") for part in parts]
         for view, start in zip(views, starts_of([view.nbytes for view in views]), strict=False):
             _copy(self.address + start, view)
 
     def lend(self, owner: ProcessMark, reader: ProcessMark, ticket: int, *, is_shared: bool) -> SegmentReference | None:
-        """What lets this process read it; None where no more fit."""
+        """Return a reference that lets this process read it; None if there is no word left."""
         word = FIRST_WORD + len(self.readers)
         if len(self.readers) == MOST_READERS:
             return None
@@ -91,12 +91,12 @@ class SharedSegment:
         return SegmentReference(*where, reader, word, ticket, is_shared)
 
     def take_back(self, reference: SegmentReference) -> None:
-        """Nobody is going to read it by this."""
+        """Withdraw a reference that was not opened."""
         if self._words[reference.word] == reference.ticket:
             self._words[reference.word] = FREE
 
     def is_free(self) -> bool:
-        """Whether all have given it back."""
+        """Return whether all readers have returned it."""
         if not self.is_filled:
             return False
         for word in list(self.readers):
@@ -106,17 +106,17 @@ class SharedSegment:
         return not self.readers
 
     def unopened(self) -> list[ProcessMark]:
-        """Who has not yet looked at what is here for him."""
+        """Return the readers that have not opened it yet."""
         return [reader for word, (ticket, reader) in list(self.readers.items()) if self._words[word] == ticket]
 
     def forget_ended(self) -> None:
-        """Those that have ended read nothing any more."""
+        """Clear the words of readers that have ended."""
         for word, (_, reader) in list(self.readers.items()):
             if self._words[word] != FREE and has_ended(reader.pid, reader.started):
                 self._words[word] = FREE
 
     def close(self, *, is_read: bool = False) -> None:
-        """Let go of it. What `is_read` still stays with those who do; else the memory goes back now."""
+        """Unmap the segment. With `is_read`, readers keep it; else the memory is freed now."""
         if not (is_read or self.is_spoilt):
             give_pages_back(self.address, self.room)
         unmap(self._address, self.size)
@@ -124,7 +124,7 @@ class SharedSegment:
 
 
 class NonReentrantLock:
-    """A lock that refuses the thread that holds it: OSError. So a finalizer that runs under it takes another way."""
+    """A lock that raises OSError in the thread that holds it: a finalizer that runs there uses another path."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,10 +142,10 @@ class NonReentrantLock:
 
 
 class SegmentPool:
-    """The segments of one process. `trim` wants to be called now and then while it says that there are some."""
+    """The segments of one process. The caller runs `trim` now and then while it returns True."""
 
     def __init__(self) -> None:
-        self._lock = NonReentrantLock()  # guards all of these, but the data of segments
+        self._lock = NonReentrantLock()  # guards all of these, but not the data of segments
         self._owner = own_mark()
         self._busy: list[SharedSegment] = []
         self._idle: list[SharedSegment] = []
@@ -153,7 +153,7 @@ class SegmentPool:
         self._closed = False
 
     def take(self, parts: Sequence[Part], size: int) -> SharedSegment:
-        """A segment with these parts in it, for `lend` and then `done`. OSError where none can be had."""
+        """Return a segment with these parts in it, for `lend` and then `done`. Raises OSError if none is available."""
         with self._lock:
             segment = self._find(size)
             segment.is_filled = False
@@ -166,20 +166,20 @@ class SegmentPool:
         return segment
 
     def lend(self, segment: SharedSegment, reader: ProcessMark, *, is_shared: bool) -> SegmentReference | None:
-        """Let this process read what is in it, too. Where it `is_shared`, no other one does."""
+        """Let this process read the segment, too. With `is_shared` it is the only reader, and maps the segment itself."""
         with self._lock:
             self._ticket += 2
             return segment.lend(self._owner, reader, self._ticket, is_shared=is_shared)
 
     def done(self, segment: SharedSegment) -> None:
-        """Nobody is added any more: it is used again once all have read it."""
+        """Add no more readers: the segment is reused once all have read it."""
         with self._lock:
             segment.is_filled = True
             if self._closed:
                 segment.close(is_read=True)
 
     def parts_of(self, reference: SegmentReference, lengths: Sequence[int]) -> list[Part] | None:
-        """A copy of what was put there for somebody, who has not seen it and will not; None where it is not there."""
+        """Copy the parts of a message that its reader has not opened and will not open; None if they are not there."""
         with self._lock:
             segment = next((each for each in self._busy if each.token == reference.token), None)
             if segment is None:
@@ -193,7 +193,7 @@ class SegmentPool:
             return parts
 
     def trim(self) -> bool:
-        """Let go of what was idle for long, and of what only processes had that have ended; whether some are left."""
+        """Free segments that were idle for long, or whose readers have ended; return whether segments are left."""
         with self._lock:
             for segment in self._busy:
                 segment.forget_ended()
@@ -202,15 +202,15 @@ class SegmentPool:
             return bool(self._busy or self._idle)
 
     def close(self, seconds: float) -> None:
-        """Wait for so long until all that was sent is in its receiver's hands, and let go of it. Idempotent."""
+        """Wait at most this long until receivers have opened all messages, and free the segments. Idempotent."""
         end = monotonic() + seconds
         while monotonic() < end and self._is_awaited():
-            sleep(0.002)  # receivers take no note of who waits: they change a word in memory
+            sleep(0.002)  # polls: receivers only change a word in memory
         with self._lock:
             self._closed = True
             self._sweep()
             for segment in self._busy:
-                if segment.is_filled:  # else another thread is at it, and closes it when it is `done`
+                if segment.is_filled:  # otherwise another thread is filling it, and `done` closes it
                     segment.close(is_read=True)
             for segment in self._idle:
                 segment.close()
@@ -243,7 +243,7 @@ class SegmentPool:
         return SharedSegment(size_class(size))
 
     def _sweep(self) -> None:
-        """Put aside what has been given back."""
+        """Move the returned segments to the idle ones."""
         now = monotonic()
         free = [segment for segment in self._busy if segment.is_free()]
         self._busy = [segment for segment in self._busy if segment not in free]
@@ -263,9 +263,9 @@ class SegmentPool:
 
 
 def _copy(address: int, view: memoryview) -> None:
-    """The one copy on the sending side: what the caller changes afterwards does not show."""
+    """Make the sender's only copy: later changes by the caller do not show."""
     if view.nbytes and not view.readonly:
-        # Lets go of the interpreter's lock meanwhile.
+        # Releases the GIL meanwhile.
         ctypes.memmove(address, ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes)
     elif view.nbytes:
         memoryview((ctypes.c_ubyte * view.nbytes).from_address(address)).cast("B")[:] = view

@@ -1,4 +1,4 @@
-"""What bytes are: the tensor or array whose memory was lent, told in words, and made again over other memory."""
+"""The form of lent memory: the type and shape of its tensor or array, to make one again over other memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TensorForm(msgspec.Struct, frozen=True, array_like=True):
     """A dense tensor or array."""
 
     kind: str  # "torch" or "numpy"
-    dtype: str  # as that names it
+    dtype: str  # the library's name for it
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -22,7 +22,7 @@ class TensorForm(msgspec.Struct, frozen=True, array_like=True):
 
 
 def form_of(data: Any) -> TensorForm | None:
-    """The form of a tensor or of an array of plain numbers; None for other memory, which is bytes."""
+    """Return the form of a tensor or of an array of plain numbers; None for other memory, which is bytes."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(data, torch.Tensor):
         return TensorForm("torch", str(data.dtype).removeprefix("torch."), tuple(data.shape))
@@ -32,14 +32,14 @@ def form_of(data: Any) -> TensorForm | None:
 
 
 def shaped(local: LocalMemory, form: TensorForm | None) -> Any:
-    """The memory as a tensor or array of this form, without a copy; as a memoryview of bytes where there is none."""
+    """Return the memory as a tensor or array of this form, without a copy; without a form, as a memoryview of bytes."""
     if form is None:
         return local.view()
     return _tensor(local, form) if form.kind == "torch" else _array(local, form)
 
 
 def _tensor(local: LocalMemory, form: TensorForm) -> Any:
-    import torch  # weight: only who has tensors pays for it
+    import torch  # weight: only users of tensors need it
 
     flat = local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
     return flat.view(getattr(torch, form.dtype)).view(form.shape)

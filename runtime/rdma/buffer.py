@@ -189,8 +189,7 @@ class RDMABuffer:
     def explain(self) -> str:
         """Describe the backend that this process uses for the buffer, and why it does not use the others.
 
-        One line per backend. Moves nothing: obstacles that only a transfer can meet are included once a transfer has met
-        them.
+        One line per backend. Moves nothing: obstacles that only a transfer can meet appear once a transfer has met them.
         """
         return own_station().explain(self._handle)
 
