@@ -10,10 +10,11 @@ tensor_form     the type and shape of a tensor or array, to make it again over o
 pages           large pages, for memory that is moved in bulk
 cuda, gpu       the CUDA driver, and GPUs as torch names them
 
-Large message bodies (`Settings.shared_bytes`, 512 KiB) for processes of the same host lie in a segment, a memfd that the
-receiver maps. The first touch of memory costs ten times what a copy costs, so both sides cache: the sender its segments
-(few sizes, at most 512 MiB idle, ten seconds), the receiver its mappings. Each receiver has a word in the segment's
-first page, which records that it has opened the message or is done. A segment is free again when the last view is gone
-or the reader's process has ended; no message is sent for that. A single receiver may write into the segment itself. Of
-several, each has a copy on write, as has a forked child. A segment that a child may see is never reused.
+Large message bodies (`Settings.shared_bytes`, 512 KiB) for processes of the same host lie in a segment, a memfd that
+the receiver maps. The first touch of memory costs ten times what a copy costs, so both sides cache: the sender its
+segments (few sizes, at most 512 MiB idle, ten seconds), the receiver its mappings. Each receiver has a word in the
+segment's first page, which records that it has opened the message or is done. A segment is free again when the last
+view is gone or the reader's process has ended; no message is sent for that. A single receiver may write into the
+segment itself. Of several, each has a copy on write, as has a forked child. A segment that a child may see is never
+reused.
 """

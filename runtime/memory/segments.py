@@ -166,7 +166,7 @@ class SegmentPool:
         return segment
 
     def lend(self, segment: SharedSegment, reader: ProcessMark, *, is_shared: bool) -> SegmentReference | None:
-        """Let this process read the segment, too. With `is_shared` it is the only reader, and maps the segment itself."""
+        """Let this process read the segment. With `is_shared` it is the only reader, and maps the memory itself."""
         with self._lock:
             self._ticket += 2
             return segment.lend(self._owner, reader, self._ticket, is_shared=is_shared)

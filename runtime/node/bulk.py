@@ -33,7 +33,7 @@ LAST_SECONDS = 0.3  # time that a closing node waits for peers to open its bodie
 
 
 class Bulk:
-    """The message bodies of one node that travel outside frames. `tell` notifies the control actor of a node."""
+    """The message bodies of one node that travel outside frames. `tell` sends a message to a node's control actor."""
 
     def __init__(
         self, routes: Routes, tell: Callable[..., None], call_later: CallLater, *, least: int, limit: int
@@ -138,7 +138,7 @@ class Bulk:
                 self._complain(f"large messages go through sockets: {error}")
 
     def _make_probe(self) -> SegmentReference:
-        """Return a reference to a segment that lives as long as this node; a peer opens it as a test."""
+        """Return a reference to a segment that exists as long as this node; a peer opens it as a test."""
         if not self._probes:
             self._probes.append(SharedSegment(PROBE_BYTES))
         segment, own = self._probes[0], own_mark()
@@ -159,7 +159,7 @@ class Bulk:
             self._peers[node] = reader
 
     def forget(self, node: str) -> None:
-        """Forget what is known of a peer, because another process becomes that node."""
+        """Discard the state of a peer, because another process becomes that node."""
         self._peers.pop(node, None)
 
     def _complain(self, text: str) -> None:

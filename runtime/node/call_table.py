@@ -200,7 +200,7 @@ class PendingCall:
 
 
 def _receipt_of(reply_handler: Any) -> Receipt | None:
-    """Return the receipt of a call, made now if there is none; None for what is no call of an endpoint."""
+    """Return the receipt of a call, made now if there is none; None for anything but a call of an endpoint."""
     if (known := getattr(reply_handler, "receipt", None)) is not None:
         return known  # type: ignore[no-any-return]
     futures: Sequence[Future[Any]] = getattr(reply_handler, "futures", None) or [
@@ -443,7 +443,7 @@ class TimeLimit:
         calls.call_later(seconds, self._pass)
 
     def _pass(self) -> None:
-        """Ask the ranks that have not replied where they are, after the time limit."""
+        """Request the whereabouts of the ranks that have not replied, after the time limit."""
         if silent := self._inquiry.unanswered():
             reply_handler = PerRank(len(silent))
             self._calls.ask_where(silent, reply_handler)

@@ -8,8 +8,8 @@ reborn         a process that had ended is started again
 moved          the mesh of this process was resized, so its rank may have changed
 renewed        a node has spawned again all actors that it will spawn again in this restarted process
 recording      return the spans of this process; `clock` returns the time of its clock
-offered        a node asks whether this process can read its shared memory; `accepted` is the reply
-fate           a process that sends to another one for the first time asks whether and how that one has ended
+offered        a node offers to send bodies through its shared memory; `accepted` is the reply
+fate           a process that sends to another one for the first time requests the report of its end
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ControlActor(Actor):
 
     @endpoint
     def moved(self, place: Any, at: Place, keys: list[str]) -> None:
-        """Set the place of this process (a `runtime.mesh.Birth`) and the point of these actors in the resized mesh."""
+        """Set the place of this process (a `WorkerSpec`) and the point of these actors in the resized mesh."""
         self._node.move(place, at, keys)
 
     @endpoint

@@ -37,7 +37,7 @@ PERIOD = 0.25  # seconds between two looks at the waits; a deadlock is reported 
 
 
 class DeadlockDetector:
-    """Checks the waits of one node. `who` lists its actors with their executions; `send` sends a probe."""
+    """Checks the waits of one node. `who` returns its actors with their executions; `send` sends a probe."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Dispatch of received frames to the handlers of their messages. Runs on the I/O thread.
 
-A node knows a sender from its Hello; it drops and counts messages of unknown senders.
+A sender is known once its Hello has arrived; messages of unknown senders are dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversion of actor identities for the wire. An actor knows its chain of creators, on any node."""
+"""Conversion of actor identities for the wire. Each actor carries its chain of creators to other nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def creator_of(instance: Instance) -> Creator | None:
 
 
 def instance_of(creator: Creator | None) -> Instance | None:
-    """Return the instance of a remote actor, with the fields that its descendants know."""
+    """Return the instance of a remote actor, with the fields that its descendants carry."""
     if creator is None:
         return None
     return Instance(creator.key, creator.class_name, point_of(creator.place), None, None, instance_of(creator.creator))

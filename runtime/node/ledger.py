@@ -72,8 +72,8 @@ class Ledger:
     """The owned meshes of one node."""
 
     def __init__(self) -> None:
-        # Guards the charges and their fields. A user's finalizer may stop a mesh while this thread holds the lock, so
-        # loops iterate over a copy.
+        # Guards the owned meshes and their fields. A user's finalizer may stop a mesh while this thread holds the
+        # lock, so loops iterate over a copy.
         self._lock = threading.RLock()
         self._charges: dict[str, OwnedMesh] = {}
 
@@ -135,7 +135,7 @@ class Ledger:
             owned_mesh.failed = [ranks[node] for node in failed]
 
     def lose(self, node: str, report: str, *, stopped: bool, ended_by: str = "") -> list[tuple[OwnedMesh, MeshFailure]]:
-        """Note the end of a process and return the failures to report; `ended_by` says what asked for the end.
+        """Note the end of a process and return the failures to report; `ended_by` names the requester of the end.
 
         An owner that gets failures of actors in the process gets none of the process itself.
         """

@@ -57,14 +57,14 @@ class Node:
 
     # Set by the code that starts the node.
     run_on_main: Callable[[Callable[[], None]], None] | None = None  # of a worker: runs this on its main thread
-    guide: Address | None = None  # of a worker: its agent, which knows which nodes ended before the worker began
+    guide: Address | None = None  # of a worker: its agent, which has the reports of earlier ended nodes
     capture: Capture | None = None  # of a worker: its output
     place: Any = None  # `Instance.spec` of the actors here
     places: LocalHandlesProtocol | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
     # Of a client in another run: returns the place there of a port of this process.
     relay: Callable[..., tuple[Address, int]] | None = None
-    station: Any = None  # a `runtime.rdma.Station`, which moves bulk data
+    station: Any = None  # a `runtime.rdma.data_plane.DataPlane`, which moves bulk data
     tasks: Any = None  # a `runtime.mesh.tasks.TaskTable`: the items of maps that run here
     on_map: Callable[[Any], object] = staticmethod(
         lambda result: None

@@ -231,7 +231,7 @@ class Outbound:
         self._transmit(targets, calls, lambda index: Stop(self._node, calls[index], targets[index].actor, reason), ())
 
     def ask_to_hold(self, peers: Sequence[Address], reply_handler: CallHandler, incarnation: int) -> None:
-        """Ask these nodes to send nothing here after their reply, until another process is this node."""
+        """Request that these nodes hold their messages after their reply, until another process is this node."""
         targets = [Target(peer, CONTROL) for peer in peers]
         calls = self._open(targets, reply_handler, "hold")
         self._transmit(targets, calls, lambda index: HoldRequest(self._node, calls[index], incarnation), ())
@@ -251,7 +251,7 @@ class Outbound:
                 return
 
     def ask_where(self, silent: Sequence[Unanswered], reply_handler: PerRank) -> None:
-        """Ask the control actor of each target where its call is."""
+        """Request the location of the call from the control actor of each target."""
         controls = [Target(target.address, CONTROL) for _, target, _ in silent]
         calls = self._open(controls, reply_handler, "where")
         for (_, target, number), control, call in zip(silent, controls, calls, strict=True):

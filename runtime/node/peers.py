@@ -86,7 +86,7 @@ class Peers:
             )
 
     def ask_to_hold(self, peers: Sequence[Address]) -> list[Future[Any]]:
-        """Ask these nodes to hold their messages, because another process is about to be this node.
+        """Request that these nodes hold their messages, because another process is about to be this node.
 
         Returns a future per peer. Once it is settled, everything that the peer has sent has arrived. `greet` makes the
         peers send again.

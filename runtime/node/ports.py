@@ -1,7 +1,7 @@
 """Ports: numbers that any node can send values to, and the mailboxes that store the values.
 
 A mailbox is unbounded: a program may send all of its work before it receives the first result. If the sender of a
-result had to wait for room, both sides would wait for ever.
+result had to wait for room, both sides would wait forever.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Replies:
     def _pack_error(self, reply: Reply, text: str, exception: bytes | None) -> Buffer:
         try:
             return pack_error(reply, text, exception, self._limit)
-        except Exception:  # no memory, for example: the caller must not wait for ever
+        except Exception:  # no memory, for example: the caller must not wait forever
             logger.exception("an error could not be sent to its caller")
             return pack(reply, _UNSPEAKABLE, self._limit)
 

@@ -32,7 +32,7 @@ def format_raised(where: str, error: BaseException) -> str:
     """Return the text of an exception with the user's lines. An error from another actor's call is kept as it is."""
     try:
         return _format_raised(where, error)
-    except Exception as reason:  # no memory, or a program has replaced what formats it
+    except Exception as reason:  # no memory, or a program has replaced the formatter
         return f"{where} raised {type(error).__name__}, whose text could not be made: {type(reason).__name__}"
 
 

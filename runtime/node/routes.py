@@ -31,7 +31,7 @@ class Routes:
         self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
         self._asked_after: set[str] = {self.own.node}
         self._ready: set[str] = set()  # other nodes that were asked after and have not ended
-        # Asks for the state of a node: no Down arrives for a node that ended before this one began.
+        # Requests the state of a node: no Down arrives for a node that ended before this one began.
         self.ask_after: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
         self._closed = ""

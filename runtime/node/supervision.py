@@ -76,7 +76,7 @@ class Supervision:
             self._notify(spawner, "failed", instance.key, self._routes.own.node, str(error))
 
     def actor_gone(self, instance: Instance, error: SupervisionError) -> None:
-        """Notify the owner that an actor here has ended, unless it failed: then the owner knows, and may heal it."""
+        """Notify the owner that an actor here has ended, unless it failed: failures are reported apart."""
         spawner = self._routes.find(spawner_of(instance.key))
         if spawner is not None and error.__cause__ is None:
             self._notify(spawner, "over", instance.key, self._routes.own.node)
@@ -122,7 +122,7 @@ class Supervision:
             )
 
     def _pass_on_all(self, policy: Policy, told: Sequence[tuple[OwnedMesh, MeshFailure]], loss: MeshFailure) -> None:
-        """Report the loss of a process that this policy leaves dead; do not ask the policy again for its actors."""
+        """Report the loss of a process that this policy leaves dead; do not consult the policy again for its actors."""
         for owned_mesh, failure in told:
             if owned_mesh.policy is policy:
                 self.pass_on(owned_mesh, failure.also(loss.remark))

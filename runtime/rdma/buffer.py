@@ -189,7 +189,7 @@ class RDMABuffer:
     def explain(self) -> str:
         """Describe the backend that this process uses for the buffer, and why it does not use the others.
 
-        One line per backend. Moves nothing: obstacles that only a transfer can meet appear once a transfer has met them.
+        One line per backend. Moves nothing: an obstacle that only a transfer can meet appears once one has met it.
         """
         return own_station().explain(self._handle)
 

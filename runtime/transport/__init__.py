@@ -11,7 +11,7 @@ from meshbook.runtime.wire.messages import Address
 
 
 class PeerGone(ConnectionError):
-    """The peer was given up (`forget`); nothing can be sent there any more."""
+    """The peer was removed (`forget`); nothing can be sent there any more."""
 
 
 class RunEnded(PeerGone):
@@ -47,7 +47,7 @@ class Transport(Protocol):
         """Whether all frames that were sent to a peer have left this process; for any thread."""
 
     def forget(self, node: str) -> None:
-        """Give up a peer: drop its queue and wake the threads that wait to send to it."""
+        """Remove a peer: drop its queue and wake the threads that wait to send to it."""
 
     def remember(self, node: str, incarnation: int) -> None:
         """Connect again to a peer that was restarted at the same address. Does nothing for any other peer."""

@@ -4,7 +4,7 @@
 
 Each host of a run with several hosts has one, on the I/O thread of its agent, which runs no user code. The gateway
 reads a lane only while the link has room for its node, so a slow receiver slows only its own senders. `link` and
-`window` decide what a link keeps and sends; `pulse` measures how long a host has been silent.
+`window` decide what a link keeps and sends; `heartbeats` measures how long a host has been silent.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Gateway:
         leaving = self._leaving
         if leaving is None:
             return False
-        leaving.waiting &= self._neighbours.keys()  # without hosts that were given up meanwhile
+        leaving.waiting &= self._neighbours.keys()  # without hosts that were removed meanwhile
         return not leaving.waiting or monotonic() > leaving.until
 
     def _end(self) -> None:
@@ -269,7 +269,7 @@ class Gateway:
 
     def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:
         received.line.send(ByeReply())
-        self._note_farewell(neighbour)  # a host that leaves too may end before it sends Noted
+        self._note_farewell(neighbour)  # a host that leaves too may end before it sends ByeReply
         if not neighbour.is_leaving:
             neighbour.is_leaving = True
             self._events.left(neighbour.host, why)
@@ -299,7 +299,7 @@ class Gateway:
     def _grace_of(self, neighbour: Neighbour) -> float:
         if neighbour.link.was_attached:
             return self._settings.host_timeout
-        return 2 * self._settings.launch_timeout  # longer than the controller's limit, whose error says more
+        return 2 * self._settings.launch_timeout  # longer than the controller's limit, whose error has more details
 
     # -- lanes and inboxes of processes here ---------------------------------------------------
 

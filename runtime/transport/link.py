@@ -1,15 +1,15 @@
 """The protocol of a link between two hosts: its messages, and the state that each side keeps. Uses no socket.
 
-    Attach, Attached   begin a connection: the position up to which each side has received each stream
-    Part               a piece of a frame of one stream, followed by its bytes
-    Taken              acknowledges the streams up to a position
-    Ping               heartbeat
-    Refused, Bye       the receiver is no longer part of the run; the sender leaves the run
-    Noted              the reply to Bye: a leaving host waits for it, since the end of a connection may overtake the
-                       last messages on it
+    LinkAttach, LinkAttached   begin a connection: the position up to which each side has received each stream
+    StreamPart                 a piece of a frame of one stream, followed by its bytes
+    StreamAck                  acknowledges the streams up to a position
+    Ping                       heartbeat
+    Refused, Bye               the receiver is no longer part of the run; the sender leaves the run
+    ByeReply                   the reply to Bye: a leaving host waits for it, since the end of a connection may
+                               overtake the last messages on it
 
 When a connection breaks, the next one resumes its streams: unreceived pieces are sent again, duplicates are dropped. So
-every frame that one host sends to a node of the other arrives exactly once and in order, as long as both hosts live.
+every frame that one host sends to a node of the other arrives exactly once and in order, as long as both hosts run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LinkAttach(LinkMessage, frozen=True, tag="a"):
 
 
 class LinkAttached(LinkMessage, frozen=True, tag="b"):
-    """The reply to Attach; from here on pieces may be sent."""
+    """The reply to LinkAttach; from here on pieces may be sent."""
 
     attempt: int
     received: Positions
@@ -64,7 +64,7 @@ class Ping(LinkMessage, frozen=True, tag="i"):
 
 
 class Refused(LinkMessage, frozen=True, tag="r"):
-    """Tells the receiver that it is no longer part of the run and must end."""
+    """The receiver is no longer part of the run and must end."""
 
     why: str
 
@@ -176,7 +176,7 @@ class Link:
     # -- in --------------------------------------------------------------------------
 
     def take_in(self, part: StreamPart, data: Buffer) -> None:
-        """Add a received piece. Raises Gap if an earlier one is missing: then the connection must be replaced."""
+        """Add a received piece. Raises MissingPiece if an earlier one is missing: the connection must be replaced."""
         if (inflow := self._in.get(part.stream)) is None:
             inflow = self._in[part.stream] = Inflow()
         self._changed.add(part.stream)

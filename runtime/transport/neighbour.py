@@ -29,7 +29,7 @@ BROKEN = 0.35  # fraction of the grace time: after such a silence the gateway re
 FIRST_TRY = 0.2  # seconds until an attempt to connect is replaced by another one
 NEXT_TRY = 1.5  # factor for the time of the next attempt: the other host may be busy
 LONGEST_TRY = 5.0
-REMEMBERED = 100  # former lines to remember
+REMEMBERED = 100  # former connections to remember
 
 
 class Neighbour:
@@ -63,11 +63,11 @@ class Neighbour:
     # -- the connection ------------------------------------------------------------------
 
     def is_on(self, line: GatewayConnection) -> bool:
-        """Whether this line carries the link now."""
+        """Whether this connection carries the link now."""
         return self._line is not None and self._line.who == line.who
 
     def was_on(self, line: GatewayConnection) -> bool:
-        """Whether this line carried the link recently; some of its messages may be read only now."""
+        """Whether this connection carried the link recently; some of its messages may be read only now."""
         return line.who in self._former
 
     def read(self) -> Iterator[Received]:
@@ -109,12 +109,12 @@ class Neighbour:
             self._dialled = None
 
     def refuse(self, why: str) -> None:
-        """Send Refused to a host that this one has given up, and close the connection."""
+        """Send Refused to a host that this one has removed, and close the connection."""
         self._send(Refused(why))
         self.hang_up(linger=True)
 
     def take_leave(self, why: str) -> None:
-        """Send Bye; the other host replies with Noted, unless the connection breaks."""
+        """Send Bye; the other host replies with ByeReply, unless the connection breaks."""
         self._send(Bye(why))
 
     # -- receiving -------------------------------------------------------------------------

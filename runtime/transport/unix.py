@@ -245,7 +245,7 @@ class PeerConnection:
         self.abandon()
 
     def abandon(self) -> None:
-        """Give up the peer: drop the queue and wake the threads that wait for room."""
+        """Remove the peer: drop the queue and wake the threads that wait for room."""
         self.is_gone = True
         self._disconnect()
         self._socket = None  # a thread that is still sending on it holds the last reference
@@ -256,8 +256,8 @@ class PeerConnection:
     def leads_to_another(self, incarnation: int) -> bool:
         """Whether the connection does not lead to this incarnation of the peer.
 
-        A lane says to which one it leads. Another connection leads to the process that has accepted it, which is the
-        present one unless it has ended.
+        A lane names the incarnation that it leads to. Another connection leads to the process that has accepted it,
+        which is the present one unless it has ended.
         """
         if self.is_gone or (self.is_lane and self.incarnation < incarnation):
             return True
@@ -609,7 +609,7 @@ class UnixTransport:
 
 
 def _check_run(to: Address, home: Home) -> None:
-    """Raise RunEnded for the address of another run: a frame for it would wait for ever."""
+    """Raise RunEnded for the address of another run: a frame for it would wait forever."""
     if not to.url.startswith(UNIX):
         return
     if not Path(to.url.removeprefix(UNIX)).parent.is_dir():

@@ -97,7 +97,7 @@ class Inflow:
         self._frames: deque[tuple[int, Buffer]] = deque()  # complete frames, each with the number of its first piece
 
     def take_in(self, piece: StreamPiece) -> None:
-        """Add a piece; drop a duplicate. Raises Gap if an earlier piece is missing."""
+        """Add a piece; drop a duplicate. Raises MissingPiece if an earlier one is missing."""
         if piece.number <= self.received:
             return
         if piece.number > self.received + 1:

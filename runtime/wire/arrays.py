@@ -1,6 +1,6 @@
 """NumPy arrays that NumPy itself would put into the pickle stream: strided ones, dates, masked ones, mapped files.
 
-Dense arrays of numbers need nothing of this: NumPy hands out their memory as it is. Small ones stay in the stream.
+Dense arrays of numbers need none of this: NumPy exports their memory as it is. Small ones stay in the stream.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from meshbook.runtime.wire.frames import Buffer
 
-SMALL = 4096  # bytes: below, a copy costs less than a buffer of its own
-_PLAIN_KINDS = "biufcmMSUV"  # of a dtype whose items are bytes and nothing but them, unless it has objects in it
+SMALL = 4096  # bytes: below, a copy costs less than a separate buffer
+_PLAIN_KINDS = "biufcmMSUV"  # dtype kinds whose items consist of bytes only, unless they contain objects
 
 
 def reduce_array(array: Any) -> Any:
-    """How an array travels, as `__reduce__` would say it; NotImplemented where NumPy's own way is as good."""
+    """Return how to pickle an array, as `__reduce__` does; NotImplemented if NumPy's own way is as good."""
     numpy = sys.modules["numpy"]
     if not isinstance(array, numpy.ndarray) or array.nbytes < SMALL or not _is_plain(array.dtype):
         return NotImplemented
     if type(array) is numpy.ma.MaskedArray:
         mask = array.mask if array.mask is not numpy.ma.nomask else None
         return _rebuild_masked, (array.data, mask, array._fill_value, array.hardmask)
-    is_mapped = type(array) is numpy.memmap  # what a file has is sent, and not where it lies
+    is_mapped = type(array) is numpy.memmap  # sends the contents, not the path
     if is_mapped or (type(array) is numpy.ndarray and not _travels_by_itself(array)):
         return _reduce_dense(array, numpy)
     return NotImplemented
@@ -34,7 +34,7 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _travels_by_itself(array: Any) -> bool:
-    # The buffer protocol has no word for dates.
+    # The buffer protocol does not support dates.
     return (array.flags.c_contiguous or array.flags.f_contiguous) and array.dtype.kind not in "mM"
 
 
@@ -46,7 +46,7 @@ def _reduce_dense(array: Any, numpy: Any) -> tuple[Any, ...]:
 
 
 def _rebuild_dense(buffer: Buffer, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
-    import numpy  # weight: only who receives an array pays for it
+    import numpy  # weight: only receivers of arrays need it
 
     return numpy.frombuffer(buffer, dtype).reshape(shape, order=order)
 

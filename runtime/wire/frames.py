@@ -1,14 +1,14 @@
-"""The one file that knows bytes: a message and its body as a single frame, and back.
+"""The only file that knows bytes: packs a message and its body into a single frame, and unpacks it.
 
     magic "mb" | version | 0 | header length | body length | number of buffers | length of each buffer ...
     header (msgpack) | body (pickle stream) | buffers, each on a 64-byte boundary
 
-A body may lie elsewhere, in memory that the receiver maps. Then its frame has a 1 in the place of the 0, and ends with
+A body may lie elsewhere, in memory that the receiver maps. Then its frame has a 1 instead of the 0, and ends with
 
-    header (msgpack) | where the body is (msgpack)
+    header (msgpack) | location of the body (msgpack)
 
 One frame and not several, so that a send is atomic: a Ctrl-C between two parts of one message would make the peer
-read the rest of the connection wrongly.
+misread the rest of the connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZES = struct.Struct("<IQI")  # the prefix without its first four bytes
 _USUAL = MAGIC + bytes((VERSION, HERE))  # those of a message whose body is in the frame
 SMALL_BYTES = 4096  # up to this size, a copy of a part of a frame is cheaper than a view
 _LENGTH = struct.Struct("<Q")
-_NUMBER = struct.Struct(">Q")  # as msgpack has it
+_NUMBER = struct.Struct(">Q")  # as in msgpack
 _RANK = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.Any).decode
@@ -43,7 +43,7 @@ Body = Sequence[Buffer]  # the pickle stream, then its out-of-band buffers; empt
 
 
 class BodyElsewhere(msgspec.Struct, frozen=True):
-    """In the place of a body that is not in its frame: how long its parts are, and where they lie."""
+    """Replaces a body that is not in its frame: the lengths of its parts, and their location."""
 
     lengths: list[int]
     reference: SegmentReference
@@ -54,7 +54,7 @@ class BodyElsewhere(msgspec.Struct, frozen=True):
 
 
 class LostBody(bytes):
-    """In the place of a body that cannot be reached: `why`. As long as that was, for who counts bytes."""
+    """Replaces a body that cannot be reached; `why` is the reason. Its length is that of the body, for byte counts."""
 
     size: int
     why: str
@@ -70,7 +70,10 @@ class LostBody(bytes):
 
 
 def pack(message: messages.Message, body: Body, limit: int, header: bytes | None = None) -> Buffer:
-    """One frame of a message and its body. Raises MessageTooLarge over `limit` bytes. `header`: the encoded message."""
+    """Return the frame of a message and its body. `header` is the encoded message.
+
+    Raises MessageTooLarge over `limit` bytes.
+    """
     if header is None:
         header = _encode(message)
     if len(body) < 2:
@@ -97,7 +100,7 @@ def _pack_buffers(message: messages.Message, header: bytes, body: Body, limit: i
         starts.append(_aligned(end))
         end = starts[-1] + length
     _check_size(end, limit, message)
-    # The only copy on this side: what the caller changes after the call must not show.
+    # The only copy on this side, so that changes by the caller after the call do not show.
     frame = bytearray(end)
     frame[: len(head)] = head
     view = memoryview(frame)
@@ -117,7 +120,7 @@ def _header_template(
     reply_to: messages.Address | None,
     by: str,
 ) -> tuple[bytes, int, int]:
-    """The header of such calls, and the positions of the number and of the rank in it."""
+    """Return the header of such calls, and the positions of the number and of the rank in it."""
     # The largest numbers: msgpack encodes them in full width, so every other number fits in their place.
     number, rank = (1 << 64) - 1, (1 << 32) - 1
     header = _encode(messages.Call(sender, number, actor, endpoint, (rank, *shape), origin, manner, reply_to, by))
@@ -127,7 +130,7 @@ def _header_template(
 
 
 class CallFrames:
-    """The frames of one call to several ranks: encoded once, of which only the number and the rank differ."""
+    """The frames of one call to several ranks: encoded once; only the number and the rank differ."""
 
     def __init__(self, call: messages.Call, body: Body, limit: int) -> None:
         header, number_at, rank_at = _header_template(
@@ -146,7 +149,7 @@ class CallFrames:
 
 
 def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: SegmentReference) -> Buffer:
-    """One frame of a message whose body, of parts of these lengths, lies where the reference says."""
+    """Return the frame of a message whose body, of parts of these lengths, lies at the reference."""
     header = _encode(message)
     stream_length, *others = lengths
     prefix = _PREFIX.pack(MAGIC, VERSION, ELSEWHERE, len(header), stream_length, len(others))
@@ -154,14 +157,14 @@ def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference:
 
 
 def is_whole(frame: Buffer) -> bool:
-    """Whether nothing of a message lies elsewhere."""
+    """Return whether all of a message is in its frame."""
     return len(frame) < _PREFIX.size or _PREFIX.unpack_from(frame)[2] == HERE
 
 
 def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | BodyElsewhere]:
-    """The message and the body of a frame, without copying buffers. Raises RefusedMessage for anything else."""
+    """Return the message and the body of a frame, without copying buffers. Raises RefusedMessage for invalid ones."""
     if _PREFIX.size <= len(frame) <= SMALL_BYTES and frame[:4] == _USUAL and type(frame) is bytes:
-        # Nearly every message. `bytes` instead of views: the garbage collector does not have to look at them.
+        # Nearly every message. `bytes` instead of views: the garbage collector does not track them.
         header_length, stream_length, count = _SIZES.unpack_from(frame, 4)
         start = _PREFIX.size + header_length
         if not count and len(frame) == start + stream_length:

@@ -1,6 +1,6 @@
-"""Every message that nodes exchange: one small struct each. Bodies (pickles) travel beside them, see `frames`.
+"""The messages that nodes exchange: one small struct each. Bodies (pickles) travel beside them, see `frames`.
 
-A node learns where a peer lives from its `Hello`, which is the first message on every connection; all the others name
+A node gets the address of a peer from its `Hello`, the first message on every connection. All other messages identify
 their sender by its node id alone.
 """
 
@@ -16,7 +16,7 @@ Place = tuple[int, tuple[str, ...], tuple[int, ...]]  # rank, dimension names, s
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a node is reached: its id, and its URL, which begins with that of its host."""
+    """The address of a node: its id, and its URL, which begins with that of its host."""
 
     node: str
     url: str
@@ -36,12 +36,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="k", gc=Fa
 
 
 class Hello(Message, frozen=True, tag="h"):
-    """I am this node, of this run, and answers reach me there. Without it nothing else of a sender is accepted."""
+    """Identifies the sending node, its run and its address for replies. Other messages need an earlier Hello."""
 
     sender: Address
     run: str
-    incarnation: int = 0  # how many this node has had before, by the same name and at the same address
-    takes_over: bool = False  # this process goes on with what those had spawned, which has not ended with them
+    incarnation: int = 0  # number of processes that have been this node before, under the same name and address
+    takes_over: bool = False  # this process continues with what those have spawned, which did not end with them
 
 
 class Spawn(Message, frozen=True, tag="s"):
@@ -54,20 +54,20 @@ class Spawn(Message, frozen=True, tag="s"):
     origin: str
     creator: Creator | None = None  # None: the client
     on_main: bool = False
-    again: bool = False  # it has been there before, and is lost
+    again: bool = False  # it existed before, and was lost
 
 
-# What a call asks for: an endpoint; a method that is none, and returns or answers by a port; or that the actor take on
-# the class which is the argument.
+# What a call runs: an endpoint; a plain method that returns its result or replies through a port; or the replacement of
+# the actor's class by the argument.
 Manner = Literal["", "method", "port", "reload"]
 
 
 class Call(Message, frozen=True, tag="c"):
-    """Run an endpoint; body: (args, kwargs). `call` 0 wants no answer.
+    """Run an endpoint; body: (args, kwargs). With `call` 0 there is no reply.
 
-    With `reply_to` the answer goes to the port `call` of that node, instead of to the sender. `by` is the actor that
-    hears of it where a call that wants no answer cannot be delivered. `via` is not sent: it is the node that sent the
-    call, once the receiving one has put that of the port in its place.
+    With `reply_to` the reply goes to the port `call` of that node, instead of to the sender. `by` is the actor that is
+    notified if a call without a reply cannot be delivered. `via` is not sent: the receiving node sets it to the sending
+    node when it replaces `sender` by the node of the port.
     """
 
     sender: str
@@ -83,10 +83,10 @@ class Call(Message, frozen=True, tag="c"):
 
 
 class Reply(Message, frozen=True, tag="r"):
-    """The answer to a Spawn, a Call or a Stop; body: the value, or the text of an error and its exception.
+    """The reply to a Spawn, a Call or a Stop; body: the value, or the text of an error and its exception.
 
-    What is sent to a port is one as well, "sent" where it is an exception; `rank` is then that of who sends it, in the
-    mesh that was called, and `by` the actor that hears of it where nobody receives there.
+    A message to a port is a Reply, too; its status is "sent" if it is an exception. `rank` is then the sender's rank in
+    the called mesh, and `by` the actor that is notified if the port is closed.
     """
 
     sender: str
@@ -97,7 +97,7 @@ class Reply(Message, frozen=True, tag="r"):
 
 
 class Stop(Message, frozen=True, tag="x"):
-    """End an actor after the messages before this one; answered by a Reply."""
+    """End an actor after the messages before this one. Answered by a Reply."""
 
     sender: str
     call: int
@@ -106,7 +106,7 @@ class Stop(Message, frozen=True, tag="x"):
 
 
 class Credit(Message, frozen=True, tag="w"):
-    """So many calls, with so many bytes in their bodies, are out of an actor's queue: there is room for others."""
+    """This many calls, with this many bytes in their bodies, have left an actor's queue: there is room for others."""
 
     sender: str
     actor: str
@@ -115,15 +115,15 @@ class Credit(Message, frozen=True, tag="w"):
 
 
 class HoldRequest(Message, frozen=True, tag="o"):
-    """Another process is about to be this node: send nothing here after the answer to this, until that says Hello."""
+    """Another process is about to replace this node: after the reply, hold all messages for it until its Hello."""
 
     sender: str
     call: int
-    incarnation: int = 0  # that is about to end
+    incarnation: int = 0  # the one that is about to end
 
 
 class Down(Message, frozen=True, tag="d"):
-    """A node ended, by the word of the agent that watched it: nobody will answer from there any more."""
+    """A node has ended, as observed by its agent: no more replies come from it."""
 
     sender: str
     report: ExitReport

@@ -1,7 +1,7 @@
-"""Objects as bodies: pickle protocol 5 with out-of-band buffers, cloudpickle for what pickle cannot name.
+"""Objects as bodies: pickle protocol 5 with out-of-band buffers, and cloudpickle for what pickle cannot name.
 
-Serialization itself is the libraries'; here is only the choice between them, and torch tensors out of band. What other
-libraries leave in the stream is brought out of it by `arrays` and `tables`.
+The libraries do the serialization; this module chooses between them, and takes torch tensors out of band. `arrays` and
+`tables` take out what other libraries would leave in the stream.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_seri
 
 # Bound here: a program may replace those of the module.
 _pickle, unpickle = pickle.dumps, pickle.loads
-_FAULTS = (Exception, SystemExit)  # of code that (un)pickles a value; not Ctrl-C or the end of a task, which are ours
+# raised by code that (un)pickles a value; not Ctrl-C or the cancellation of a task
+_FAULTS = (Exception, SystemExit)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
-# By the module that defines a class: so nothing is imported, and an object of any other library costs one look here.
+# By the module that defines a class: nothing is imported, and an object of any other library costs one lookup.
 _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
     "numpy": reduce_array,
     "numpy.ma": reduce_array,
-    "numpy.ma.core": reduce_array,  # as it was named before NumPy 2.1
+    "numpy.ma.core": reduce_array,  # its name before NumPy 2.1
     "pyarrow.lib": reduce_arrow,
     "polars.dataframe.frame": reduce_frame,
     "polars.series.series": reduce_series,
     "duckdb._relation": refuse_relation,
-    "_duckdb": refuse_relation,  # as it was named before DuckDB 2.0, and before 1.4
+    "_duckdb": refuse_relation,  # its names before DuckDB 2.0, and before 1.4
     "duckdb.duckdb": refuse_relation,
 }
 
 
-# What a value is, for an error ("an argument of trainers.step"); a function where to say it costs something.
+# The description of a value for errors ("an argument of trainers.step"); a function if making it is expensive.
 What = str | Callable[[], str]
 
 
 def dumps(value: Any, what: What) -> list[Buffer]:
-    """The body of a message."""
+    """Return the body of a message."""
     try:
         if type(value) in _PLAIN or _is_plain(value):
             return [_pickle(value, 5)]
@@ -61,7 +62,7 @@ def _say(what: What) -> str:
 
 
 def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
-    """A body in which every tensor is on the CPU, and no tensor has a graph behind it: for who may have no GPU."""
+    """Return a body with all tensors on the CPU and without graphs, for receivers that may have no GPU."""
     try:
         return _dumps_anything(value, _CpuPickler)
     except RecursionError as error:
@@ -71,21 +72,21 @@ def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
 
 
 def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
-    """The same as one pickle, buffers and all, for `pickle.loads`. Raises whatever goes wrong."""
+    """Write the same as one pickle, buffers included, for `pickle.loads`. Raises any error of pickling."""
     _CpuPickler(stream, 5).dump(value)
 
 
 def pass_main_by_value() -> None:
-    """Pickle what a child of multiprocessing has from the program by value, as cloudpickle does it for `__main__`.
+    """Pickle objects of the main program by value in a child of multiprocessing, as cloudpickle does for `__main__`.
 
-    Such a child knows the program under a name that no other process has. Call it before anything is sent.
+    Such a child has the program under a module name that no other process has. Call this before anything is sent.
     """
     if (program := sys.modules.get("__mp_main__")) is not None:
         cloudpickle.register_pickle_by_value(program)
 
 
 def loads(body: Body, what: What) -> Any:
-    """The value of a body. Buffers are not copied: arrays and tensors live in the frame they came in."""
+    """Return the value of a body. Buffers are not copied: arrays and tensors use the memory of the frame."""
     try:
         return unpickle(body[0], buffers=body[1:])
     except _FAULTS as error:
@@ -95,9 +96,9 @@ def loads(body: Body, what: What) -> Any:
 
 
 def dumps_class(cls: type) -> bytes:
-    """A class by value, for `loads([data], ...)`, with what it uses of its module.
+    """Pickle a class by value, with what it uses of its module, for `loads([data], ...)`.
 
-    So it is this very class that arrives, and not the one that an earlier state of the module has left over there.
+    So this very class arrives, and not the one that an earlier state of the module has left in the receiver.
     """
     module = sys.modules.get(cls.__module__)
     with _registering:
@@ -116,14 +117,13 @@ def dumps_class(cls: type) -> bytes:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-_registering = (
-    threading.Lock()
-)  # guards the modules that cloudpickle pickles by value, as far as `dumps_class` adds them
+_registering = threading.Lock()  # guards the modules that `dumps_class` registers with cloudpickle
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether C pickle alone is enough, cheaply decided: small tuples, lists and dicts of builtin scalars, and
-    what says so itself.
+    """Return whether C pickle alone is enough; a cheap check.
+
+    True for small tuples, lists and dicts of builtin scalars, and for classes that declare it (`_is_plain_on_wire`).
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -145,7 +145,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
 
     def reducer_override(self, obj: Any) -> Any:
-        # torch is asked only where it is loaded: nothing that holds a tensor exists elsewhere.
+        # Only if torch is loaded: otherwise there can be no tensor.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
             return _reduce_tensor(obj, torch)
         find = _REDUCERS.get(type(obj).__module__)
@@ -154,14 +154,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
             return reduce(obj)
         reduced = super().reducer_override(obj)
-        # Only a class by value has six parts: how to make it, and how to fill it in.
+        # Only a class by value has six parts: how to make it, and how to fill it.
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
             return _reduce_class(obj, reduced)
         return reduced
 
 
 class _CpuPickler(_Pickler):
-    """Takes tensors from where they are to the CPU, out of their graphs."""
+    """Moves tensors to the CPU, and detaches them from their graphs."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -179,8 +179,8 @@ def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buff
     return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
-# Classes that travelled by value, and whether they were defined here. cloudpickle finds such a class again, and fills
-# it in anew each time it comes: from a rank it would bring the rank's globals and class attributes, in place of ours.
+# Classes that were pickled by value, and whether they were defined here. cloudpickle finds such a class again, and
+# fills it anew each time it arrives: from a rank it would replace this process's globals and class attributes.
 _is_ours: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
@@ -188,7 +188,7 @@ def _reduce_class(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     _is_ours.setdefault(cls, True)
     make, arguments, state, _, _, fill = reduced
     if (slots := vars(cls).get("__slots__")) and arguments[0] is type(cls):  # an enumeration has other arguments
-        # cloudpickle makes the class without them, and then its instances are laid out otherwise.
+        # cloudpickle makes the class without slots, which would change the layout of its instances.
         kind, name, bases, members, *rest = arguments
         arguments = (kind, name, bases, members | {"__slots__": slots}, *rest)
     return make, arguments, (fill, state), None, None, _fill_class
@@ -218,10 +218,10 @@ def _reduce_tensor(tensor: Any, torch: Any) -> tuple[Any, ...]:
 
 
 def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch  # weight: only who receives a tensor pays for it
+    import torch  # weight: only receivers of tensors need it
 
     view = memoryview(buffer)
-    if not view.nbytes:  # torch takes no memory of no bytes
+    if not view.nbytes:  # torch does not accept empty memory
         return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
     if view.readonly:
         view = memoryview(bytearray(view))
@@ -230,7 +230,7 @@ def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires
 
 
 def _culprit(value: Any) -> str:
-    """Which part of a call's arguments is at fault, as `args[1] (a generator): `, or the empty string."""
+    """Return the faulty part of a call's arguments, as `args[1] (a generator): `, or the empty string."""
     if not (
         isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
     ):

@@ -1,7 +1,7 @@
-"""Arrow's arrays without what lies beside them: a slice is a view of its parent's buffers, and holds all of them.
+"""Arrow arrays without the rest of their parent: a slice is a view of its parent's buffers, and keeps all of them.
 
-Numbers and texts stay where they lie. Offsets and validity are made anew, since they would count from the parent's
-beginning; types that are seldom seen are copied.
+The data of numbers and texts is not copied. Offsets and validity are made anew, since they would count from the
+parent's beginning; rarely used types are copied.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SLACK = 4096  # bytes that an array may hold beside what it shows
+SLACK = 4096  # bytes that an array may keep beyond its contents
 
 
 def drags(array: Any, pyarrow: Any) -> bool:
-    """Whether it holds much more than it shows."""
+    """Return whether an array keeps much more memory than its contents need."""
     shown = _viewed_bytes(array) if _is_view(array.type, pyarrow.types) else array.nbytes
     return bool(array.get_total_buffer_size() > shown + max(SLACK, shown // 8))
 
 
 def trimmed(array: Any, pyarrow: Any) -> Any:
-    """An equal array that holds no more than it shows."""
+    """Return an equal array that keeps no more than its contents."""
     if isinstance(array, pyarrow.ExtensionArray):
         return pyarrow.ExtensionArray.from_storage(array.type, trimmed(array.storage, pyarrow))
     if _is_view(array.type, pyarrow.types):
         return _trimmed_views(array, pyarrow)
-    if not len(array):  # it may have no buffers to be cut
+    if not len(array):  # it may have no buffers to cut
         return pyarrow.concat_arrays([array])
     for tests, trim in _WAYS.items():
         if any(getattr(pyarrow.types, test)(array.type) for test in tests):
@@ -37,16 +37,16 @@ def _is_view(kind: Any, types: Any) -> bool:
 
 
 def _viewed_bytes(array: Any) -> int:
-    """Of texts that are views, of which Arrow counts all that they might look at."""
-    import numpy  # weight: only who sends such texts needs it
+    """Return the bytes of an array of string views, whose `nbytes` counts all memory that the views might use."""
+    import numpy  # weight: only senders of such texts need it
 
-    # A view has 16 bytes: a length, and the text itself where that has at most 12, else where it lies.
+    # A view has 16 bytes: a length, and the text itself if it has at most 12, else its location.
     lengths = numpy.frombuffer(array.buffers()[1] or b"", numpy.int32)[::4][array.offset : array.offset + len(array)]
     return 16 * len(array) + int(lengths[lengths > 12].sum(dtype=numpy.int64))
 
 
 def _trimmed_views(array: Any, pyarrow: Any) -> Any:
-    # Texts that follow each other are gathered by that, and views of these look at nothing else.
+    # The cast gathers the texts one after the other, and views of these refer to nothing else.
     is_text = pyarrow.types.is_string_view(array.type)
     return array.cast(pyarrow.large_string() if is_text else pyarrow.large_binary()).cast(array.type)
 
@@ -89,7 +89,7 @@ _WAYS: Mapping[tuple[str, ...], Callable[[Any, Any], Any]] = {
 
 
 def _byte_width(kind: Any) -> int:
-    """Of what is one buffer of items of the same width; 0 for all other types, and for what is counted in bits."""
+    """Return the item width of a type with one buffer of fixed-width items; 0 for other and bit-packed types."""
     if kind.num_fields or kind.num_buffers != 2:
         return 0
     try:
@@ -100,8 +100,8 @@ def _byte_width(kind: Any) -> int:
 
 
 def _own_offsets(array: Any, pyarrow: Any) -> tuple[int, int, Any]:
-    """Where its content begins and ends in its parent's, and its offsets as they count from there."""
-    import numpy  # weight: only who sends such a slice needs it
+    """Return the start and end of the slice's content in its parent's, and the offsets relative to that start."""
+    import numpy  # weight: only senders of such slices need it
 
     dtype = numpy.int64 if str(array.type).startswith("large_") else numpy.int32
     ends = numpy.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array) + 1]
@@ -109,9 +109,9 @@ def _own_offsets(array: Any, pyarrow: Any) -> tuple[int, int, Any]:
 
 
 def _assembled(array: Any, pyarrow: Any, buffers: list[Any], child: Any = None) -> Any:
-    """An array like this one, of these buffers, which begin where it does."""
+    """Return an array like this one, of these buffers, which begin at its first item."""
     count = array.null_count
-    # A bitmap may begin within a byte; a copy of it begins at one.
+    # A bitmap may begin within a byte; its copy begins at a byte.
     validity = pyarrow.concat_arrays([array.is_valid()]).buffers()[1] if count else None
     children = None if child is None else [child]
     return pyarrow.Array.from_buffers(array.type, len(array), [validity, *buffers], count, 0, children)

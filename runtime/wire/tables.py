@@ -1,7 +1,7 @@
-"""Arrow tables and Polars frames out of band: their columns are buffers already, which travel as they lie.
+"""Arrow tables and Polars frames out of band: their columns are buffers already, and are sent as they are.
 
-A slice of Arrow's is a view that holds the whole of its parent, and pyarrow pickles the parent; here it travels as what
-it shows (`slices`). What has no bytes to spare is left to pyarrow.
+A slice of an Arrow array is a view that keeps all of its parent, and pyarrow pickles the parent; here only the slice's
+contents are sent (`slices`). pyarrow pickles the arrays that keep nothing extra.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshbook.runtime.wire.slices import drags, trimmed
 
 
 def reduce_arrow(value: Any) -> Any:
-    """How an array of Arrow's travels, as `__reduce__` would say it. Tables and batches are made of such arrays."""
+    """Return how to pickle an Arrow array, as `__reduce__` does. Tables and batches consist of such arrays."""
     pyarrow = sys.modules["pyarrow"]
     if not isinstance(value, pyarrow.Array) or not drags(value, pyarrow):
         return NotImplemented
@@ -24,29 +24,29 @@ def reduce_arrow(value: Any) -> Any:
 
 
 def reduce_frame(frame: Any) -> Any:
-    """How a Polars frame travels: as an Arrow table, which shares its memory; without pyarrow, as Arrow's IPC bytes."""
+    """Return how to pickle a Polars frame: as an Arrow table, which shares its memory; without pyarrow as Arrow IPC."""
     polars = sys.modules["polars"]
-    # Of Python's objects Arrow would get the addresses; Polars itself says that they cannot be sent.
+    # For Python objects Arrow would get the addresses; Polars itself reports that they cannot be sent.
     if type(frame) is not polars.DataFrame or any(_has_objects(dtype, polars) for dtype in frame.dtypes):
         return NotImplemented
     newest = polars.CompatLevel.newest()
     try:
         return _frame_of_arrow, (frame.to_arrow(compat_level=newest),)
-    except (ImportError, ValueError):  # no pyarrow here, or a type that it does not have, such as Int128
+    except (ImportError, ValueError):  # no pyarrow, or a type that Arrow lacks, such as Int128
         stream = io.BytesIO()
         frame.write_ipc_stream(stream, compat_level=newest)
         return _frame_of_ipc, (pickle.PickleBuffer(stream.getvalue()),)
 
 
 def reduce_series(series: Any) -> Any:
-    """How a Polars series travels: as a frame of one column."""
+    """Return how to pickle a Polars series: as a frame of one column."""
     if type(series) is not sys.modules["polars"].Series:
         return NotImplemented
     return _series_of_frame, (series.to_frame(),)
 
 
 def refuse_relation(relation: Any) -> Any:
-    """Say what may travel instead of a query of DuckDB's. To run it unasked might take hours."""
+    """Refuse to pickle a DuckDB query, and name the alternatives. Running it implicitly might take hours."""
     if type(relation).__name__ != "DuckDBPyRelation":
         return NotImplemented
     raise TypeError(
@@ -61,7 +61,7 @@ def _has_objects(dtype: Any, polars: Any) -> bool:
 
 
 def _frame_of_arrow(table: Any) -> Any:
-    import polars  # weight: only who receives a frame pays for it
+    import polars  # weight: only receivers of frames need it
 
     return polars.from_arrow(table, rechunk=False)
 
