@@ -1,7 +1,7 @@
 """The CUDA driver, by ctypes: opens GPU memory of another process, and copies between any two addresses.
 
-Not torch's own sharing: torch counts each handing-out of an allocation, and a buffer's handle goes to any number of
-processes. This module counts nothing; the lease decides how long the memory stays.
+Not torch's own sharing: torch counts each time that it shares an allocation, and a buffer's handle goes to any number
+of processes. This module counts nothing; the lease decides how long the memory stays.
 
 Functions as in NVIDIA's CUDA Driver API, 6.13 (memory) and 6.8 (primary contexts).
 """

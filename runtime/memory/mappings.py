@@ -149,7 +149,7 @@ class Mappings:
         with self._lock:
             for use in self._uses():
                 if use.is_over:
-                    use.mapping.used_at = now  # keeps the mapping a while: another thread may be doing the same
+                    use.mapping.used_at = now  # delays the unmapping: another thread may be ending the same use
                     use.end()
             idle = sorted(
                 (each for each in self._mappings.items() if not each[1].uses), key=lambda each: each[1].used_at

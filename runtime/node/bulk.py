@@ -99,7 +99,7 @@ class Bulk:
             pool.done(segment)
 
     def keep(self, frame: Buffer) -> Buffer:
-        """Return a frame that contains its body, so that another process than the intended one can receive it."""
+        """Return a frame that contains its body, so that a process other than the intended one can receive it."""
         if is_whole(frame):
             return frame
         message, body = unpack(frame)

@@ -178,7 +178,7 @@ class PendingCall:
         return self._open(None)
 
     def give_up(self, error: Callable[[], BaseException]) -> None:
-        """Fail the targets that have not replied, with an error of its own each."""
+        """Fail the targets that have not replied, each with its own error."""
         for _, _, call in self._open(None):
             if (found := self._call_context.table.take(call)) is not None:
                 found[0].refuse(found[1], error())
@@ -425,7 +425,7 @@ class Endings(AllReplies):
             super().refuse(index, error)
 
 
-ANSWER_SECONDS = 0.5  # time limit for the unanswered ranks to report where they are
+ANSWER_SECONDS = 0.5  # time limit for the ranks without a reply to report where they are
 
 
 class TimeLimit:

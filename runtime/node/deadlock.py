@@ -33,7 +33,7 @@ class WaitStep(NamedTuple):
 
 Send: TypeAlias = Callable[[Target, list[WaitStep]], None]  # sends a probe to the node of the target
 FOR_ROOM = -1  # instead of a call number: the wait is for room in the actor's queue
-PERIOD = 0.25  # seconds between two looks at the waits; a deadlock is reported after two or three
+PERIOD = 0.25  # seconds between two checks of the waits; a deadlock is reported after two or three
 
 
 class DeadlockDetector:
@@ -51,20 +51,20 @@ class DeadlockDetector:
         self._send = send
         self._call_later = call_later
         self._is_awake = False
-        self._seen: dict[str, int] = {}  # by actor, the serial of its wait at the last look
+        self._seen: dict[str, int] = {}  # by actor, the serial of its wait at the last check
         # The (origin, wait) pairs of probes forwarded since then. Forwarding once avoids following every path.
         self._passed: set[tuple[str, int, int]] = set()
         self._looks = 0
 
     def wake(self) -> None:
-        """Schedule a look. Cheap, since every wait calls this."""
+        """Schedule a check. Cheap, since every wait calls this."""
         if not self._is_awake:
             self._is_awake = True
             self._call_later(PERIOD, self.look)
 
     def look(self) -> None:
-        """Send probes for the waits that have lasted since the last look."""
-        self._is_awake = False  # first, so that a wait that begins now schedules another look
+        """Send probes for the waits that have lasted since the last check."""
+        self._is_awake = False  # first, so that a wait that begins now schedules another check
         self._passed.clear()
         self._looks += 1
         waits = {key: wait for key, execution in self._who() if (wait := execution.waiting()) is not None}
@@ -85,7 +85,7 @@ class DeadlockDetector:
             self._close(path, execution, wait)
         elif passed not in self._passed:
             self._passed.add(passed)
-            self.wake()  # also if only overlapping calls wait: the next look clears `_passed`
+            self.wake()  # also if only overlapping calls wait: the next check clears `_passed`
             self._send_on(path, key, execution, wait)
 
     def _send_on(self, path: list[WaitStep], key: str, execution: Execution, wait: tuple[int, Future[Any]]) -> None:

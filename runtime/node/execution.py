@@ -87,7 +87,7 @@ class Execution:
         self._waiting: Future[Any] | None = None
         self.endpoint = ""
         self.serial = 0  # number of the current wait
-        # For the deadlock watch: the steps seen in cycles with this wait, each with the look that saw it first.
+        # For the deadlock watch: the steps seen in cycles with this wait, each with the check that saw it first.
         self.suspected: dict[Any, int] = {}
 
     # -- from the actor's own thread or task ------------------------------------

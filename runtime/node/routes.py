@@ -30,7 +30,7 @@ class Routes:
         self._lives: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
         self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
         self._asked_after: set[str] = {self.own.node}
-        self._ready: set[str] = set()  # other nodes that were asked after and have not ended
+        self._ready: set[str] = set()  # other nodes whose state was requested and that have not ended
         # Requests the state of a node: no Down arrives for a node that ended before this one began.
         self.ask_after: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
@@ -74,7 +74,7 @@ class Routes:
             return True
         self._lives[peer.node] = incarnation
         if incarnation:
-            # This node may have written to the incarnation before, which never answered. Then the connection reaches
+            # This node may have written to the previous incarnation, which never answered. Then the connection reaches
             # the new incarnation by itself, which accepts nothing from this node before its Hello.
             self._transport.remember(peer.node, incarnation)
             with contextlib.suppress(PeerGone):
@@ -192,7 +192,7 @@ class Routes:
         return False
 
     def meet(self, node: str) -> None:
-        """Ask for the state of a node on its first use here, as it may have ended long ago."""
+        """Request the state of a node on its first use here, as it may have ended long ago."""
         if node not in self._asked_after:
             self._asked_after.add(node)
             self.ask_after(node)

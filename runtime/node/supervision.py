@@ -99,7 +99,7 @@ class Supervision:
     def lose(self, report: ExitReport, receipts: Sequence[Receipt] = ()) -> None:
         """Report the end of a process to the owners of meshes on it, or to the policy of its process mesh.
 
-        `receipts` are those of the calls that have failed of it.
+        `receipts` are those of the calls that failed because of it.
         """
         told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped), ended_by=report.ended_by)
         for _, failure in told:

@@ -1,7 +1,7 @@
 """The leases of this process: for each one a word that other processes can read, and the memory that it lends.
 
 Words lie in memory that is neither freed nor moved while the node exists. Lease numbers are random: a process that
-reads a reused word finds another number than that of its lease.
+reads a reused word does not find the number of its lease.
 """
 
 from __future__ import annotations

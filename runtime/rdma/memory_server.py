@@ -40,7 +40,7 @@ IDLE_SECONDS = 120.0  # an idle connection is closed after this time; the other 
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
 PAUSE_SECONDS = 1.0  # after a connection that could not be accepted
-LOOK_SECONDS = 0.05  # between two checks for room for one more
+LOOK_SECONDS = 0.05  # between two checks for room
 
 
 class State(enum.Enum):

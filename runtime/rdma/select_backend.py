@@ -1,7 +1,7 @@
 """Selection of the transfer backend for a buffer: the first in order of speed that does not refuse, with reasons.
 
 A backend that proves `Unsuitable` is not tried again for that owner; after a failure that may pass, it is tried again
-after a while. This module decides only; it moves nothing.
+later. This module decides only; it moves nothing.
 """
 
 from __future__ import annotations

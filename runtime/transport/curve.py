@@ -74,21 +74,21 @@ class ZapHandler:
 class Handshakes:
     """Monitors the connections to a guarded socket until they have shown the keys; closes the oldest of too many.
 
-    A connection has shown the keys when a message came on it (`admit`): the event of a handshake that succeeded does
+    A connection has shown the keys when a message arrives on it (`admit`): the event of a handshake that succeeded does
     not name its connection.
     """
 
     def __init__(self, socket: Socket) -> None:
         self.monitor: Socket = socket.get_monitor_socket(_EVENTS)
         self._socket = socket
-        # Descriptors of connections that have not shown the keys, the oldest first. A stranger may open thousands.
+        # Descriptors of connections that have not shown the keys, the oldest first. An unknown peer may open thousands.
         self._unknown: OrderedDict[int, None] = OrderedDict()
         self._closing: set[int] = set()  # of those that were closed here, until ZeroMQ has noticed
         self._reasons: deque[str] = deque()  # of handshakes that failed, until their connections end
         self._succeeded = 0  # handshakes on connections that are among the unknown ones
 
     def note(self, most: int) -> tuple[int, list[str]]:
-        """Handle so many events at most; return their number, and the reasons of the connections that were refused."""
+        """Handle at most `most` events; return their number, and the reasons of the connections that were refused."""
         refused: list[str] = []
         for count in range(most):
             try:
@@ -131,9 +131,9 @@ class Handshakes:
         return True
 
     def close_beyond(self, most: int) -> list[str]:
-        """Close the oldest connections that have not shown the keys, down to so many; return the reasons.
+        """Close the oldest connections that have not shown the keys until `most` remain; return the reasons.
 
-        The oldest, so that a peer with the keys is admitted at once while strangers connect: its handshake takes
+        The oldest, so that a peer with the keys is admitted at once while unknown peers connect: its handshake takes
         milliseconds.
         """
         refused: list[str] = []
@@ -147,8 +147,8 @@ class Handshakes:
     def _hang_up(self, descriptor: int) -> None:
         """Shut a connection down. ZeroMQ cannot, and has no limit on their number.
 
-        ZeroMQ may have closed the descriptor on its own thread meanwhile, and the system may have given the number
-        away. A duplicate cannot change like that: so look at its port first. At worst this shuts down another
+        ZeroMQ may have closed the descriptor on its own thread meanwhile, and the system may have reused the number.
+        A duplicate descriptor cannot change like that: so check its port first. At worst this shuts down another
         connection to the socket, which that peer replaces without losing messages.
         """
         port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]

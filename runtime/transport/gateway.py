@@ -264,7 +264,7 @@ class Gateway:
         if neighbour.link.was_attached and not was_attached:
             self._events.attached(neighbour.host)
         if self._leaving is not None and isinstance(message, LinkAttach | LinkAttached):
-            neighbour.take_leave(self._leaving.why)  # the Bye on the connection before may be lost
+            neighbour.take_leave(self._leaving.why)  # the Bye on the previous connection may be lost
         return None
 
     def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:

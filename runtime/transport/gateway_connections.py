@@ -27,9 +27,9 @@ LINGER_MS = 100  # for the last messages of a closing socket
 MOST_BYTES = PIECE_BYTES + (1 << 20)  # largest message: a piece, or the positions of many streams
 BATCH = 100  # messages to read from one socket before the others
 HANDSHAKE_MS = 5000  # after which a connection that has not shown the keys is closed
-MOST_UNKNOWN = 256  # connections that have not shown the keys, more than `BATCH`; of more the oldest is closed
-BACKLOG = 1000  # connections that wait to be accepted; of more the system ignores the first packet for a second
-UNREAD_EVENTS = 2000  # of the monitor, by the high-water marks of both its ends: then ZeroMQ's I/O thread waits
+MOST_UNKNOWN = 256  # connections that have not shown the keys, more than `BATCH`; beyond that the oldest is closed
+BACKLOG = 1000  # connections that wait to be accepted; beyond that the system ignores a first packet for 1 s
+UNREAD_EVENTS = 2000  # high-water marks of both ends of the monitor; at this number ZeroMQ's I/O thread waits
 
 
 @dataclass(frozen=True)

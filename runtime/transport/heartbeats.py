@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STALL = 0.5  # a longer pause between two looks, in seconds, means that this process did not run
+STALL = 0.5  # seconds: a longer pause between two checks means that this process did not run
 
 
 class HeartbeatState:

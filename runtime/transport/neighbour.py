@@ -158,7 +158,7 @@ class Neighbour:
     def _attach(self, received: dict[str, int]) -> set[str]:
         self.link.attach(received)
         if (news := self.link.news(anyway=True)) is not None:
-            self._send(news)  # the acknowledgement on the connection before may be lost
+            self._send(news)  # the acknowledgement on the previous connection may be lost
         for part, data in self.link.all_due():
             self._send(part, data)
         return self.link.outflows()

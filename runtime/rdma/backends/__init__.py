@@ -31,7 +31,7 @@ PASSING = frozenset({*ROOM, errno.ECONNREFUSED})
 class Unsuitable(Exception):
     """This backend does not reach the buffer; the text says why. Later transfers to this owner use the next backend.
 
-    If the system's `error` may pass, the backend is tried again after a while.
+    If the system's `error` may pass, the backend is tried again later.
     """
 
     def __init__(self, why: str, error: BaseException | None = None) -> None:

@@ -67,7 +67,7 @@ class _NixlTransfer:
     job: TransferJob
     offer: NixlOffer
     peer: NixlPeer
-    outcome: Future[None]  # settled early if the transfer is known to be in vain
+    outcome: Future[None]  # settled early if the transfer cannot succeed any more
     is_write: bool
     done: int = 0  # bytes
 
