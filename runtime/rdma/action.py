@@ -43,7 +43,7 @@ class RDMAAction:
 
     `RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()`. An action may be submitted again,
     and then moves the bytes of that moment. It keeps its memory and buffers alive. The order of its operations is
-    undefined: it refuses operations that use the same memory of this process if one of them changes it.
+    undefined, so it refuses operations that use the same memory of this process if one of them changes it.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Submission:
 def batches_of(sizes: Sequence[tuple[BufferHandle, int]]) -> list[list[int]]:
     """Return which operations share a thread, by index: small ones of one owner together, large ones alone."""
     batches: list[list[int]] = []
-    # by owner: the batch that has room, and its bytes
+    # By owner: the batch that has room, and its bytes.
     open_ones: dict[Any, tuple[list[int], int]] = {}
     for index, (handle, size) in enumerate(sizes):
         batch, filled = open_ones.get(handle.process, ([], AT_ONCE))

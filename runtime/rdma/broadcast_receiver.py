@@ -28,9 +28,9 @@ from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.wire.messages import Address
 
-# bytes between two progress replies; in a broadcast between hosts, each link carries this much at a time
+# Bytes between two progress replies; in a broadcast between hosts, each link carries this much at a time.
 PIECE = 8 << 20
-# a receiver's part of a broadcast: the random number of the broadcast, and the receiver's index in it
+# A receiver's part of a broadcast: the random number of the broadcast, and the receiver's index in it.
 Part = tuple[int, int]
 
 

@@ -176,7 +176,7 @@ class RDMABuffer:
         return self._handle.actor
 
     @property
-    # a return type with the alias makes jedi fail, and Tab would complete nothing of a buffer
+    # A return type with the alias makes jedi fail, and Tab would complete nothing of a buffer.
     def backend(self) -> str:
         """How data moves from here to other hosts, as `get_rdma_backend()` returns it; `way` is about this buffer."""
         return get_rdma_backend()

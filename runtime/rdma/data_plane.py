@@ -46,7 +46,7 @@ from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
-# seconds that other processes get to finish transfers from this process's memory when it leaves its run
+# Seconds that other processes get to finish transfers from this process's memory when it leaves its run.
 PATIENCE = 1.0
 
 

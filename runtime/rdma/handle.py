@@ -15,7 +15,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     word: int  # its address: eight bytes, never freed
     number: int  # random, never used again
-    # on the owner's host: processes that use the memory are marked there (`progress`)
+    # On the owner's host: processes that use the memory are marked there (`progress`).
     folder: str = ""
 
 

@@ -104,7 +104,7 @@ class _Page:
         self._path = folder / f"{node}.{secrets.token_hex(4)}"
         self.words = memoryview(_map(self._path)).cast("Q")
         mark = own_mark()
-        # written first: a page whose start time does not match its pid would be removed
+        # Written first: a page whose start time does not match its pid would be removed.
         self.words[1] = mark.started
         self.words[0] = mark.pid
         self.places: queue.SimpleQueue[int] = queue.SimpleQueue()

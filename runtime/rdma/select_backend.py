@@ -61,7 +61,7 @@ class BackendSelector:
         self._run = run
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        # the reason, and until when
+        # The reason, and until when.
         self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()
         self._told: set[tuple[str, str]] = set()
 

@@ -20,7 +20,7 @@ class TransferProgress:
 
     def moved(self, count: int) -> None:
         """Add `count` moved bytes. An exception of the user's function propagates and ends the transfer."""
-        # a backend that fails half-way leaves all bytes to the next one
+        # A backend that fails half-way leaves all bytes to the next one.
         self._done = min(self._done + count, self._total)
         is_last = self._done == self._total
         if is_last or monotonic() >= self._next:

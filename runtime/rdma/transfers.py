@@ -25,7 +25,7 @@ from meshbook.runtime.telemetry.spans import Recorder, now
 T = TypeVar("T")
 AT_ONCE = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
 THREADS = 32  # more than a host needs, so that a few stuck transfers do not delay the others
-# seconds that a backend gets to notice the deadline by itself: its error reports how far it came
+# Seconds that a backend gets to notice the deadline by itself: its error reports how far it came.
 LATE = 0.1
 LAST_RESORT = "message"  # the backend that reaches any memory, but is not one-sided
 Later = Callable[[float, Callable[[], object]], None]

@@ -23,7 +23,7 @@ from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_seri
 
 # Bound here: a program may replace those of the module.
 _pickle, unpickle = pickle.dumps, pickle.loads
-# raised by code that (un)pickles a value; not Ctrl-C or the cancellation of a task
+# Raised by code that (un)pickles a value; not Ctrl-C or the cancellation of a task.
 _FAULTS = (Exception, SystemExit)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 # By the module that defines a class: nothing is imported, and an object of any other library costs one lookup.
@@ -188,7 +188,7 @@ def _reduce_class(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     _is_ours.setdefault(cls, True)
     make, arguments, state, _, _, fill = reduced
     if (slots := vars(cls).get("__slots__")) and arguments[0] is type(cls):  # an enumeration has other arguments
-        # cloudpickle makes the class without slots, which would change the layout of its instances.
+        # Cloudpickle makes the class without slots, which would change the layout of its instances.
         kind, name, bases, members, *rest = arguments
         arguments = (kind, name, bases, members | {"__slots__": slots}, *rest)
     return make, arguments, (fill, state), None, None, _fill_class

@@ -27,7 +27,7 @@ from meshbook.runtime.rdma.ipc_handles import Allocation, IpcHandles
 logger = logging.getLogger(__name__)
 
 PIECE = 256 << 20  # bytes between two checks of the lease and the deadline
-# registers this process with the owner, which notifies it when the buffer is dropped
+# Registers this process with the owner, which notifies it when the buffer is dropped.
 Follow = Callable[[BufferHandle], object]
 
 

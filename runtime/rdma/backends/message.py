@@ -36,7 +36,7 @@ class MessageBackend:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # the other half is for the rest of the message
+        # The other half is for the rest of the message.
         self._piece = max(1, min(PIECE, node.settings.max_message_bytes // 2))
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:

@@ -24,7 +24,7 @@ from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
 from meshbook.runtime.rdma.nixl.transfer import TransferContext, what
 
 REGISTERING = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
-# seconds to keep dropped memory that no NIC guards: transfers under way need no key for it
+# Seconds to keep dropped memory that no NIC guards: transfers under way need no key for it.
 KEPT = 5.0
 
 

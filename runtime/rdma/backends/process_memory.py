@@ -54,7 +54,7 @@ class ProcessMemoryBackend:
                     _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
                     job.moved(piece)
         finally:
-            # normally done already; after a Ctrl-C in between, the owner would keep its memory until this process ends
+            # Normally done already; after a Ctrl-C in between, the owner would keep its memory until this process ends.
             mark.end()
 
     def at(self, job: TransferJob) -> TransferMark:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-# offers of a peer that are kept, of half a kilobyte each; beyond that the peer is forgotten and met again
+# Offers of a peer that are kept, of half a kilobyte each; beyond that the peer is forgotten and met again.
 MOST_KNOWN = 16_384
 
 

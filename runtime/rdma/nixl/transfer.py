@@ -20,10 +20,10 @@ from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, Re
 from meshbook.runtime.rdma.nixl.scheduler import Course, settle
 
 PIECE = 64 << 20  # bytes of one request, and between two checks of the lease
-# seconds for the first reply of a peer: NIXL waits forever for a peer that it cannot reach
+# Seconds for the first reply of a peer: NIXL waits forever for a peer that it cannot reach.
 FIRST_ANSWER = 10.0
 ATTEMPTS = 3
-# seconds until the end of an owner is reported, after the connection to it has broken
+# Seconds until the end of an owner is reported, after the connection to it has broken.
 NEWS = 2.0
 LOOK = 0.05  # seconds between two checks of whether an owner has ended
 
