@@ -1,6 +1,6 @@
-"""A mesh cell before it runs: what its line asked for, and where. Not for running it (`run`).
+"""A mesh cell before it runs: its options, its mesh and its ranks. `execution` runs it.
 
-How far a cell is, as plain data: so that another notebook can see it to its end.
+`CellProgress` is the progress of a cell as plain data, with which another notebook can finish the cell.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LIMITS = OutputLimits()
 
 @dataclasses.dataclass(frozen=True)
 class PreparedCell:
-    """A mesh cell whose line was understood: on which ranks it runs and how, and where it is shown.
+    """A mesh cell with resolved options: its ranks, and the publisher of its output.
 
-    Of what `shown` ranks write (None: all) it prints; those of `first` are to be done before the others begin.
+    Only the output of the ranks in `shown` is printed (None: all). The ranks in `first` finish before the others begin.
     """
 
     session: Session
@@ -40,25 +40,25 @@ class PreparedCell:
     number: int
     shown: frozenset[int] | None = None
     first: frozenset[int] = frozenset()
-    transfers: CellTransfers | None = None  # of variables, with it
+    transfers: CellTransfers | None = None  # of --push and --pull
     limits: OutputLimits = LIMITS
-    label: str = ""  # what stands before its ranks in output: the name of the mesh, where there are several
+    label: str = ""  # the prefix of its ranks in output: the name of the mesh, if there are several
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the notebook
-    by_mode: bool = False  # it runs on ranks without saying so itself
-    policy: PromptPolicy = UNASKED  # how a person is asked for what its ranks want to know
+    by_mode: bool = False  # the mode sent it to the ranks; the cell has no %%mesh line
+    policy: PromptPolicy = UNASKED  # how prompts of its ranks are answered
 
     @property
     def opens_debugger(self) -> bool:
-        """Whether a rank that fails is looked at; where nobody can be asked, what fails only ends."""
+        """Whether a failing rank opens the debugger. Without a keyboard the rank only fails."""
         return self.options.on_error == "debug" and not self.policy.keyboard.refusal
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """A cell that was begun by another notebook, by the ranks it is on.
+    """The progress of a cell that another notebook began, by rank.
 
-    `failed` are in the order in which they did, `waves` are still to begin, `calls` are the numbers under which those
-    that run will answer. `written` is the output so far; it began at `began`, in seconds since 1970.
+    `failed` is in order of failure. `waves` have not begun. `calls` are the numbers under which running ranks will
+    answer. `written` is the output so far. `began` is in seconds since 1970.
     """
 
     origin: str
@@ -71,5 +71,5 @@ class CellProgress:
     began: float
 
     def place_of(self, rank: int) -> int:
-        """Where a rank stands among those that have ended: the failed ones first, in their order."""
+        """The sort key of an ended rank: failed ranks first, in order of failure."""
         return self.failed.index(rank) if rank in self.failed else len(self.failed)

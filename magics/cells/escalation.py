@@ -1,13 +1,13 @@
-"""What is done, when, and to which ranks, until a cell ends that is to end: interrupt, abort, kill.
+"""Decides when a cell that is to end is interrupted, aborted or killed, and on which ranks.
 
     a person                      interrupt -> again, or no answer for 5 s: abort -> again: kill
     an error, or a time limit     interrupt -> no answer for 1 s: abort
-    at the end of all patience    leave: the cell ends without those that do not answer
+    after the last grace period   leave: the cell ends without the ranks that do not answer
 
-An abort that no person asked for is for those ranks alone that are in a collective: what computes keeps its groups.
-A rank that is still silent half-way to the end is aborted all the same: it may wait where no frame shows a collective.
+An abort without a person's request is only for ranks in a collective; computing ranks keep their groups. A rank that is
+still silent half-way to the end is aborted in any case: it may wait where no frame shows a collective.
 
-Pure: given what happened and when, it says what is due. Not for doing it (`supervisor`).
+Pure: it returns the actions that are due, given events and times. `supervision` carries them out.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from enum import Enum
 
 
 class EscalationStep(Enum):
-    """In this order, each for the ranks that have not answered the one before."""
+    """The steps, in this order, each for the ranks that have not answered the one before."""
 
     INTERRUPT = 1  # KeyboardInterrupt in the cell's code
-    ABORT = 2  # break the process groups, so that whoever waits in a collective comes back
+    ABORT = 2  # break the process groups, so that ranks that wait in a collective return
     KILL = 3  # end the process, and start it again
     LEAVE = 4  # end the cell without these ranks, which are busy with it
 
 
 @dataclass(frozen=True, slots=True)
 class EscalationAction:
-    """A step that is due now. An abort that is not `forced` is for those alone that stand in a collective."""
+    """A step that is due now. An abort that is not `forced` is only for ranks in a collective."""
 
     step: EscalationStep
     ranks: tuple[int, ...]
@@ -40,20 +40,21 @@ class EscalationAction:
 class GracePeriods:
     """Seconds between steps."""
 
-    grace: float = 0.5  # after a first error, for the others to come to theirs
-    answer: float = 5.0  # after a person's interrupt, who may see what user code still does, and can interrupt again
+    grace: float = 0.5  # after a first error, for the other ranks to raise theirs
+    answer: float = 5.0  # after a person's interrupt: they may see what user code still does, and can interrupt again
     fellows: float = 1.0  # after an interrupt because another rank has raised, or by a time limit
-    survivors: float = 0.3  # the same where it died, and nobody can wait for it
+    survivors: float = 0.3  # the same where that rank died
     last: float = 5.0  # after an abort or a kill
     last_of_survivors: float = 1.0
-    kill: float = 1.0  # from an abort on, however fast a person's fingers are: a killed rank has lost all it had
+    kill: float = 1.0  # at least, from an abort to a kill: a killed rank loses its state
 
 
 GRACE_PERIODS = GracePeriods()
 
 
 class EscalationPolicy:
-    """What is due in one cell. `silent` are the ranks that have not answered, as the cell keeps them;
+    """The escalation of one cell. `silent` are the ranks that have not answered, as the cell keeps them.
+
     `stops_on_error`: whether the error of a rank ends the others.
     """
 
@@ -61,7 +62,7 @@ class EscalationPolicy:
         self._silent = silent
         self._stops_on_error = stops_on_error
         self._periods = periods
-        self.is_held = False  # a person is in the debugger: the error of another rank ends nothing meanwhile
+        self.is_held = False  # a person is in the debugger: meanwhile the error of another rank ends nothing
         self._presses = 0
         self._is_timed_out = False
         self._has_death = False
@@ -70,18 +71,18 @@ class EscalationPolicy:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a person, or a time limit, has ended the cell, and not the error of a rank."""
+        """Whether a person or a time limit has ended the cell, rather than the error of a rank."""
         return self._presses > 0
 
     @property
     def advice(self) -> str:
-        """What a person may do next, of an interrupted cell."""
+        """A hint for a person: the effect of the next interrupt."""
         return ("", "interrupt again to break process groups", "interrupt again to kill what does not answer")[
             min(self._presses, 2)
         ]
 
     def failed(self, now: float, *, died: bool = False) -> None:
-        """A rank has answered with an error, or never will answer."""
+        """Record that a rank has answered with an error, or never will answer."""
         if self._stops_on_error and not self.is_wanted:
             self._has_death = self._has_death or died
             self._plan(EscalationStep.INTERRUPT, now + (0.0 if died else self._periods.grace))
@@ -89,28 +90,28 @@ class EscalationPolicy:
                 self._plan(EscalationStep.ABORT, now + self._periods.survivors)
 
     def press(self, now: float) -> None:
-        """A person asks for the end; each time with more force."""
+        """Record an interrupt by a person; each one adds force."""
         self._presses += 1
         if self._presses == 1:
-            self._due.clear()  # what was due because of an error is too soon for who wants to tidy up
+            self._due.clear()  # times that are due because of an error are too soon for a person's cleanup
             self._taken.clear()
             self._plan(EscalationStep.INTERRUPT, now)
         elif self._presses == 2:
-            self._taken.pop(EscalationStep.ABORT, None)  # one that was not forced
+            self._taken.pop(EscalationStep.ABORT, None)  # drop an abort that was not forced
             self._due.pop(EscalationStep.LEAVE, None)
-            self._taken.pop(EscalationStep.INTERRUPT, None)  # code that an interrupt comes upon unawares may swallow it
+            self._taken.pop(EscalationStep.INTERRUPT, None)  # user code may swallow an unexpected interrupt
             self._plan(EscalationStep.INTERRUPT, now)
             self._plan(EscalationStep.ABORT, now)
         else:
             self._plan(EscalationStep.KILL, max(now, self._taken.get(EscalationStep.ABORT, now) + self._periods.kill))
 
     def time_is_up(self, now: float) -> None:
-        """The time limit of the cell has passed."""
+        """Record that the time limit of the cell has passed."""
         self._is_timed_out = True
         self.press(now)
 
     def due(self, now: float) -> list[EscalationAction]:
-        """What is to be done now; each order is given once."""
+        """Return the actions that are due now, each once."""
         if self.next_at > now:
             return []
         orders = []
@@ -124,7 +125,7 @@ class EscalationPolicy:
 
     @property
     def next_at(self) -> float:
-        """When something may be due; infinite where nothing is."""
+        """When an action may be due; infinite if none is planned."""
         if self.is_held and not self.is_wanted:
             return math.inf
         return min(self._due.values(), default=math.inf)

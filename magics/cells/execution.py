@@ -1,7 +1,9 @@
-"""One `%%mesh` cell from its source to its result: sent to the ranks, watched, interrupted, shown, raised.
+"""One `%%mesh` cell from its source to its result: sends it, watches it, interrupts it, shows its output, raises its
+error.
 
-Answers come on the receiving thread, as events of the cell's inbox (`state`). The coroutine of the cell handles them.
-It wakes for the last answer, for trouble, for Ctrl-C, for ranks whose turn it is, and four times a second to publish.
+Answers arrive on the receiving thread, as events of the cell's inbox (`state`). The coroutine of the cell handles them.
+It wakes for the last answer, for an error, for Ctrl-C, for ranks whose turn has come, and four times a second to
+publish.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.node.call_table import PerRank
 
-LEAVING_SECONDS = 2.0  # that the loop of a cell has to say how far that is
-TICK = 0.25  # seconds between looks at what there is to show
+LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress
+TICK = 0.25  # seconds between two publications of output
 _serial = itertools.count(1)
 
 
 class CellDetached(UserError, MeshbookError):
-    """The run of a cell was detached: its ranks go on without this notebook."""
+    """The run of a cell was detached: its ranks continue without this notebook."""
 
 
 class CellExecution:
-    """A running cell. `origin` names the execution everywhere; `title` is what cells are told that wait for it."""
+    """A running cell. `origin` names the execution everywhere; waiting cells show its `title`."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class CellExecution:
         resumes: CellProgress | None = None,
     ) -> None:
         self._serial = next(_serial)
-        # Of the controller's present life: ranks of a run that was attached to still know executions of others.
+        # With the controller's incarnation: ranks of an attached run still have executions of other controllers.
         self.origin = (
             resumes.origin if resumes is not None else f"{cell.number}.{cell.session.incarnation}.{self._serial}"
         )
@@ -70,7 +72,7 @@ class CellExecution:
         self.cell = cell
         self._mesh = mesh = cell.mesh
         self.title = title or f"cell {cell.number}"
-        self._procs = mesh.procs.region  # as it is now: a rank that has its turn later may by then be another one
+        self._procs = mesh.procs.region  # as it is now: heal may replace the process of a rank before its turn
         self._cells = mesh.cells
         self._ranks = cell.region.ranks()
         self._source = ""
@@ -81,8 +83,8 @@ class CellExecution:
         self._output = OutputCollector(self._make_output(), cell.publisher)
         self._futures: dict[int, Future[Any]] = {}
         self._arrivals = itertools.count(1)
-        self._wakes_for_each = False  # the loop wakes for each answer, and not for the last one alone
-        self._has_left = False  # another notebook sees it to its end
+        self._wakes_for_each = False  # the loop wakes for each answer, not only for the last one
+        self._has_left = False  # another notebook finishes it
         nodes = mesh.procs.nodes
         self._admission = AdmissionQueue(
             *(mesh.queues, {rank: nodes[rank].node for rank in self._ranks}, self._plan()),
@@ -123,12 +125,12 @@ class CellExecution:
     # -- the coroutine ---------------------------------------------------------
 
     async def run(self, source: str) -> MeshResult:
-        """Run the source; returns the result, or raises a CellError."""
+        """Run the source. Return the result, or raise a CellError."""
         self.begin(source)
         return await self.finish()
 
     def begin(self, source: str) -> None:
-        """Send it to those ranks whose turn it is."""
+        """Send the source to the ranks whose turn has come."""
         self._source = source
         self.cell.session.output.open(self.origin, self._output.take)
         self.cell.session.questions.open(self.origin, self._prompting)
@@ -136,19 +138,19 @@ class CellExecution:
             if self._resumes is not None:
                 self._resume(self._resumes)
             self._take_turns()
-        except BaseException:  # it has not been sent: nothing comes back from it
+        except BaseException:  # it has not been sent: no output or prompt will arrive
             self.cell.session.output.close(self.origin)
             self.cell.session.questions.close(self.origin)
             raise
 
     async def finish(self) -> MeshResult:
-        """See it to its end, once it has begun."""
+        """Wait for the end of a cell that has begun, and return its result."""
         try:
             with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
                 unheard = await self._wait()
                 if unheard or self._supervisor.has_to_settle:
                     await run_interruptible(self._settle(unheard), self.interrupt)
-        finally:  # who asks is answered, however it has ended
+        finally:  # however it has ended, open prompts are answered
             self.cell.session.questions.close(self.origin)
             self._prompting.close()
             self._inbox.close()
@@ -159,17 +161,17 @@ class CellExecution:
         result = self._result()
         self._mesh.note_last(self._history())
         has_shown = bool(self._output.final)
-        if self.cell.options.block:  # else `%mesh result` may show it once more
+        if self.cell.options.block:  # otherwise `%mesh result` may show it once more
             self._output.forget_final()
         if self._state.failed:
             raise self._error(result)
         if self.cell.by_mode and not (has_shown or result.has_value):
-            # A person may have forgotten that the mode is on, and nothing else says where this has run.
+            # The user may have forgotten that the mode is on, and nothing else shows where the cell ran.
             self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
         return result
 
     def interrupt(self) -> None:
-        """As Ctrl-C does, each time with more force; in its loop."""
+        """Interrupt the cell as Ctrl-C does, each time with more force. For its loop only."""
         self._inbox.handle()  # ranks that have answered are not interrupted
         self._prompting.interrupt()
         self._supervisor.interrupt()
@@ -177,52 +179,52 @@ class CellExecution:
 
     @property
     def mesh(self) -> NotebookMesh:
-        """What it runs on."""
+        """The mesh that the cell runs on."""
         return self._mesh
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Those of the mesh that it runs on."""
+        """The ranks of the mesh that the cell runs on."""
         return self._ranks
 
     @property
     def answers(self) -> dict[int, RankError | None]:
-        """What each rank that has answered has failed with, or None."""
+        """The error of each rank that has answered, or None."""
         return {rank: outcome.error for rank, outcome in dict(self._state.outcomes).items()}
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the cell began."""
         return self._output.seconds
 
     @property
     def pauses(self) -> Sequence[OpenPrompt]:
-        """Which ranks wait for a person."""
+        """The prompts of ranks that wait for an answer."""
         return self._prompting.pauses
 
     @property
     def live_rows(self) -> Mapping[int, str]:
-        """What each rank has written that may still change."""
+        """The rows of each rank's output that may still change."""
         return self._output.live_rows()
 
     @property
     def headline(self) -> str:
-        """How far it is, in a line."""
+        """The progress of the cell, in a line."""
         self._show_who_waits(self._admission.ahead())
         return self._output.headline()
 
     @property
     def waits_for(self) -> str:
-        """What it waits for before it begins, in words; empty for nothing."""
+        """What the cell waits for before it begins, as text; empty for nothing."""
         return format_waiting(self._admission.ahead(), len(self._ranks))
 
     @property
     def final_output(self) -> Sequence[Any]:
-        """What was published of its output at its end."""
+        """The output that was published at the end of the cell."""
         return self._output.final
 
     async def _wait(self) -> tuple[int, ...]:
-        """Wait until every rank has answered; return the ranks for which there is no use in waiting any longer."""
+        """Wait until every rank has answered. Return the ranks that the cell ends without."""
         while True:
             self._inbox.handle()
             self._take_turns()
@@ -243,7 +245,7 @@ class CellExecution:
                 self.interrupt()
 
     async def _settle(self, unheard: tuple[int, ...]) -> None:
-        """End the cell without the ranks that do not answer, which stay busy with it; heal those that were killed."""
+        """End the cell without the ranks that do not answer, which stay busy with it. Heal killed ranks."""
         if unheard:
             roll = await collect_whereabouts(self._mesh, unheard)
             self._inbox.handle()
@@ -252,7 +254,7 @@ class CellExecution:
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
         self._state.replace_errors(await self._supervisor.settle())
 
-    # -- who begins ----------------------------------------------------------------
+    # -- which ranks begin ---------------------------------------------------------
 
     def _take_turns(self) -> None:
         turn = self._admission.take_turn(self._state.silent, has_failed=bool(self._state.failed))
@@ -267,7 +269,7 @@ class CellExecution:
             transfer = () if self.cell.transfers is None else (self.cell.transfers.there,)
             debugs = {"debugs": True} if self.cell.opens_debugger else {}
             futures = self._cells_of(ranks).run.call_each(self._source, self.cell.number, *transfer, **debugs)
-        except BaseException:  # it cannot travel: these ranks are not at it, and nobody waits behind it there
+        except BaseException:  # it cannot be pickled: these ranks do not run it, and no cell waits behind it there
             for rank in ranks:
                 self._admission.leave(rank)
             raise
@@ -281,13 +283,13 @@ class CellExecution:
             future.when_done(lambda rank=rank, future=future: self._receive(rank, future))  # type: ignore[misc]
 
     def _skip(self, reasons: dict[int, str]) -> None:
-        """End it on these ranks, where it has not begun."""
+        """End the cell on these ranks, on which it has not begun."""
         for rank, reason in reasons.items():
             if rank in self._state.silent:
                 self._note(rank, CellOutcome(_NOTHING, error=error_of_skipped(reason)))
 
     def _withdraw(self, ranks: Collection[int]) -> list[int]:
-        self._wakes_for_each = True  # those that are given up may answer later than the last of the others
+        self._wakes_for_each = True  # withdrawn ranks may answer later than the last of the others
         given_up, sent = self._admission.withdraw(ranks)
         self._skip(given_up)
         return sent
@@ -301,10 +303,12 @@ class CellExecution:
     def _show_who_waits(self, ahead: dict[int, str]) -> None:
         self._output.wait(self._admission.to_come.union(ahead), format_waiting(ahead, len(self._ranks)))
 
-    # -- from one notebook to another ----------------------------------------------
+    # -- detach and attach ---------------------------------------------------------
 
     def leave(self) -> CellProgress:
-        """How far it is, for another notebook that sees it to its end: here no other rank begins. From any thread."""
+        """Stop sending the cell to ranks, and return its progress, with which another notebook finishes it. From any
+        thread.
+        """
         if not self._loop.is_running() or threading.current_thread() is self._thread:
             return self._leave_run()
 
@@ -341,7 +345,7 @@ class CellExecution:
     # -- answers ---------------------------------------------------------------------
 
     def _receive(self, rank: int, future: Future[CellOutcome]) -> None:
-        """A rank has answered, or never will; on the receiving thread."""
+        """Queue the answer of a rank, or the error that stands for it. Runs on the receiving thread."""
         try:
             outcome = future.get()
         except MeshbookError as error:
@@ -369,7 +373,7 @@ class CellExecution:
         self._supervisor.answered(outcome.error)
         self._prompting.ended(rank)
 
-    # -- what is left ----------------------------------------------------------------
+    # -- result and error ----------------------------------------------------------
 
     def _cells_of(self, ranks: tuple[int, ...]) -> Any:
         region = self.cell.region if len(ranks) == len(self._ranks) else self._procs.pick(ranks)
@@ -387,7 +391,7 @@ class CellExecution:
         return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)
 
     def _footer(self) -> str:
-        """What the cell has cost, unless a table is to say so."""
+        """The cost of the cell as text; empty where a table shows it."""
         costs = {rank: outcome.cost for rank, outcome in self._state.outcomes.items() if outcome.cost is not _NOTHING}
         return summarise_costs(costs) if costs and not self.cell.options.time else ""
 
@@ -410,7 +414,7 @@ class CellExecution:
 
 
 def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:
-    """The value that stayed with its rank."""
+    """Fetch the value that stayed on the rank."""
     return mesh.pick(mesh.cells, [rank]).fetch.call_one(origin).get().open()["value"]
 
 

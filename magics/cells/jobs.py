@@ -1,7 +1,7 @@
 """Cells that run beside others (`%%mesh -a`): a `Job` is the future of one, `Jobs` are those of a notebook.
 
-They run beside the main thread (`background`), so that a cell which holds it holds up none of them, and may wait for
-one. What they do to ranks, and show, is that of any cell (`run`).
+They run beside the main thread (`background`), so a cell that blocks the main thread delays none of them, and may wait
+for one. Execution and output are those of any cell (`execution`).
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from meshbook.magics.results.result import MeshResult
 from meshbook.magics.variables.operations import ask_nobody
 from meshbook.runtime.errors import MeshbookError
 
-MOST_KEPT = 64  # jobs that have ended and are still listed; who holds one may use it on
+MOST_KEPT = 64  # ended jobs that are still listed; a reference to an older one stays valid
 MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date
 HINT = "await it, or .result(), .cancel(); %mesh jobs lists all"
 
 
 class JobError(UserError, MeshbookError):
-    """A job that is not there, or was asked for what it cannot do."""
+    """There is no such job, or the job does not support the request."""
 
 
 class Job:
     """A cell that runs on ranks while others run here: `await job`, `job.result()`, `job.done()`, `job.cancel()`.
 
-    Its output and its errors are shown in its own cell. It is a future: its value is the cell's result, and what the
-    cell raised is raised by whoever waits for it.
+    Its output and its errors appear in its own cell. As a future, its value is the cell's result, and waiting for it
+    raises the exception of the cell.
     """
 
     def __init__(self, number: int, cell: PreparedCell, running: BackgroundCell) -> None:
         self.number = number
         self.cell = cell.number
-        self.name = cell.options.out  # of the variable that it was put into
+        self.name = cell.options.out  # of the variable that holds it
         self.mesh = cell.mesh.name
         self._shows_time = cell.options.time
         self._publisher = cell.publisher
         self._running = running
         self._run = running.run
         self._future = running.future
-        self._lock = threading.Lock()  # guards the places: it may be shown while it ends
+        self._lock = threading.Lock()  # guards the places: it may be displayed while it ends
         self._places: list[Publisher] = []
         self._future.when_done(self._ended)
 
@@ -64,7 +64,7 @@ class Job:
     def result(self, timeout: float | None = None) -> MeshResult:
         """Wait for its end (at most `timeout` seconds, else TimeoutError) and return the result of the cell.
 
-        Raises what the cell raised. Ctrl-C ends the waiting and not the job.
+        Raises the exception of the cell. Ctrl-C ends the wait, not the job.
         """
         try:
             return self._future.result(timeout)
@@ -76,7 +76,7 @@ class Job:
     get = result  # as our other futures have it
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for its end, however that is; False where it has not come in `timeout` seconds."""
+        """Wait for its end, with or without an error; False if it has not ended in `timeout` seconds."""
         try:
             self.exception(timeout)
         except TimeoutError:
@@ -84,13 +84,13 @@ class Job:
         return True
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end; return what the cell raised, or None."""
+        """Wait for its end; return the exception of the cell, or None."""
         return self._future.exception(timeout)
 
     def cancel(self) -> bool:
-        """Interrupt its ranks, as Ctrl-C does for a cell that one waits for; False where it has ended.
+        """Interrupt its ranks, as Ctrl-C does for a foreground cell; False if it has ended.
 
-        Again, it breaks their process groups; and a third time it kills them.
+        The second call breaks their process groups; the third kills them.
         """
         if self.done():
             return False
@@ -98,7 +98,7 @@ class Job:
         return True
 
     def cancelled(self) -> bool:
-        """Whether it has ended by an interrupt."""
+        """Whether an interrupt ended it."""
         error = self.exception() if self.done() else None
         return isinstance(error, CellError) and error.is_interrupt
 
@@ -111,15 +111,15 @@ class Job:
         self._future.when_done(call)
 
     def __await__(self) -> Generator[Any, None, MeshResult]:
-        # Who waits may be cancelled, and the job goes on.
+        # Cancelling the waiting task does not cancel the job.
         return (yield from self._future.__await__())
 
     @property
     def run(self) -> CellExecution:
-        """The cell as it runs."""
+        """The execution of the cell."""
         return self._run
 
-    # -- how it looks ----------------------------------------------------------------
+    # -- display -------------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def output(self) -> list[Publication]:
-        """What it has shown in its cell, once it has ended: printed text, figures, the value or the error."""
+        """The output in its cell, once it has ended: printed text, figures, the value or the error."""
         return [*self._run.final_output, *self.conclusion] if self.done() else []
 
     def __repr__(self) -> str:
@@ -141,12 +141,12 @@ class Job:
 
     @property
     def bundle(self) -> dict[str, str]:
-        """Its state for a front end."""
+        """Its state as a MIME bundle for front ends."""
         text = repr(self) if self.done() else f"{self!r}  ({HINT})"
         return {"text/plain": text, "text/html": f'<div style="{HEADER_STYLE}">{html.escape(text)}</div>'}
 
     def _ipython_display_(self) -> None:
-        """Show its state here, and once more when it has ended, in the same place."""
+        """Show its state here, and once more in the same place when it has ended."""
         from IPython.core.getipython import get_ipython  # who displays it runs in IPython
 
         place = publisher_for(get_ipython())
@@ -157,9 +157,9 @@ class Job:
 
     @property
     def conclusion(self) -> list[Publication]:
-        """How a cell ends that nobody waits for: with its value, or its error, as any cell does."""
+        """The end of a cell with `-a`: its value or its error, as for any cell."""
         if isinstance(error := self.exception(), CellDetached):
-            return []  # its state says so
+            return []  # its state shows that
         if error is not None:
             render = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])
             return [Error(type(error).__name__, str(error), tuple(render()))]
@@ -176,7 +176,7 @@ class Job:
 
 
 def table_of(result: MeshResult) -> Display:
-    """What `-T` shows."""
+    """Return the table that `-T` shows."""
     return Display({"text/plain": repr(result.cost), "text/html": result.cost._repr_html_()}, {})
 
 
@@ -185,7 +185,7 @@ class Jobs:
 
     def __init__(self, background: BackgroundLoop) -> None:
         self._background = background
-        self._lock = threading.Lock()  # guards the jobs: they are listed from any thread
+        self._lock = threading.Lock()  # guards the jobs: any thread may list them
         self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._numbers = itertools.count(1)
 
@@ -194,7 +194,7 @@ class Jobs:
             return iter(list(self._jobs.values()))
 
     def find(self, which: str | None = None) -> Job:
-        """By its number, or the name of the variable it was put into; the last one for None."""
+        """Return a job by its number or variable name; the last one for None."""
         jobs = list(self)
         if not jobs:
             raise JobError("there is no job: %%mesh -a starts a cell as one")
@@ -207,11 +207,11 @@ class Jobs:
         raise JobError(f"there is no job {which!r}; there is {known}")
 
     def start(self, cell: PreparedCell, source: str) -> Job:
-        """Begin a cell, and return once it is on its way: what is sent afterwards comes after it."""
+        """Begin a cell, and return once it is sent: later messages arrive after it."""
         return self._start(next(self._numbers), cell, source)
 
     def resume(self, number: int, cell: PreparedCell, progress: CellProgress) -> Job:
-        """See a cell to its end that another notebook has begun, as its job of this number."""
+        """Finish a cell that another notebook has begun, as the job of this number."""
         known = [job.number for job in self]
         number = max(known) + 1 if number in known else number
         self._numbers = itertools.count(max([number, *known]) + 1)
@@ -233,6 +233,6 @@ def _title_of(number: int, cell: int) -> str:
 
 
 async def _fetch(cell: PreparedCell) -> None:
-    """What `--pull` wants: there is nobody to ask whether it may be large."""
+    """Complete `--pull`. It cannot ask whether a variable may be large."""
     if cell.transfers is not None:
         await cell.transfers.complete(ask=ask_nobody)

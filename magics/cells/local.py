@@ -1,7 +1,6 @@
-"""`%%mesh --local`: the cell runs in the notebook's own namespace as well, beside the ranks; labelled `[local]`.
+"""`%%mesh --local`: the cell also runs in the notebook's own namespace, beside the ranks; labelled `[local]`.
 
-Its code has the main thread, and Ctrl-C, as in any cell; the ranks are watched from another thread meanwhile
-(`background`).
+Its code has the main thread and Ctrl-C, as in any cell. Meanwhile another thread watches the ranks (`background`).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class LocalResult:
 
 
 class ResultWithLocal(MeshResult):
-    """The result of a cell that ran in the notebook as well: that is `result["local"]`."""
+    """The result of a cell that ran in the notebook as well; `result["local"]` is the outcome there."""
 
     def __init__(self, result: MeshResult, local: LocalResult) -> None:
         super().__init__(result.region, result._outcomes, result._sources)
@@ -86,7 +85,7 @@ class ResultWithLocal(MeshResult):
 
 
 class LocalError(CellError):
-    """The cell failed in the notebook, and maybe on ranks (`by_rank`); `local` is what was raised here."""
+    """The cell failed in the notebook, and maybe on ranks (`by_rank`); `local` is the exception raised here."""
 
     def __init__(self, local: LocalResult, ranks: CellError | None) -> None:
         error = local.error
@@ -101,7 +100,7 @@ class LocalError(CellError):
 
     @property
     def is_interrupt(self) -> bool:
-        """Whether the cell was stopped rather than broken."""
+        """Whether an interrupt stopped the cell."""
         return isinstance(self.local, KeyboardInterrupt | asyncio.CancelledError)
 
     def _render_traceback_(self) -> list[str]:
@@ -114,9 +113,10 @@ class LocalError(CellError):
 async def run_with_local(
     shell: Any, running: BackgroundCell, source: str, *, number: int, stops: bool
 ) -> ResultWithLocal:
-    """Run the source here, beside the ranks, and wait for both. A LocalError where it failed here; else the ranks'.
+    """Run the source here, beside the ranks, and wait for both.
 
-    `stops`: whether an error here interrupts the ranks.
+    Raises a LocalError if it failed here, else the error of the ranks. `stops`: whether an error here interrupts the
+    ranks.
     """
     local = await _run_here(shell, source, number, running.interrupt)
     if local.error is not None and stops:
@@ -138,7 +138,7 @@ async def _end_of(running: BackgroundCell) -> MeshResult | BaseException:
 
 
 async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[], object]) -> LocalResult:
-    """As IPython runs a cell, but what it would show is kept."""
+    """Run the source as IPython runs a cell, but keep what it would show."""
     local = LocalResult()
     body = _OPTION_LINE.sub("#", source, count=1)
     with ExitStack() as stack:
@@ -159,7 +159,7 @@ async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[]
 
 
 def _begin(shell: Any, body: str) -> Coroutine[Any, Any, Any]:
-    """A body that is no Python, nor IPython's, is an error of the cell."""
+    """A body that is neither Python nor IPython syntax is an error of the cell."""
     trouble = None
     try:
         body = shell.transform_cell(body)
@@ -173,8 +173,10 @@ def _begin(shell: Any, body: str) -> Coroutine[Any, Any, Any]:
 
 @contextmanager
 def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
-    """IPython hands values to the display hook, and tracebacks to a method of the shell; the cell around goes on as
-    before. Tracebacks name the cell by the shell's counter, which stands at the next one already."""
+    """Keep the value that IPython passes to the display hook, and the traceback it passes to the shell. The state of
+    the outer cell is restored after it. Tracebacks name the cell by the shell's counter, which already has the next
+    number.
+    """
     hook, count, outer = sys.displayhook, shell.execution_count, shell.displayhook.exec_result
 
     def keep_value(value: Any) -> None:
@@ -193,7 +195,9 @@ def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None
 
 @contextmanager
 def _telling_syntax(compiler: Any) -> Iterator[None]:
-    """From Python 3.13 on IPython says of an input that ends too early only that it does; ranks say what is wrong."""
+    """Report the exact syntax error, as ranks do. From Python 3.13 on IPython only reports that the input is
+    incomplete.
+    """
     flag = compiler.flags & INCOMPLETE
     compiler.flags &= ~INCOMPLETE
     try:
@@ -204,8 +208,11 @@ def _telling_syntax(compiler: Any) -> Iterator[None]:
 
 @contextmanager
 def _interrupting(cell: asyncio.Task[Any], interrupt: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C interrupts the ranks, and the code here: where that runs by KeyboardInterrupt, where it awaits by the
-    cancellation of the task, since a KeyboardInterrupt would end the kernel's loop."""
+    """Interrupt the ranks and the code here on Ctrl-C.
+
+    Running code gets a KeyboardInterrupt. Code that awaits is cancelled instead, since a KeyboardInterrupt would end
+    the kernel's loop.
+    """
     loop = asyncio.get_running_loop()
 
     def act() -> None:
@@ -219,7 +226,7 @@ def _interrupting(cell: asyncio.Task[Any], interrupt: Callable[[], object]) -> I
 
 
 def _runs_code(frame: FrameType | None) -> bool:
-    """Whether IPython has called the code of a cell up this stack, and that is not the cell that awaits us."""
+    """Whether IPython called the code of a cell in this stack, other than the cell that awaits us."""
     while frame is not None and frame.f_code not in (_run_here.__code__, run_with_local.__code__):
         if frame.f_code is InteractiveShell.run_code.__code__:
             return True
@@ -233,7 +240,7 @@ def _labelled(text: str) -> str:
 
 
 class _Labelled(io.TextIOBase):
-    """Writes on to a stream, with the label before each line."""
+    """Writes to a stream, with the label before each line."""
 
     def __init__(self, stream: TextIO, kept: Spool) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What a `%%mesh` cell becomes: its line is read, its ranks are chosen, and it is run."""
+"""Runs `%%mesh` cells: parses the line, selects the ranks, executes the cell and stores its result."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class CellRunner:
         self._planner = CellPlanner(notebook)
 
     async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
-        """Run a cell by its line and source (see `transform`); `timer` is a line above it, `%%time` or `%%timeit`;
-        `by_mode` where it does not say itself that it is a mesh cell.
+        """Run a cell by its line and source (see `transform`).
 
-        Its value is the result, where the cell has one; or a job, where nobody is to wait for it.
+        `timer` is a line above the cell: `%%time` or `%%timeit`. `by_mode`: the cell has no `%%mesh` line of its own.
+        Returns the result if the cell has a value, or a job for a cell with `-a`.
         """
         options, asked = (
             parse_cell_options(line, self._notebook.preferences.of_cells),
@@ -60,7 +60,7 @@ class CellRunner:
         return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
 
     async def _complete(self, cell: PreparedCell, ended: Awaitable[MeshResult]) -> MeshResult:
-        """Wait for the end of a cell, and do what is to follow: its result under its name, what it pulls, its times."""
+        """Wait for the end of a cell, then store its result under its name, set pulled variables and show its times."""
         try:
             result = self._keep(cell.options, await ended)
         except CellError as error:
@@ -87,7 +87,7 @@ class CellRunner:
         return result if timer.gives_result else None
 
     def run_line(self, line: str) -> MeshResult | None:
-        """Run `SEL CODE` on ranks, in the middle of a cell, and wait. The result, where the code has a value."""
+        """Run `SEL CODE` on ranks, in the middle of a cell, and wait. Return the result if the code has a value."""
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
             raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
@@ -95,8 +95,9 @@ class CellRunner:
         return _shown_value(self._run_blocking(options, code.lstrip()))
 
     def run_within(self, line: str, source: str, timer: str = "") -> MeshResult | Job | None:
-        """Run a mesh cell that is within another one, as below `%%capture` or `%%prun` and in `%run tour.ipynb`, and
-        wait. There no loop is free that could wait for it.
+        """Run a mesh cell within another one, as below `%%capture` or `%%prun` and in `%run tour.ipynb`, and wait.
+
+        No loop is free there that could await it.
         """
         options = parse_cell_options(line, self._notebook.preferences.of_cells)
         if isinstance(options, HelpRequested):
@@ -113,11 +114,11 @@ class CellRunner:
     def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
         """Run it in the loop of the jobs, and wait on this thread."""
         self._bring_up()
-        for stream in (sys.stdout, sys.stderr):  # what the lines before it printed comes before what ranks do
+        for stream in (sys.stdout, sys.stderr):  # earlier lines print before the ranks do
             stream.flush()
         cell = self._planner.plan(options)
         early = threading.Event()
-        with interruptible(early.set):  # ranks may be at work before there is something that could be interrupted
+        with interruptible(early.set):  # ranks may run before there is a cell to interrupt
             running = self._notebook.background.start(cell, source)
             with interruptible(running.interrupt):
                 if early.is_set():
@@ -130,7 +131,7 @@ class CellRunner:
             wait_for(self._planner.bring_up_default())
 
     async def _run_profiled(self, cell: PreparedCell, source: str) -> MeshResult:
-        """Run it, and profile those of its ranks of which that is wanted."""
+        """Run a cell, and profile the requested ranks."""
         profiling = self._notebook.profiling
         request = profiling.take_request(wanted=cell.options.profile)
         ranks = self._profiled(cell, request) if request is not None else []
@@ -173,7 +174,7 @@ def _shown_value(result: MeshResult) -> MeshResult | None:
 
 
 async def _run_unseen(cell: PreparedCell, source: str) -> MeshResult:
-    """Run a cell one of many times: nothing of it is kept."""
+    """Run a cell as one of many runs, and keep nothing of it."""
     run = CellExecution(cell)
     try:
         return await run.run(source)

@@ -1,7 +1,8 @@
-"""What is known of one running cell, and how events of other threads reach it.
+"""The state of one running cell, and the inbox through which other threads pass events to it.
 
-Receiving threads append events; the loop of the cell handles them, and is the only one to change the state. So neither
-has a lock. Text is no event: it is stored where it comes (`printing`), so that a rank that writes too much waits there.
+Receiving threads append events. The loop of the cell handles them, and only that loop changes the state, so neither
+needs a lock. Text is not an event: `OutputCollector` stores it on the thread that receives it, so a rank that writes
+too much blocks there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Event = Callable[[], object]
 
 
 class CellState:
-    """Which ranks have not answered, and how the others ended. Written by the cell alone; any thread may copy it."""
+    """The silent ranks and the outcomes of the others. Only the cell's loop writes it; any thread may copy it."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.silent = set(ranks)  # ranks without an outcome
@@ -27,14 +28,14 @@ class CellState:
         self.failed: list[int] = []  # in the order in which they failed
 
     def note(self, rank: int, outcome: CellOutcome) -> None:
-        """A rank has an outcome: it has answered, or will not."""
+        """Record the outcome of a rank: its answer, or the error that stands for a lost answer."""
         self.outcomes[rank] = outcome
         self.silent.discard(rank)
         if outcome.error is not None:
             self.failed.append(rank)
 
     def replace_errors(self, errors: Mapping[int, RankError]) -> None:
-        """More is known of why these ranks have failed."""
+        """Replace the errors of failed ranks by more exact ones."""
         for rank, error in errors.items():
             self.outcomes[rank] = msgspec.structs.replace(self.outcomes[rank], error=error)
 
@@ -45,7 +46,7 @@ class CellState:
 
 
 class CellInbox:
-    """The events of one cell. It is bounded by the ranks: each answers once, and asks one question at a time.
+    """The queue of one cell's events. Its length is bounded: each rank answers once, and has one open prompt at a time.
 
     An event runs in the loop. After `close` it runs on the thread that puts it, since the loop may be gone.
     """
@@ -58,9 +59,9 @@ class CellInbox:
         self.is_closed = False
 
     def put(self, event: Event, *, urgent: bool = True) -> None:
-        """Append an event, from any thread. One that is not urgent waits until the loop wakes for another reason."""
+        """Append an event, from any thread. An event that is not urgent does not wake the loop."""
         self._events.append(event)
-        # After the append: `close` sets the flag first, and then handles what is there.
+        # After the append: `close` sets the flag first, then handles the events in the queue.
         if self.is_closed:
             self.handle()
         elif urgent:
@@ -70,7 +71,7 @@ class CellInbox:
         """Wake the loop, from any thread."""
         if not self._is_rung:
             self._is_rung = True
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed, and the cell with it
+            with contextlib.suppress(RuntimeError):  # the loop was just closed, and the cell with it
                 self._loop.call_soon_threadsafe(self._ring)
 
     def _ring(self) -> None:
@@ -79,7 +80,7 @@ class CellInbox:
             self._waiter.set_result(None)
 
     def handle(self) -> None:
-        """Run all events that are there."""
+        """Run all events in the queue."""
         while True:
             try:
                 event = self._events.popleft()
@@ -88,7 +89,7 @@ class CellInbox:
             event()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for `wake`, or for so many seconds."""
+        """Wait for `wake`, at most this many seconds."""
         if self._events:
             return
         self._waiter = self._loop.create_future()
@@ -100,6 +101,6 @@ class CellInbox:
             self._waiter = None
 
     def close(self) -> None:
-        """The cell has ended: handle what is there, and from now on each event at once."""
+        """Handle the remaining events. From now on, `put` runs each event at once."""
         self.is_closed = True
         self.handle()

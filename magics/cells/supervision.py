@@ -1,6 +1,7 @@
-"""Supervises a running cell: does to its ranks what `steps` says is due, and looks where they are.
+"""Supervises a running cell: applies to its ranks the actions that `escalation` returns, and collects their
+whereabouts.
 
-It acts in the loop of the cell, which passes the time in (`act`). Not for what the cell prints or evaluates to (`run`).
+It acts in the loop of the cell, which passes the time in (`act`). Output and results are not its subject (`execution`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
 
 logger = logging.getLogger(__name__)
-ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous tries again once a second
+ABORT_WITHIN = 3.0  # seconds; mostly it takes milliseconds, but a rendezvous retries once a second
 T = TypeVar("T")
 
 
@@ -40,9 +41,9 @@ Withdraw = Callable[[Collection[int]], list[int]]
 
 
 class CellSupervisor:
-    """Supervises one cell, in its loop. `say` shows a line in it while it runs; `wake` lets `act` be called again soon.
+    """Supervises one cell, in its loop. `say` shows a line in the running cell; `wake` makes the loop call `act` soon.
 
-    Where its ranks are is looked at from `begin` on; before that they are at what the cell has to wait for.
+    It collects whereabouts only after `begin`. Before that, the ranks are busy with an earlier cell.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class CellSupervisor:
         self._has_begun = False
         self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
         self._roll: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
-        self._timed_out = ""  # what to say of a time limit that has passed
+        self._timed_out = ""  # the text of a time limit that has passed
         self._aborted: set[int] = set()
-        self._broken: set[str] = set()  # process groups, in words
+        self._broken: set[str] = set()  # process groups, as text
         self._killed: set[int] = set()
         self._healing: asyncio.Future[list[int]] | None = None
 
@@ -85,24 +86,24 @@ class CellSupervisor:
         """What was done to end the cell."""
         return EndedBy(self._timed_out, tuple(sorted(self._broken)))
 
-    # -- what happens ----------------------------------------------------------------
+    # -- events --------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The ranks are at it: its time limit runs. Saying so again changes nothing."""
+        """Start the time limit: the ranks run the cell. Idempotent."""
         if not self._has_begun:
             now = self._loop.time()
             self._has_begun, self._watch = True, DivergenceWatch(now, self._absent)
             self._limit = math.inf if self._timeout is None else now + self._timeout
 
     def answered(self, error: RankError | None) -> None:
-        """A rank has answered, or never will."""
+        """Record that a rank has answered, or never will."""
         now = self._loop.time()
         if error is not None:
             self._policy.failed(now, died=error.kind == "died")
         self._watch.answered(now)
 
     def hold(self, is_held: bool) -> None:
-        """Whether a person is in the debugger on some rank: neither an error nor a time limit ends that."""
+        """Set whether a rank is in the debugger. Meanwhile neither an error nor a time limit ends the cell."""
         self._policy.is_held = is_held
 
     def interrupt(self) -> None:
@@ -113,13 +114,13 @@ class CellSupervisor:
         if self._healing is not None:
             self._healing.cancel()
 
-    # -- what is done ----------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------
 
     def act(self, now: float, withdraw: Withdraw) -> tuple[int, ...]:
-        """Do what is due. Returns the ranks that the cell is to end without.
+        """Run the actions that are due. Return the ranks that the cell is to end without.
 
-        `withdraw` gives up what has not begun on these ranks, and returns those that have the cell. It is not kept: a
-        cell that has ended is freed at once, and not by the garbage collector.
+        `withdraw` cancels the cell on these ranks where it has not begun, and returns the ranks that have received it.
+        No reference to it is kept, so that an ended cell is freed at once and not by the garbage collector.
         """
         self._look_around(now)
         for action in self._policy.due(now):
@@ -130,7 +131,7 @@ class CellSupervisor:
 
     @property
     def next_at(self) -> float:
-        """When something may be due, looks aside."""
+        """When an action may be due, apart from queries of whereabouts."""
         return self._policy.next_at
 
     def _carry_out(self, action: EscalationAction, withdraw: Withdraw) -> None:
@@ -146,16 +147,16 @@ class CellSupervisor:
                 self._mesh.pick(self._mesh.procs, action.ranks).kill(sender="a third Ctrl-C")
 
     async def _abort(self, action: EscalationAction) -> None:
-        """Break the process groups of these ranks; then of all, since a part of a group is no use."""
-        # In this order: once one of them lets go, the others are elsewhere, too.
+        """Break the process groups of these ranks, then of the whole mesh, since a part of a group is of no use."""
+        # In this order: once one rank leaves the collective, the others are elsewhere, too.
         self._roll |= await collect_whereabouts(self._mesh, action.ranks)
         broken = await self._break_groups(action)
-        if broken:  # also where ranks have come out of them; and all are to meet elsewhere, should they make new ones
+        if broken:  # also for ranks that left the groups: new groups need a new rendezvous of all ranks
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
         self._broken |= broken
 
     async def _break_groups(self, action: EscalationAction) -> set[str]:
-        """Which groups were broken, in words."""
+        """Break the process groups of these ranks; return the groups, as text."""
         asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
         return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
 
@@ -165,7 +166,7 @@ class CellSupervisor:
         return bool(self._aborted or self._killed)
 
     async def settle(self) -> dict[int, RankError]:
-        """After the last answer: end what was begun, and start the ranks again that were killed; their errors."""
+        """After the last answer, wait for open queries and heal killed ranks. Return the errors of the killed ranks."""
         if self._aborted and self._aside:
             await asyncio.wait(self._aside)  # the next cell may make groups again
         return await self._heal() if self._killed else {}
@@ -185,7 +186,7 @@ class CellSupervisor:
         frames = self._roll[rank].frames if rank in self._roll else ()
         return error_of_killed(outcome, self._mesh.lost.get(rank, ()), frames)
 
-    # -- where ranks are ------------------------------------------------------------
+    # -- whereabouts ---------------------------------------------------------------
 
     def _look_around(self, now: float) -> None:
         if self._aside or not self._has_begun:
@@ -221,7 +222,7 @@ class CellSupervisor:
             line = f"interrupted, but {format_whereabouts(running)}; {self._policy.advice}"
         self._say(line)
 
-    # -- what it was ------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------
 
     def judge(self, rank: int, error: RankError) -> RankError:
         """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
@@ -231,7 +232,9 @@ class CellSupervisor:
         return dataclasses.replace(error, is_consequence=True) if is_ours else error
 
     def _as_interrupted(self, rank: int, error: RankError) -> RankError:
-        """The error of a rank whose process groups were broken: it tells less of where it was than the roll call."""
+        """The error of a rank whose process groups were broken. The frames collected before the abort show more than
+        the error's.
+        """
         where = self._roll.get(rank)
         frames = where.frames if where is not None and where.frames else error.frames
         if error.kind == "interrupted":
