@@ -1,4 +1,4 @@
-"""`%load_ext meshbook`: what the notebook gets, in our kernel and in a stock one alike."""
+"""`%load_ext meshbook`: installs magics, hooks and completion, in our kernel and in a stock one alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell
 
-_NOTEBOOK = "__meshbook__"  # among the shell's hidden names: what has been loaded into it
+_NOTEBOOK = "__meshbook__"  # in the shell's hidden names: the loaded Notebook
 
 
 @magics_class
@@ -53,7 +53,7 @@ class MeshMagics(Magics):
         """Run one line on ranks, and wait: `%on SEL CODE`, as in `%on 0 print(loss)` or `losses = %on all loss`."""
         return self._cells.run_line(line)
 
-    # Variables are expanded here, as in any line magic: a notebook with parameters says `%mesh up --gpus {ranks}`.
+    # Variables are expanded here, as in any line magic: a notebook with parameters has `%mesh up --gpus {ranks}`.
     @line_magic("mesh")  # type: ignore[untyped-decorator]
     def control(self, line: str) -> None:
         """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; see `%mesh --help`."""
@@ -65,7 +65,7 @@ class MeshMagics(Magics):
 
 
 def load(shell: Any) -> Notebook:
-    """Install into an IPython shell; loading twice changes nothing."""
+    """Install into an IPython shell. Loading twice changes nothing."""
     known: Notebook | None = shell.user_ns_hidden.get(_NOTEBOOK)
     if known is not None:
         return known

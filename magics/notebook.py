@@ -1,4 +1,4 @@
-"""The notebook as its magics see it: its shell, its meshes, its session. What verbs and cells act on."""
+"""The context that cells and verbs share: the shell, its meshes and its session."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from meshbook.magics.variables.requests import VariableError
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 
-if TYPE_CHECKING:  # it knows the verbs, and they act on what is here
+if TYPE_CHECKING:  # it imports the verbs, which import this module
     from meshbook.magics.introspection.completer import NotebookCompleter
     from meshbook.magics.introspection.inspector import Inspector
 
 
 class Notebook:
-    """One for each IPython shell that has loaded the extension."""
+    """The context of an IPython shell that has loaded the extension."""
 
-    # What front ends are offered; there once it is installed.
+    # For front ends; set when installed.
     completion: NotebookCompleter
-    inspection: Inspector  # in a kernel
+    inspection: Inspector  # only in a kernel
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -49,31 +49,31 @@ class Notebook:
         self.preferences = NotebookSettings()
         self.background = BackgroundLoop()
         self.jobs = Jobs(self.background)
-        self.waits_for: list[CellExecution] = []  # cells that are run to their end, here
+        self.waits_for: list[CellExecution] = []  # cells that this notebook waits for
         self.detaches_for: float | None = None  # seconds, at the end of this process; None: it ends its meshes
 
     def warm_up(self) -> None:
-        """Start the session in the background, so that the first `%%mesh` finds its workers' parent warm."""
+        """Start the session in the background, so that the forkserver is ready at the first `%%mesh`."""
         threading.Thread(target=self.session, name="meshbook warm-up", daemon=True).start()
 
     def session(self) -> Session:
-        """The session, which starts with the first that asks for it."""
+        """The session. The first call starts it."""
         session = current_session()
         session.forwarder.screen = self.screen
         session.node.on_map = functools.partial(show_progress, self.shell)
         return session
 
     def select(self, selector: str) -> tuple[NotebookMesh, SelectedRegion]:
-        """The ranks that a selector means, as a region of their mesh."""
+        """Return the ranks that a selector selects, as a region of their mesh."""
         return self.meshes.select(selector)
 
     def ranks_of(self, selector: str) -> tuple[NotebookMesh, list[int]]:
-        """The ranks that a selector means, as numbers."""
+        """Return the ranks that a selector selects, as numbers."""
         mesh, selected = self.select(selector)
         return mesh, list(selected.region.ranks())
 
     def selector_of(self, mesh: NotebookMesh) -> Callable[[str], tuple[int, ...]]:
-        """What reads selectors that mean ranks of this mesh, whichever is the default one."""
+        """Return a function that resolves selectors to ranks of this mesh, whichever mesh is the default."""
 
         def select(text: str) -> tuple[int, ...]:
             parsed = parse(text)
@@ -84,13 +84,13 @@ class Notebook:
         return select
 
     def bind(self, mesh: NotebookMesh) -> None:
-        """The process mesh under its name, for actors; a variable of the user's own is left alone."""
+        """Set the process mesh under its name, for actors, unless the user has another variable of that name."""
         known = self.shell.user_ns.get(mesh.name)
         if known is None or isinstance(known, ProcMesh):
             self.shell.user_ns[mesh.name] = NotebookProcMesh(mesh.procs, mesh)
 
     def values_of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Variables of the notebook. VariableError where one is not there."""
+        """Return variables of the notebook. VariableError if one does not exist."""
         known = self.shell.user_ns
         if missing := [name for name in names if name not in known]:
             raise VariableError(f"{missing[0]} is not defined in the notebook{suggestion(missing[0], known)}")

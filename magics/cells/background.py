@@ -1,4 +1,4 @@
-"""A loop on a thread of its own, for cells that the main thread does not wait for, or has to run beside."""
+"""An event loop on a thread of its own, for cells that the main thread does not wait for, or must run beside."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Then: TypeAlias = Callable[[PreparedCell], Awaitable[None]]
 
 
 async def _nothing(cell: PreparedCell) -> None:
-    """Nothing is to follow."""
+    """Do nothing after the cell."""
 
 
 class BackgroundCell:
-    """A cell that runs there. `future` is its result, or what it raised."""
+    """A cell that runs in the background loop. `future` has its result, or its exception."""
 
     def __init__(self, run: CellExecution, then: Then) -> None:
         self.run = run
@@ -30,21 +30,21 @@ class BackgroundCell:
         self._task = self._loop.create_task(self._see_through())
 
     def interrupt(self) -> None:
-        """As Ctrl-C does for a cell that one waits for; from any thread."""
+        """Interrupt it as Ctrl-C does a foreground cell; from any thread."""
         self._loop.call_soon_threadsafe(self.run.interrupt)
 
     async def _see_through(self) -> None:
         try:
             result = await self.run.finish()
             await self._then(self.run.cell)
-        except BaseException as error:  # whoever waits for it gets it, whatever it is
+        except BaseException as error:  # any exception goes to the future
             self.future.fail(error)
         else:
             self.future.resolve(lambda: result)
 
 
 class BackgroundLoop:
-    """The loop, which begins with the first cell, and lasts as long as the process."""
+    """The background loop. It starts with the first cell, and lasts as long as the process."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,10 +59,10 @@ class BackgroundLoop:
         then: Then = _nothing,
         resumes: CellProgress | None = None,
     ) -> BackgroundCell:
-        """Begin a cell, and return once it is on its way: what is sent afterwards comes after it.
+        """Begin a cell, and return once it is sent: later messages arrive after it.
 
-        `then` is done after its end, if that is good, and before the future resolves. It may be one that another
-        notebook has begun, and `resumes` from there.
+        `then` runs after a cell without an error, before the future resolves. With `resumes`, finish a cell that
+        another notebook has begun.
         """
         beginning = _begin(cell, source, title, then, resumes)
         running = asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()

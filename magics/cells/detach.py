@@ -1,6 +1,6 @@
-"""What a notebook leaves with a run that it detaches, and how another one takes it up: meshes, jobs, variables.
+"""The state of a notebook that detaches its run: meshes, jobs, variables; and how another notebook restores it.
 
-Processes and actors are the runtime's business (`runtime.hosts.detaching`); this is what the notebook knows of them.
+Processes and actors belong to the runtime (`runtime.hosts.detaching`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from meshbook.runtime.wire import pickling
 
 logger = logging.getLogger(__name__)
 
-HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these kinds are left, and taken up
-# Fields of a mesh that another notebook makes anew.
+HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these types are saved and restored
+# Fields of a mesh that the attaching notebook creates anew.
 OF_THE_SESSION = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
 
 
 @dataclass(frozen=True)
 class DetachedMesh:
-    """A mesh: the key of its processes, those of its actors by field, and what else is known of it, by field."""
+    """A mesh: the key of its processes, the keys of its actors by field, and its other state, by field."""
 
     procs: str
     actors: dict[str, str]
@@ -51,7 +51,7 @@ class DetachedMesh:
 
 @dataclass(frozen=True)
 class DetachedJob:
-    """A cell that runs on."""
+    """A cell that keeps running."""
 
     number: int
     cell: int
@@ -60,22 +60,22 @@ class DetachedJob:
     options: CellOptions
     shown: frozenset[int] | None
     progress: CellProgress
-    transfer: bytes | None  # what travels with the cell, and what has come back
+    transfer: bytes | None  # the payload of the cell, and the values that have come back
 
 
 @dataclass(frozen=True)
 class DetachedNotebook:
-    """All of it. `variables` are those that name meshes, pickled one by one."""
+    """The saved state of a notebook. `variables` are those that name meshes, pickled one by one."""
 
     meshes: tuple[DetachedMesh, ...]
     default: str
     jobs: tuple[DetachedJob, ...]
     variables: dict[str, bytes]
-    detaches_for: float | None = None  # whether it was to be detached at the end of each kernel, and for how long
+    detaches_for: float | None = None  # seconds to detach for at the end of each kernel; None: do not detach
 
 
 def leave(notebook: Notebook, session: Session) -> ClientState:
-    """What this notebook has to leave, once nothing comes from the run any more."""
+    """Return the saved state of this notebook, once the run sends it nothing any more."""
     meshes = list(notebook.meshes)
     jobs = tuple(_leave_cell(number, run) for number, run in _running(notebook))
     left = DetachedNotebook(
@@ -106,7 +106,7 @@ def _leave_mesh(mesh: NotebookMesh) -> DetachedMesh:
 
 
 def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
-    """The cells that run, as jobs: those that this notebook waits for are jobs in the next one."""
+    """The running cells, as jobs. Cells that this notebook waits for become jobs in the next one."""
     jobs = list(notebook.jobs)
     yield from ((job.number, job.run) for job in jobs if not job.done())
     yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
@@ -121,7 +121,7 @@ def _leave_cell(number: int, run: CellExecution) -> DetachedJob:
 
 
 def _variables(notebook: Notebook) -> Iterator[tuple[str, Any]]:
-    """The user's, that are handles: what else there is stays behind."""
+    """The user's variables that are handles; others are not saved."""
     for name, value in list(notebook.shell.user_ns.items()):
         if not name.startswith("_") and isinstance(value, HANDLES):
             yield name, value
@@ -131,7 +131,7 @@ def _pickled(value: Any) -> bytes | None:
     try:
         body = pickling.dumps(value, "a value")  # as in a message: a handle need not wait for its actors
         return pickle.dumps([bytes(part) for part in body])
-    except Exception:  # it is not to be had elsewhere
+    except Exception:  # it cannot be pickled
         return None
 
 
@@ -140,26 +140,26 @@ def _loaded(pickled: bytes) -> Any:
 
 
 def plan_to_detach(notebook: Notebook, seconds: float | None) -> None:
-    """Detach what is up when this process ends, for so many seconds; None: end it."""
+    """Detach the meshes for this many seconds when this process ends; None: end them."""
     if seconds is not None and notebook.detaches_for is None:
-        atexit.unregister(end_run)  # it may have been planned before
-        atexit.register(end_run, notebook)  # a stock kernel tells nobody else
+        atexit.unregister(end_run)  # it may have been registered before
+        atexit.register(end_run, notebook)  # a stock kernel has no other hook at its end
     notebook.detaches_for = seconds
 
 
 def end_run(notebook: Notebook) -> None:
-    """This process ends: detach its meshes where that is wanted (`%mesh detach --at-exit`), else end them."""
+    """Detach the meshes at the end of this process if `%mesh detach --at-exit` was given, else end them."""
     notebook.dashboards.close()
     try:
         if notebook.detaches_for is not None and len(notebook.meshes):
             detach_meshes(notebook, notebook.detaches_for)
-    except Exception:  # nobody is left to be told, and nothing may be left behind
+    except Exception:  # no cell can show the error now, and no process may be left behind
         logger.exception("the meshes could not be detached, and end")
     close_session()
 
 
 def detach_meshes(notebook: Notebook, seconds: float) -> str:
-    """Leave the meshes of this notebook to themselves; the name of their run."""
+    """Detach the meshes of this notebook; return the name of their run."""
 
     def go(session: Session) -> str:
         detach(session, seconds, lambda session: leave(notebook, session))
@@ -169,24 +169,24 @@ def detach_meshes(notebook: Notebook, seconds: float) -> str:
 
 
 def print_detached_runs() -> None:
-    """Print a remark, where somebody may have forgotten that he has detached something."""
+    """Print a remark if detached runs exist, since they are easily forgotten."""
     if text := remark():
         print(text)
 
 
 class AttachedNotebook:
-    """One notebook that attaches. `prepare` takes everything on but variables, before anything is received."""
+    """One notebook that attaches. `prepare` restores everything but variables, before any message is received."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._left = DetachedNotebook((), "", (), {})
         self.meshes: list[NotebookMesh] = []
         self.jobs: list[Job] = []
-        self.bound: list[str] = []  # variables that were set
+        self.bound: list[str] = []  # names of variables that were set
         self.lost: list[str] = []
 
     def prepare(self, session: AttachedSession) -> None:
-        """Take on the meshes, and the cells that run on them."""
+        """Restore the meshes, and the cells that run on them."""
         if not session.part:
             return
         self._left = pickle.loads(session.part)
@@ -215,7 +215,7 @@ class AttachedNotebook:
         return self._notebook.jobs.resume(left.number, cell, left.progress)
 
     def bind(self) -> None:
-        """Set the variables that name meshes and jobs, unless a name is the user's own here."""
+        """Set the variables that name meshes and jobs, unless the user has other variables of these names."""
         for mesh in self.meshes:
             self._notebook.bind(mesh)
         names = self._notebook.shell.user_ns
@@ -235,11 +235,11 @@ class AttachedNotebook:
         try:
             names[name] = self._with_variables(_loaded(pickled))
             self.bound.append(name)
-        except Exception as error:  # whatever the import of the user's module raises
+        except Exception as error:  # any exception of the import of the user's module
             self.lost.append(f"{name} ({type(error).__name__}: {error})")
 
     def _with_variables(self, handle: Any) -> Any:
-        """Slices of a notebook's mesh move variables, too."""
+        """Wrap a slice of a notebook's mesh, so that it moves variables, too."""
         of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
         return NotebookProcMesh(handle, of[0]) if of else handle
 

@@ -1,4 +1,4 @@
-"""`mesh.map` in a notebook: its items run where cells run, and a bar shows how far it is."""
+"""`mesh.map` in a notebook: its items run in the cell actors, and a bar shows the progress."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from meshbook.runtime.mesh.mapping import MapResult
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
 from meshbook.runtime.wire.messages import Address
 
-QUIET = 0.5  # seconds until a bar appears: what is quicker needs none
+QUIET = 0.5  # seconds until a bar appears; a faster map shows none
 EACH = 0.25  # seconds between two states of a bar
 WIDTH = 20
 _serial = itertools.count(1)
 
 
 class CellItemRunner:
-    """Asks the cell actors: items take their turn with cells, on the main thread, and find the rank's variables."""
+    """Sends items to the cell actors. Items take turns with cells, on the main thread, and see the rank's variables."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
         if mesh.dead.keys() >= set(ranks):
@@ -38,8 +38,8 @@ class CellItemRunner:
         region = mesh.procs.region
         self._cells: dict[int, Any] = {rank: mesh.cells._with_region(region.pick([rank])) for rank in ranks}
         self._title = f"the map of {name}"
-        self._open: dict[int, int] = dict.fromkeys(ranks, 0)  # rank -> requests that are not answered
-        self._lock = threading.Lock()  # guards them: answers come on the I/O thread
+        self._open: dict[int, int] = dict.fromkeys(ranks, 0)  # rank -> requests without an answer
+        self._lock = threading.Lock()  # guards `_open`: answers arrive on the I/O thread
 
     def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
         with self._lock:
@@ -56,16 +56,16 @@ class CellItemRunner:
                 self._mesh.queues.leave(self.nodes[rank].node, self._operation)
 
     def may_return(self, rank: int) -> bool:
-        """False: ranks of a notebook come back when a person says so."""
+        """False: only a person restarts ranks of a notebook."""
         return False
 
     def close(self) -> None:
         for cells in self._cells.values():
-            cells.forget_map.call_each(self.key)  # a dead one need not
+            cells.forget_map.call_each(self.key)  # an answer is not needed
 
 
 class MapBar:
-    """The progress of a map, in the cell that began it."""
+    """The progress bar of a map, in the cell that began it."""
 
     def __init__(self, publisher: Publisher, result: MapResult[Any]) -> None:
         self._publisher = publisher
@@ -73,7 +73,7 @@ class MapBar:
         self._began = time.monotonic()
         self._next = self._began + QUIET
         self._is_shown = False
-        self._lock = threading.Lock()  # guards what is shown: futures are settled on several threads
+        self._lock = threading.Lock()  # guards what is shown: futures resolve on several threads
         for future in result.futures:
             future.when_done(self._look)
 
@@ -92,10 +92,10 @@ class MapBar:
 
 
 def format_bar(name: str, done: int, total: int, seconds: float) -> str:
-    """`map of f ████░░░░ 40/100 00:12`"""
+    """Return `map of f ████░░░░ 40/100 00:12`."""
     return f"map of {name} {'█' * (WIDTH * done // total):░<{WIDTH}} {done}/{total} {format_elapsed(seconds)}"
 
 
 def show_progress(shell: Any, result: MapResult[Any]) -> None:
-    """Show how far a map is, in the cell that runs now."""
+    """Show the progress of a map in the cell that runs now."""
     MapBar(publisher_for(shell), result)

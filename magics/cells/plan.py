@@ -1,4 +1,4 @@
-"""From the options of a mesh cell to the cell: its mesh, its ranks, what goes with it, who answers its prompts."""
+"""From the options of a mesh cell to the cell: its mesh, its ranks, its transfers, and how its prompts are answered."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from meshbook.runtime.geometry import Region
 
 
 class CellPlanner:
-    """Plans the cells of a notebook. A `Mistake` where they cannot be what their options ask for."""
+    """Plans the cells of a notebook. UserError if their options cannot be met."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
     async def bring_up_default(self) -> None:
-        """Start a mesh where none is up, and say so."""
+        """Start a mesh if none is up, and print that."""
         if len(self._notebook.meshes):
             return
         started = time.monotonic()
@@ -46,7 +46,7 @@ class CellPlanner:
         print_detached_runs()
 
     def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
-        """The cell that the options ask for, on a mesh that can run it."""
+        """Return the cell that the options describe, on a mesh that can run it."""
         session = self._notebook.session()
         mesh, selected = self._notebook.select(options.selection)
         check_able(mesh, selected.region)
@@ -64,7 +64,7 @@ class CellPlanner:
         )
 
     def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
-        """How its ranks are answered."""
+        """How prompts of its ranks are answered."""
         breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
         return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
@@ -88,11 +88,11 @@ class CellPlanner:
             )
 
     def _ranks_of(self, selector: str | None, mesh: NotebookMesh) -> frozenset[int] | None:
-        """Ranks of the cell's own mesh, whichever is the default one."""
+        """Return ranks of the cell's own mesh, whichever mesh is the default."""
         return None if selector is None else frozenset(self._notebook.selector_of(mesh)(selector))
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
-        """The ranks of `--first`. UsageError where it names others than the cell's."""
+        """Return the ranks of `--first`. UsageError if the cell does not run on all of them."""
         ranks = self._ranks_of(options.first, mesh) or frozenset()
         if not ranks <= set(region.ranks()):
             raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")

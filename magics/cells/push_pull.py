@@ -1,4 +1,4 @@
-"""What `%%mesh --push a,b --pull c` moves: with a cell there, and with its outcomes back."""
+"""The transfers of `%%mesh --push a,b --pull c`: pushed values travel with the cell, pulled ones with its outcomes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from meshbook.runtime.cells.transfer import Transfer
 
 
 class CellTransfers:
-    """Of one cell on these ranks, from and to a namespace. VariableError for what is wrong before it runs.
+    """The transfers of one cell on these ranks, from and to a namespace. VariableError for a mistake found before it
+    runs.
 
-    `in_turns`: some ranks have their turn later, and are to get what the others got.
+    `in_turns`: some ranks begin later, and must get the same values as the first.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class CellTransfers:
         self._namespace = namespace
         self._wanted = pulled
         self._sources = {each.name: operations.sources_of(each, ranks, mesh) for each in pulled}
-        # Ranks are told the names that all of them give once, and the others each to its own.
+        # Names that all ranks return are sent once; the others each to its own rank.
         common = tuple(name for name, sources in self._sources.items() if len(sources) == len(ranks))
         rare = operations.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
         limit = operations.MOST_UNASKED / max(len(ranks), 1)
@@ -44,23 +45,23 @@ class CellTransfers:
         self._answers: dict[int, Any] = {}
 
     def take(self, rank: int, outcome: CellOutcome) -> CellOutcome:
-        """Take out of an outcome what came with it, so that the result of the cell does not keep it alive."""
+        """Remove the pulled values from an outcome, so that the result of the cell does not keep them alive."""
         if outcome.pulled is None:
             return outcome
         self._answers[rank] = outcome.pulled
         return msgspec.structs.replace(outcome, pulled=None)
 
     def leave(self) -> tuple[Transfer, dict[int, Any]]:
-        """What travels with the cell, and what has come back: for another notebook that goes on with it."""
+        """Return the payload of the cell and the answers so far, for another notebook that finishes the cell."""
         return self.there, dict(self._answers)
 
     def resume(self, there: Transfer, answers: dict[int, Any]) -> None:
-        """Go on with what another notebook has left."""
+        """Continue with the state that another notebook saved by `leave`."""
         self.there = there
         self._answers |= answers
 
     async def complete(self, ask: operations.Ask) -> None:
-        """Set here what was pulled, all of it or nothing, once the cell went well everywhere."""
+        """Set the pulled variables, all or none, after a cell without errors."""
         answers, self._answers = self._answers, {}
         with of_a_line():
             try:

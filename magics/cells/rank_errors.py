@@ -1,6 +1,7 @@
-"""Ranks without an answer: what a cell says of those that died, were killed, or stay silent; who can run the next one.
+"""The errors of ranks without an answer: dead, killed, silent or skipped; and the check that ranks can run the next
+cell.
 
-Not for errors that ranks raise (`meshbook.runtime.cells.failures`).
+Errors that ranks raise are made in `meshbook.runtime.cells.failures`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_NAMES = 12  # that are listed; a namespace has hundreds
+MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 
 
 def error_of_lost(rank: int, error: MeshbookError) -> RankError:
-    """A rank that will not answer, as an error of the cell."""
+    """The error of a rank that will not answer."""
     if not isinstance(error, ProcessDied):
         return RankError("died", type(error).__name__, str(error))
     report = error.report
     who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
-    if report.ended_by:  # how, and what it wrote last, is of no interest
+    if report.ended_by:  # its signal and its last output do not matter then
         return RankError("died", "ProcessDied", f"{who} was ended during the cell, by {report.ended_by}")
     name = f"{report.signal_name}: " if report.signal_name else ""
-    # Where nobody saw it end, the hint's first line is the cause.
+    # If no process saw it end, the hint's first line is the cause.
     hint = report.hint.splitlines()[report.returncode is None :]
     message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])
     lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
@@ -34,7 +35,7 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
 
 
 def error_of_silent(where: RankWhereabouts) -> RankError:
-    """A rank that the cell ends without."""
+    """The error of a rank that the cell ends without."""
     if where.said is not None:
         message = "does not heed interrupts, and still runs the cell; %mesh interrupt --break or --kill frees it"
     else:
@@ -43,17 +44,17 @@ def error_of_silent(where: RankWhereabouts) -> RankError:
 
 
 def error_of_skipped(why: str) -> RankError:
-    """A rank that did not run the cell, since it ended before its turn."""
+    """The error of a rank that did not run the cell, since the cell ended before its turn."""
     return RankError("skipped", "did not run", why, is_consequence=True)
 
 
 def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) -> RankError:
-    """A rank that a person had killed; `outcome` is what became of it, `lost` the names that it had."""
+    """The error of a rank that a person killed; `outcome` is the result of the heal, `lost` the names that it had."""
     return RankError("interrupted", "killed", f"was killed {outcome}; {format_lost(lost)}", tuple(frames))
 
 
 def format_lost(names: Sequence[str], *, many: bool = False) -> str:
-    """`it lost 3 names: model, optimizer, step`; `many` ranks lost `them`."""
+    """Return `it lost 3 names: model, optimizer, step`; with `many`, `they lost 3 names`."""
     who = "they" if many else "it"
     if not names:
         return f"{who} had no names to lose"
@@ -62,7 +63,7 @@ def format_lost(names: Sequence[str], *, many: bool = False) -> str:
 
 
 def check_able(mesh: NotebookMesh, region: Region) -> None:
-    """MeshError where a rank that a cell is meant for is dead, or still busy with an earlier cell."""
+    """Raise MeshError if a rank of the region is dead, or still busy with an earlier cell."""
     ranks = set(region.ranks())
     if dead := sorted(ranks & mesh.dead.keys()):
         raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
@@ -71,12 +72,12 @@ def check_able(mesh: NotebookMesh, region: Region) -> None:
 
 
 def format_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
-    """The command that starts dead ranks again."""
+    """Return the command that restarts dead ranks."""
     return f"%mesh heal{mesh.selector()} starts {name_ranks(dead)} again"
 
 
 def format_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
-    """Which cell these ranks still run, which has ended without them, and the commands that free them."""
+    """The ended cells that these ranks still run, and the commands that free them."""
     cells = sorted({mesh.busy[rank] for rank in ranks})
     what = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(map(str, cells))}"
     verb, them = ("runs", "it") if len(ranks) == 1 else ("run", "them")
@@ -88,7 +89,7 @@ def format_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
 
 
 def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:
-    """Each once; beyond three `%mesh status` tells who ended how."""
+    """Each cause once, three at most; `%mesh status` lists all."""
     causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
     return ", ".join(causes[:3]) + (", …" if len(causes) > 3 else "")
 

@@ -1,6 +1,6 @@
 """`%%time` and `%%timeit` above a mesh cell: the time that the notebook waits for it, ranks and messages included.
 
-What stands below `%%mesh` is timed on each rank, by IPython there.
+A timer below `%%mesh` is run by IPython on each rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Timer:
 
 
 def parse_timer(line: str) -> Timer | HelpRequested:
-    """What a line `%%time` or `%%timeit -n 10` asks for; UsageError where it is neither."""
+    """Parse a line such as `%%time` or `%%timeit -n 10`; UsageError for anything else."""
     word, *rest = line.removeprefix("%%").split(maxsplit=1)
     text = rest[0] if rest else ""
     if word == "time":
@@ -48,7 +48,7 @@ def parse_timer(line: str) -> Timer | HelpRequested:
 
 
 async def time_once(run: Run) -> MeshResult:
-    """Run the cell, and print how long that took, whatever its end."""
+    """Run the cell, and print how long that took, also if it fails."""
     started = time.perf_counter()
     used = ""
     try:
@@ -60,7 +60,7 @@ async def time_once(run: Run) -> MeshResult:
 
 
 def format_processors(result: MeshResult) -> str:
-    """`CPU times: 3.21 s on 8 ranks, most 0.50 s on r5`"""
+    """Return `CPU times: 3.21 s on 8 ranks, most 0.50 s on r5`."""
     costs = {rank: cost.cpu for rank, cost in result.cost.by_rank.items()}
     most = max(costs, key=lambda rank: costs[rank])
     whole = format_seconds(sum(costs.values()))
@@ -70,7 +70,7 @@ def format_processors(result: MeshResult) -> str:
 
 
 async def time_often(run: Run, timer: Timer) -> Any:
-    """Run the cell again and again, and print how long one run takes, as IPython does for a statement."""
+    """Run the cell repeatedly, and print how long one run takes, as IPython does for a statement."""
     number = timer.number or await _find_number(run)
     runs = [await _measure(run, number) / number for _ in range(timer.repeat)]
     result = TimeitResult(number, timer.repeat, min(runs), max(runs), runs, 0.0, timer.precision)

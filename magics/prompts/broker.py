@@ -1,7 +1,7 @@
-"""Answers what the ranks of one cell ask: shows one prompt at a time, and sends each rank what was entered.
+"""Answers the prompts of one cell's ranks: shows one prompt at a time, and sends each rank its answer.
 
-Questions come on the receiving thread, as events of the cell's inbox; the loop of the cell decides by `prompts` and
-`stops` what is asked next. A thread of its own waits for the person, since the front end's prompt blocks it.
+Questions arrive on the receiving thread, as events of the cell's inbox. In the loop of the cell, `queue` and `debugger`
+decide which prompt is next. A separate thread waits for the person, since the front end's prompt blocks it.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class PromptOutput(Protocol):
     """The output of the cell, around the prompts."""
 
     def pause(self) -> None:
-        """A prompt is about to be shown: publish all that ranks have printed."""
+        """Publish all output of the ranks before a prompt is shown."""
 
     def resume(self) -> None:
-        """It is over."""
+        """Continue to publish after the prompt."""
 
     def tell(self, text: str) -> None:
         """Show a text to the person."""
 
 
-Hold = Callable[[bool], None]  # whether a person is in the debugger
-Whereabouts = Callable[[Collection[int]], Awaitable[Mapping[int, str]]]  # of these ranks, in words
+Hold = Callable[[bool], None]  # takes whether a person is in the debugger
+Whereabouts = Callable[[Collection[int]], Awaitable[Mapping[int, str]]]  # of these ranks, as text
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPolicy:
-    """Who is asked, and how.
+    """How prompts are answered.
 
     `sharing` is `--stdin`; `breaks` are the ranks whose `breakpoint()` stops (None: all); `select` reads selectors;
-    `label` names the mesh in prompts, where there are several.
+    `label` names the mesh in prompts, if there are several.
     """
 
     keyboard: Keyboard
@@ -61,7 +61,7 @@ class PromptPolicy:
 
 @dataclass(frozen=True, slots=True)
 class OpenPrompt:
-    """Ranks that wait for a person: in the debugger, where its `place` is known, or at a prompt."""
+    """Ranks that wait for a person: in the debugger, at `place` if known, or at a prompt."""
 
     ranks: tuple[int, ...]
     is_debugger: bool
@@ -72,9 +72,9 @@ UNASKED = PromptPolicy(NoKeyboard("the cell runs where nobody can be asked"))
 
 
 class PromptBroker:
-    """Answers the ranks of one cell until it is closed. In the loop of the cell, but for `take` and `withdraw`.
+    """Answers the ranks of one cell until it is closed. In the loop of the cell, except `take` and `withdraw`.
 
-    `silent` are the ranks that have not answered the cell, as that keeps them.
+    `silent` are the ranks that have not answered the cell, as the cell keeps them.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class PromptBroker:
         self._replies: dict[tuple[int, int], Reply] = {}
         self._shown: Prompt | DebugPrompt | None = None
         self._reader: _LineReader | None = None  # from the first question on
-        self._telling: asyncio.Task[None] | None = None  # looks where ranks are
+        self._telling: asyncio.Task[None] | None = None  # collects whereabouts
         self._is_closed = False
         self.pauses: tuple[OpenPrompt, ...] = ()  # the ranks that wait for a person now; replaced at each change
 
-    # -- from the receiving thread ---------------------------------------------------
+    # -- from the receiving thread -------------------------------------------------
 
     def take(self, question: PromptQuestion, reply: Reply) -> None:
-        """A rank asks."""
+        """Queue the question of a rank, or answer it at once."""
         if (answer := self._answer_at_once(question)) is not None:
             reply(answer)
         else:
             self._inbox.put(functools.partial(self._note, question, reply))
 
     def withdraw(self, rank: int, number: int) -> None:
-        """A rank does not wait for this answer any more."""
+        """Drop a question: the rank no longer waits for its answer."""
         self._inbox.put(functools.partial(self._withdraw, rank, number))
 
     def _answer_at_once(self, question: PromptQuestion) -> PromptAnswer | None:
@@ -139,10 +139,10 @@ class PromptBroker:
 
     @property
     def has_asked(self) -> bool:
-        """Whether a rank has asked for something: what other ranks do then matters at once."""
+        """Whether any rank has had a question. Then each answer of another rank matters at once."""
         return self._reader is not None
 
-    # -- in the loop -------------------------------------------------------------------
+    # -- in the loop ---------------------------------------------------------------
 
     def _note(self, question: PromptQuestion, reply: Reply) -> None:
         if self._is_closed:
@@ -164,7 +164,7 @@ class PromptBroker:
         self._look_again()
 
     def ended(self, rank: int) -> None:
-        """A rank has ended the cell, or died."""
+        """Record that a rank has ended the cell, or died."""
         if self._reader is not None:  # in most cells no rank asks
             self._prompts.withdrawn(rank)
             self._stops.ended(rank)
@@ -185,13 +185,13 @@ class PromptBroker:
 
     def interrupt(self) -> None:
         """End the prompt; the caller interrupts the ranks."""
-        for rank, number in self._replies:  # a rank that does not heed the interrupt is refused at the end of the cell
+        for rank, number in self._replies:  # a rank that ignores the interrupt is refused at the end of the cell
             self._prompts.withdrawn(rank, number)
             self._stops.withdrawn(rank, number)
         self._look_again()
 
     def close(self) -> None:
-        """The cell is over: refuse the ranks that still wait."""
+        """Refuse the open questions and end the thread."""
         self._refuse_all("the cell has ended")
         if self._telling is not None:
             self._telling.cancel()
@@ -207,17 +207,17 @@ class PromptBroker:
         for reply in left:
             reply(PromptAnswer("refused", why))
 
-    # -- one prompt after the other ------------------------------------------------------
+    # -- one prompt after the other ------------------------------------------------
 
     @property
     def next_at(self) -> float:
-        """When a prompt may be due; infinite where none is, or one is shown."""
+        """When a prompt may be due; infinite if none is, or one is shown."""
         if self._reader is None or self._shown is not None or self._is_closed:
             return math.inf
         return min(self._prompts.next_at, self._stops.next_at)
 
     def act(self, now: float) -> None:
-        """Show the prompt that is due. Input comes first: a debugger asks for ever."""
+        """Show the prompt that is due. Input comes first, since a debugger always has a next prompt."""
         if self._reader is None or self._shown is not None or self._is_closed:
             return
         prompt = self._prompts.due(now, self._others) or self._stops.due(now)
@@ -231,11 +231,11 @@ class PromptBroker:
 
     @property
     def _others(self) -> set[int]:
-        """The ranks that may still ask for something."""
+        """The ranks that may still have a question."""
         return set(self._silent) - self._stops.ranks - self._prompts.ranks
 
     def _entered(self, prompt: Prompt | DebugPrompt, answer: PromptAnswer | None) -> None:
-        """A person has answered the prompt; None where it was given up."""
+        """Handle the answer to a prompt; None if it was withdrawn."""
         if self._is_closed:
             return
         if answer is None:
@@ -266,7 +266,7 @@ class PromptBroker:
         return self._inbox.wake()
 
     def _conclude(self, replies: list[tuple[Reply, PromptAnswer]]) -> None:
-        """The prompt is over: the output of the cell goes on, and then the ranks do."""
+        """End the prompt: first the output of the cell continues, then the ranks do."""
         assert self._reader is not None
         self._shown = None
         self._reader.forget()
@@ -283,7 +283,7 @@ class PromptBroker:
 
 
 class _LineReader:
-    """A thread that waits for a person, one prompt at a time. What was entered is an event of the inbox."""
+    """A thread that waits for a person, one prompt at a time. Each answer is an event of the inbox."""
 
     def __init__(
         self,
@@ -307,11 +307,11 @@ class _LineReader:
         self._prompts.put(prompt)
 
     def give_up(self) -> None:
-        """End the prompt that is shown, or is about to be."""
+        """Withdraw the prompt that is shown, or is about to be."""
         self._given_up.set()
 
     def forget(self) -> None:
-        """The prompt is over: what was given up is no matter of the next one."""
+        """Clear the withdrawal, so that it does not end the next prompt."""
         self._given_up.clear()
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
-"""Ranks that are stopped in the debugger: whom the next command is for, and when it is asked for.
+"""Ranks that are stopped in the debugger: which ranks the next command goes to, and when its prompt is shown.
 
     [ranks 0-3 cell 12:7] (Pdb) n            commands go to all ranks that are stopped at the same place
-    [ranks 1-3 cell 12:8] (Pdb) @0 p loss    these ones to others
-    [ranks 1-3 cell 12:8] (Pdb) @0           and from now on all of them
+    [ranks 1-3 cell 12:8] (Pdb) @0 p loss    this command goes to other ranks
+    [ranks 1-3 cell 12:8] (Pdb) @0           all further commands go to these ranks
     [rank 0 cell 12:11] (Pdb) c
 
-After a command the prompt waits for the ranks that it was for, but not for ever: one of them may stand in a collective,
-until a rank that is stopped elsewhere comes there too.
+After a command the next prompt waits for the ranks that ran it, at most two seconds: one of them may wait in a
+collective for a rank that is stopped elsewhere.
 
-Pure: it is told what happened and when. Not for how ranks run the commands (`meshbook.runtime.cells.debugger`).
+Pure: it takes events and times. Ranks run the commands in `meshbook.runtime.cells.debugger`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from meshbook.magics.errors import UserError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
-GATHER = 0.3  # seconds after a first rank has stopped, for others that come to the same place
-PATIENCE = 2.0  # seconds after a command, until the prompt turns to ranks that are stopped elsewhere
+GATHER = 0.3  # seconds after a first rank has stopped, for others that reach the same place
+PATIENCE = 2.0  # seconds after a command, until the prompt moves to ranks that are stopped elsewhere
 _LEAVING = frozenset({"c", "cont", "continue", "q", "quit", "exit"})  # commands after which a rank may not stop again
 
 HELP = """\
@@ -62,19 +62,19 @@ class Commands:
 
 
 class DebuggerGroups:
-    """The stopped ranks of one cell. `select` reads a selector; `mesh` is named in prompts, where there are several."""
+    """The stopped ranks of one cell. `select` reads a selector; `mesh` is named in prompts if there are several."""
 
     def __init__(self, select: Select, mesh: str = "") -> None:
         self._select = select
         self._of = f" of {mesh}" if mesh else ""
         self._stopped: dict[int, PromptQuestion] = {}
         self._focus: frozenset[int] = frozenset()  # chosen by a person; empty: all at the same place
-        self._shown: tuple[int, ...] = ()  # whom the last prompt was for
+        self._shown: tuple[int, ...] = ()  # the ranks of the last prompt
         self._awaited: set[int] = set()
-        self._engaged: set[int] = set()  # in the debugger: stopped, or on the way of a step
+        self._engaged: set[int] = set()  # in the debugger: stopped, or running a step
         self._until = -math.inf
         self._last_line = ""
-        self._told: dict[int, str] = {}  # where others were stopped, as a person has been told
+        self._told: dict[int, str] = {}  # the places of other ranks as last shown
 
     @property
     def ranks(self) -> set[int]:
@@ -82,7 +82,7 @@ class DebuggerGroups:
         return set(self._stopped)
 
     def places(self) -> list[tuple[str, list[int]]]:
-        """Where ranks are stopped."""
+        """The places at which ranks are stopped, with their ranks."""
         return _by_place({rank: question.place for rank, question in self._stopped.items()})
 
     @property
@@ -91,7 +91,7 @@ class DebuggerGroups:
         return bool(self._engaged)
 
     def stopped(self, question: PromptQuestion, now: float, others: Iterable[int]) -> None:
-        """A rank waits for a command; `others` are those that could still come to."""
+        """Record that a rank waits for a command; `others` are the ranks that may still stop."""
         if not self._stopped:
             if not self._awaited or now >= self._until:
                 self._awaited = set(others)
@@ -101,20 +101,20 @@ class DebuggerGroups:
         self._awaited.discard(question.rank)
 
     def withdrawn(self, rank: int, number: int | None = None) -> None:
-        """A rank does not wait for a command any more."""
+        """Record that a rank no longer waits for a command."""
         found = self._stopped.get(rank)
         if found is not None and number in (None, found.number):
             del self._stopped[rank]
             self._engaged.discard(rank)
 
     def ended(self, rank: int) -> None:
-        """A rank will not stop again."""
+        """Record that a rank will not stop again."""
         self.withdrawn(rank)
         self._awaited.discard(rank)
         self._engaged.discard(rank)
 
     def due(self, now: float) -> DebugPrompt | None:
-        """The prompt to show now."""
+        """Return the prompt to show now, or None."""
         if not self._stopped or now < self.next_at:
             return None
         self._awaited.clear()
@@ -126,7 +126,7 @@ class DebuggerGroups:
 
     @property
     def next_at(self) -> float:
-        """When a prompt is due; infinite where no rank is stopped."""
+        """When a prompt is due; infinite if no rank is stopped."""
         if not self._stopped:
             return math.inf
         return self._until if self._awaited else -math.inf
@@ -136,7 +136,7 @@ class DebuggerGroups:
         return any(rank in self._stopped for rank in prompt.ranks)
 
     def entered(self, prompt: DebugPrompt, line: str, now: float) -> Commands:
-        """What a line is for that a person has entered."""
+        """Return the meaning of a line that a person has entered."""
         line = line.strip() or self._last_line
         self._last_line = line
         if line == "ranks":
@@ -153,7 +153,7 @@ class DebuggerGroups:
         return self._send(chosen, command.strip(), now) if command.strip() else self._turn_to(chosen)
 
     def _choose(self, selector: str) -> tuple[int, ...]:
-        """The stopped ones of the ranks that a selector means."""
+        """Return the stopped ranks among those that a selector selects."""
         chosen = sorted(self._select(selector))
         if stopped := tuple(rank for rank in chosen if rank in self._stopped):
             return stopped
@@ -171,7 +171,7 @@ class DebuggerGroups:
         self._until = now + (GATHER if is_leaving else PATIENCE)
         if is_leaving:
             self._engaged -= self._awaited
-        # A command to some of them: the prompt stays with the others.
+        # After a command to some of them, the prompt stays with the others.
         self._shown = tuple(rank for rank in self._shown if rank not in self._awaited) or self._shown
         return Commands(sent, command)
 
@@ -184,14 +184,14 @@ class DebuggerGroups:
         return tuple(sorted(rank for rank, each in self._stopped.items() if each.place == place))
 
     def _remark(self, ranks: Collection[int]) -> str:
-        """Where others are stopped, if that has changed."""
+        """The places of the other stopped ranks, if they have changed."""
         others = {rank: each.place for rank, each in self._stopped.items() if rank not in ranks}
         news = bool(others.items() - self._told.items())
         self._told = others
         return f"also stopped: {', '.join(format_places(others))}\n" if news else ""
 
     def describe(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
-        """What `ranks` says: who is stopped where, where the others are, and whom commands go to."""
+        """The text of `ranks`: the stopped ranks and their places, the other ranks, and the target of commands."""
         lines = []
         for place, ranks in _by_place({rank: each.place for rank, each in self._stopped.items()}):
             mark = "   <- commands go here" if set(ranks) & set(prompt.ranks) else ""
@@ -202,11 +202,11 @@ class DebuggerGroups:
 
 
 class NotInDebugger(UserError):
-    """A command to ranks that are not stopped."""
+    """The command is for ranks that are not stopped."""
 
 
 def format_places(places: Mapping[int, str]) -> list[str]:
-    """`ranks 1-3 at cell 12:9`, for each place."""
+    """Return `ranks 1-3 at cell 12:9`, for each place."""
     return [f"{name_ranks(ranks)} at {place}" for place, ranks in _by_place(places)]
 
 

@@ -1,6 +1,6 @@
-"""The keyboard of whoever runs a cell: a line is asked for by the front end's prompt, or on a terminal.
+"""The keyboard of the user who runs a cell: reads a line through the front end's prompt, or on a terminal.
 
-Asked from a thread of its own, one prompt at a time; each waits until there is an answer or the prompt is given up.
+For a thread of its own, one prompt at a time. A call blocks until there is an answer or the prompt is withdrawn.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Protocol
 import zmq
 
 logger = logging.getLogger(__name__)
-END = "\x04"  # what a front end sends for Ctrl-D
+END = "\x04"  # sent by a front end for Ctrl-D
 
 
 class PromptWithdrawn:
-    """Says from another thread that a prompt is not wanted any more."""
+    """Withdraws a prompt from another thread."""
 
     def __init__(self) -> None:
         self._reads, self._writes = os.pipe()
 
     def fileno(self) -> int:
-        """Readable once the prompt is given up."""
+        """The file descriptor, readable once the prompt is withdrawn."""
         return self._reads
 
     def is_set(self) -> bool:
@@ -46,12 +46,12 @@ class PromptWithdrawn:
 
 
 class Keyboard(Protocol):
-    """`refusal` says why nobody can be asked; empty where somebody can."""
+    """A source of lines. `refusal` is the reason why it has no prompt; empty if it has one."""
 
     refusal: str
 
     def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
-        """The line that a person enters; None where the prompt was given up. EOFError for the end of all input."""
+        """Return the line that a person enters; None if the prompt was withdrawn. EOFError at the end of all input."""
 
 
 class NoKeyboard:
@@ -92,7 +92,7 @@ class KernelKeyboard:
                 return value
 
     def _drop_stale(self, socket: Any) -> None:
-        """Answers to prompts that were given up."""
+        """Discard answers to withdrawn prompts."""
         with contextlib.suppress(zmq.Again):
             while True:
                 socket.recv_multipart(zmq.NOBLOCK)
@@ -103,7 +103,7 @@ class KernelKeyboard:
         except ValueError:
             logger.warning("a message on the stdin channel was not understood", exc_info=True)
             return None
-        # Not all front ends say what they answer; those that do may answer a prompt that was given up.
+        # Not all front ends set the parent of a reply; those that do may answer a withdrawn prompt.
         if reply is None or reply["parent_header"].get("msg_id", request) != request:
             return None
         return str(reply["content"].get("value", ""))
@@ -117,7 +117,7 @@ class TerminalKeyboard:
     def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
         with _without_echo() if is_password else contextlib.nullcontext():
             print(prompt, end="", flush=True)
-            # What is no terminal has its lines read ahead, so that there is nothing to wait for.
+            # Python reads ahead from a pipe, so select() would miss lines in its buffer.
             if sys.stdin.isatty() and given_up in select.select([sys.stdin, given_up], [], [])[0]:
                 print()
                 return None
@@ -143,6 +143,6 @@ def _without_echo() -> Iterator[None]:
 
 
 def keyboard_for(shell: Any) -> Keyboard:
-    """The keyboard of who runs the present cell."""
+    """The keyboard of the user who runs the present cell."""
     kernel = getattr(shell, "kernel", None)
     return TerminalKeyboard() if kernel is None else KernelKeyboard(kernel)

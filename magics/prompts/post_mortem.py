@@ -1,4 +1,4 @@
-"""Post-mortem after the cell: the debugger on ranks, at the errors that they keep."""
+"""Post-mortem after the cell: the debugger on ranks, at their last errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from meshbook.magics.prompts.keyboard import keyboard_for
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
 
-SOURCE = "%debug"  # what the ranks run: IPython's own way to look at its last error
+SOURCE = "%debug"  # IPython's own command to debug its last error
 
 
 def debug(notebook: Notebook, selector: str | None) -> None:
     """Open the debugger on these ranks, or on those that failed in the last cell, and wait until it is left.
 
-    What failed in the last cell is not forgotten by that. MeshError where there is nothing to look at.
+    It does not change which ranks failed in the last cell. MeshError if no rank has an error.
     """
     mesh, ranks = notebook.ranks_of(selector) if selector is not None else _failed(notebook)
     region = mesh.procs.region.pick(ranks)

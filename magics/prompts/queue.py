@@ -1,10 +1,11 @@
-"""Which prompt of which ranks is shown next: ranks ask, a person answers one prompt at a time.
+"""Selects the next prompt to show, since a person answers one prompt at a time.
 
-With `same` what all ask alike is asked once: as soon as every rank that could still ask waits, or after a moment, since
-a rank that never asks must keep nobody waiting. Who comes to the same prompt later gets the same answer, at once: the
-same are prompts of one text, each the n-th of its rank in the cell. With `ask` each rank is asked for itself.
+With `same`, identical prompts of ranks are shown once: when every rank that could still have one waits, or after 0.3 s,
+since a rank without a prompt must not delay the others. A rank that reaches the same prompt later gets the same answer
+at once. Prompts are identical if their text is, and each is the n-th of its rank in the cell. With `ask` each rank has
+its own prompt.
 
-Pure: it is told what happened and when. Not for a debugger's commands (`stops`), nor for asking (`prompting`).
+Pure: it takes events and times. `debugger` handles commands, and `broker` shows the prompts.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptAnswer, PromptQuestion
 
 Sharing: TypeAlias = Literal["same", "ask", "error"]
-GRACE = 0.3  # seconds in which the other ranks may come to the same prompt
+GRACE = 0.3  # seconds in which the other ranks may reach the same prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is shown, for these questions."""
+    """The prompt that is shown for these questions."""
 
     questions: tuple[PromptQuestion, ...]
-    mesh: str = ""  # whose ranks ask, where there are several meshes
+    mesh: str = ""  # of these ranks, if there are several meshes
 
     @property
     def text(self) -> str:
-        """`[ranks 0-3] name: `, or `[ranks 0-3 of judge] name: `"""
+        """`[ranks 0-3] name: `, or `[ranks 0-3 of judge] name: `."""
         of = f" of {self.mesh}" if self.mesh else ""
         return f"[{name_ranks({each.rank for each in self.questions})}{of}] {self.questions[0].prompt}"
 
@@ -43,10 +44,10 @@ class Prompt:
 class _Waiting:
     question: PromptQuestion
     since: float
-    turn: int  # how many this rank has asked for in this cell, this one included
+    turn: int  # how many prompts this rank has had in this cell, with this one
 
 
-_Like: TypeAlias = tuple[str, str, int]  # what questions of one prompt have in common
+_Like: TypeAlias = tuple[str, str, int]  # the common properties of the questions of one prompt
 
 
 @dataclass(slots=True)
@@ -54,13 +55,13 @@ class PromptQueue:
     """The questions of the ranks of one cell."""
 
     sharing: Sharing
-    mesh: str = ""  # named in prompts, where there are several
-    _waiting: list[_Waiting] = field(default_factory=list)  # as they came
+    mesh: str = ""  # named in prompts, if there are several
+    _waiting: list[_Waiting] = field(default_factory=list)  # in order of arrival
     _turns: dict[int, int] = field(default_factory=dict)
     _answers: dict[_Like, PromptAnswer] = field(default_factory=dict)
 
     def asked(self, question: PromptQuestion, now: float) -> PromptAnswer | None:
-        """A rank asks; the answer, where it is known already."""
+        """Add the question of a rank; return the answer if it is known."""
         turn = self._turns[question.rank] = self._turns.get(question.rank, 0) + 1
         waiting = _Waiting(question, now, turn)
         if self.sharing == "same" and (known := self._answers.get(_like(waiting))) is not None:
@@ -69,7 +70,7 @@ class PromptQueue:
         return None
 
     def withdrawn(self, rank: int, number: int | None = None) -> None:
-        """A rank does not wait for this answer any more; without a number, for none."""
+        """Drop this question of a rank; without a number, all of them."""
         self._waiting = [
             each
             for each in self._waiting
@@ -82,7 +83,7 @@ class PromptQueue:
         return {each.question.rank for each in self._waiting}
 
     def due(self, now: float, others: Iterable[int]) -> Prompt | None:
-        """What is to be asked now. `others` are the ranks that could still come to ask."""
+        """Return the prompt that is due. `others` are the ranks that may still have a question."""
         if not self._waiting or (now < self.next_at and not self.ranks >= set(others)):
             return None
         first = self._waiting[0]
@@ -90,13 +91,13 @@ class PromptQueue:
 
     @property
     def next_at(self) -> float:
-        """When a prompt is due, whatever other ranks do; infinite where nobody asks."""
+        """When a prompt is due, whatever other ranks do; infinite if no rank waits."""
         if not self._waiting:
             return math.inf
         return self._waiting[0].since + (GRACE if self.sharing == "same" else 0.0)
 
     def answered(self, prompt: Prompt, answer: PromptAnswer) -> list[PromptQuestion]:
-        """Whom this answers: those who still wait of those that were asked, and who has come since."""
+        """Return the waiting questions that this answers, also those that came after the prompt was shown."""
         first = next((each for each in self._waiting if each.question in prompt.questions), None)
         if first is None:
             return []
@@ -107,7 +108,7 @@ class PromptQueue:
         return [each.question for each in answered]
 
     def is_open(self, prompt: Prompt) -> bool:
-        """Whether anybody still waits for it."""
+        """Whether a rank still waits for its answer."""
         return any(each.question in prompt.questions for each in self._waiting)
 
     def _alike(self, first: _Waiting) -> list[_Waiting]:

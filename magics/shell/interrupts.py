@@ -1,9 +1,9 @@
-"""Ctrl-C in a kernel, raised in the code of cells and nowhere else; in our kernel and in a stock one alike.
+"""Ctrl-C in a kernel: raise KeyboardInterrupt only in the code of cells; in our kernel and in a stock one alike.
 
-ipykernel raises it wherever it comes. When a cell has just ended that costs the cell its reply, and the front end waits
-for that for ever; a second Ctrl-C, to a cell that is just ending by the first, is all it takes.
+ipykernel raises it at any place. If a cell has just ended, that costs the cell its reply, and the front end waits for
+the reply without end. A second Ctrl-C while a cell ends by the first one is enough.
 
-Ctrl-C while a coroutine of ours waits.
+`run_interruptible` and `interruptible` handle Ctrl-C while our code waits.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from IPython.core.interactiveshell import InteractiveShell
 
 
 class CellInterrupts:
-    """What the kernel of a shell does at SIGINT while it handles a request. `%%mesh` cells have a way of their own."""
+    """The SIGINT handling of a kernel while it handles a request. `%%mesh` cells handle SIGINT themselves."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._kernel = shell.kernel
         self._run_code = shell.run_code
-        self._is_early = False  # one has come for this request, and its cell has not begun
+        self._is_early = False  # SIGINT came for this request before its cell began
         self._is_begun = False  # a sync piece of a cell's code is about to run, or runs
-        self._woken: asyncio.AbstractEventLoop | None = None  # which loop a signal wakes
+        self._woken: asyncio.AbstractEventLoop | None = None  # the loop that a signal wakes
 
     def install(self) -> None:
-        """Take the places of ipykernel's hook and of IPython's method."""
+        """Replace ipykernel's hook and IPython's method."""
         self._kernel.pre_handler_hook = self.begin_request
         self._shell.run_code = self.run_code
 
     def begin_request(self) -> None:
-        """The kernel handles a request; its `post_handler_hook` gives SIGINT back."""
+        """Install our handler as the kernel begins a request; its `post_handler_hook` restores SIGINT."""
         self._is_early = False
         self._wake_loop()
         self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
 
     def _wake_loop(self) -> None:
-        """ipykernel cancels a cell that awaits by a callback of the loop, which would sleep on."""
+        """Let signals wake the loop: ipykernel cancels an awaiting cell by a callback, which does not wake it."""
         loop = asyncio._get_running_loop()
         if loop is not None and loop is not self._woken:
             self._woken = loop
@@ -56,11 +56,12 @@ class CellInterrupts:
         self._is_early = True
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run code of a cell; not where its interrupt has come before it."""
+        """Run code of a cell, unless its interrupt came before it."""
         before = self._is_begun
         try:
-            # First: one that came between the look below and IPython's own frame was noted as early, and that for ever.
-            # Not of code that awaits, since the loop runs between its steps; nor beside the main thread.
+            # First: a SIGINT between the check below and IPython's own frame would be stored as early, and never be
+            # raised. Not for code that awaits, since the loop runs between its steps; nor on other threads than the
+            # main one.
             self._is_begun = before or (not async_ and threading.current_thread() is threading.main_thread())
             if self._is_early:
                 self._is_early = False
@@ -72,7 +73,7 @@ class CellInterrupts:
 
 
 def runs_a_cell(frame: FrameType | None) -> bool:
-    """Whether IPython has called the code of a cell, somewhere up this stack."""
+    """Whether IPython called the code of a cell in this stack."""
     while frame is not None:
         if frame.f_code is InteractiveShell.run_code.__code__:
             return True
@@ -84,10 +85,10 @@ T = TypeVar("T")
 
 
 async def run_interruptible(work: Coroutine[Any, Any, T], act: Callable[[], object]) -> T:
-    """Await this to its end; Ctrl-C does what `act` does, in the loop, and nothing else.
+    """Await this to its end; Ctrl-C calls `act` in the loop, and does nothing else.
 
-    A signal that comes before we have taken it over lets the kernel cancel the cell. That is an interrupt like any
-    other: a cell that was just dropped would leave its ranks running.
+    A signal before our handler is installed makes the kernel cancel the cell. That counts as an interrupt, too: a cell
+    that is only dropped would leave its ranks running.
     """
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     with interruptible(lambda: loop.call_soon_threadsafe(act)):
@@ -115,7 +116,7 @@ def interruptible(act: Callable[[], object]) -> Iterator[None]:
 
 
 def let_signals_wake(loop: asyncio.AbstractEventLoop) -> None:
-    """Have a signal wake this loop, so that what its handler cancels there is cancelled now, and not seconds later."""
+    """Have a signal wake this loop. Otherwise a task that its handler cancels is cancelled seconds later."""
     ours, pythons = socket.socketpair()
     for end in (ours, pythons):
         end.setblocking(False)

@@ -1,4 +1,4 @@
-"""Ordinary cells, which run here: what actors print on behalf of one is shown in it."""
+"""Ordinary cells, which run here: shows in each cell the output of actors on its behalf."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from meshbook.runtime.hosts.session import running_session
 
 
 class LocalCells:
-    """Hears of the beginning and the end of each cell."""
+    """The hooks at the beginning and the end of each cell."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
     def install(self) -> None:
-        """Have the shell tell."""
+        """Register the hooks."""
         events = self._notebook.shell.events
         events.register("pre_run_cell", self.before_cell)
         events.register("post_run_cell", self.after_cell)
 
     def before_cell(self, info: Any) -> None:
-        """A cell begins: what actors print on its behalf will be shown in it."""
+        """Show the output of actors on behalf of this cell in it."""
         session = running_session()
         if session is None:
-            CURRENT.set(None)  # what was there is of a session that has been closed
+            CURRENT.set(None)  # a value left here belongs to a closed session
             return
         origin = f"local {self._notebook.shell.execution_count}"
         screen = self._notebook.screen
-        session.forwarder.screen = screen  # the session may be another one, after `close_session()`
+        session.forwarder.screen = screen  # the session may be a new one, after `close_session()`
         screen.begin(origin, self._notebook.shell)
         CURRENT.set(Context(session.context.actor_instance, origin=origin))
 
     def after_cell(self, result: Any) -> None:
-        """It ended: show what it caused before the next prompt."""
+        """Show the pending output of the cell before the next prompt."""
         session = running_session()
         if session is not None:
             session.forwarder.flush()

@@ -1,7 +1,7 @@
 """Errors of ordinary cells as IPython shows them, without meshbook's own frames: they end at the user's line.
 
-A mistake in a call is told by what is raised, at the line that made it; where in meshbook it was found out is of no use
-to who made it. `%xmode Verbose` shows those frames as well.
+The error and the line of the call explain a wrong call; frames inside meshbook do not help the user. `%xmode Verbose`
+shows those frames as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshbook.runtime.traces import without_ours
 
 
 def fold_frames(shell: Any) -> None:
-    """Let a shell fold them, from now on."""
+    """Make a shell hide our frames from now on."""
     table = shell.InteractiveTB
     show = table.structured_traceback
 
@@ -29,7 +29,7 @@ def fold_frames(shell: Any) -> None:
 
 
 def _fold_causes(error: BaseException | None) -> None:
-    """IPython reads the tracebacks of causes where they are."""
+    """Trim the tracebacks of causes in place, since IPython reads them from the exceptions."""
     seen = {id(error)}
     cause = error.__cause__ or error.__context__ if error is not None else None
     while cause is not None and id(cause) not in seen:

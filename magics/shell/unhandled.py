@@ -1,6 +1,6 @@
-"""A failure that nobody handled, in a notebook: an error of the cell that spawned the mesh. The kernel goes on.
+"""A failure that no actor handled, in a notebook: shown as an error of the cell that spawned the mesh.
 
-A script ends there; a notebook has a person before it, who sees which cell it concerns and goes on from there.
+A script ends at such a failure. A kernel keeps running: the user sees the cell concerned and continues.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook
 
-MOST_REPORTS = 1  # of one mesh in full; the other ranks have mostly failed of the same
+MOST_REPORTS = 1  # of one mesh in full; the other ranks have mostly failed for the same reason
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 
 
 class UnhandledFaultDisplay:
-    """Shows faults in cells, by the hook that a script would end in."""
+    """Shows faults in cells, through the hook at which a script would end."""
 
     def __init__(self, screen: ActorOutputRouter) -> None:
         self._screen = screen
         self._seen: dict[tuple[str, str], int] = {}  # by cell and mesh: how many ranks have failed
 
     def install(self) -> None:
-        """Become the hook, unless the user has set one."""
+        """Set the hook, unless the user has set one."""
         if is_default(unhandled_fault_hook()):
             set_unhandled_fault_hook(self.show)
 
     def show(self, failure: MeshFailure) -> None:
         """Publish a failure under the cell in whose context this runs: the one that spawned the mesh.
 
-        An end that a person asked for is none.
+        A process that a person ended is not a failure.
         """
         if failure.ended_by:
             return

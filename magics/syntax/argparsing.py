@@ -1,6 +1,6 @@
-"""argparse, made fit for a notebook, and the types of arguments that option lines have.
+"""argparse for a notebook, and the types of arguments in option lines.
 
-Help is a value (`HelpRequested`) and a mistake is an exception (`UsageError`): a notebook has no process to exit.
+Help is a value (`HelpRequested`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NoReturn
 from meshbook.magics.errors import UserError
 from meshbook.runtime.geometry import Extent
 
-# argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. Others
-# such as `-1,0` and `-2:` do not, so their minus travels as another character. No option begins with a digit.
+# argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. `-1,0` and `-2:`
+# do not, so another character replaces their minus. No option begins with a digit.
 _HIDDEN_MINUS = "\N{MINUS SIGN}"
 _LONGEST_QUOTE = 60
 
 
 class UsageError(UserError, ValueError):
-    """A line that asks for something there is not; the text names it, and what there is."""
+    """The line has an unknown or invalid word; the message names it, and the valid ones."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class HelpRequested:
 
 
 def selector(text: str) -> str:
-    """A selector, not yet read."""
+    """A selector, not yet parsed."""
     return _with_minus(text)
 
 
 def mesh_name(text: str) -> str:
-    """The name of a mesh that is up; whether there is one is seen when it is looked for."""
+    """The name of a mesh; the lookup checks whether the mesh exists."""
     return text
 
 
 def job_name(text: str) -> str:
-    """The number of a job, or the variable that it was put into; whether there is one is seen when it is looked for."""
+    """The number of a job, or the variable that holds it; the lookup checks whether the job exists."""
     return text
 
 
 def preference(text: str) -> str:
-    """The name of what can be set; whether there is one is seen when it is looked for."""
+    """The name of a setting; the lookup checks whether it exists."""
     return text
 
 
@@ -64,26 +64,26 @@ def remote_variable(text: str) -> str:
 
 
 def variable(text: str) -> str:
-    """A name that a variable can have."""
+    """A valid variable name."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise argparse.ArgumentTypeError(f"{quoted(text)} is not a name that a variable can have")
     return text
 
 
 def count(text: str) -> int:
-    """How many: one at least."""
+    """A count: one at least."""
     return _whole_number(text, least=1)
 
 
 def _whole_number(text: str, least: int) -> int:
-    # At most nine digits: more is a slip of the hand, and int() of thousands fails with words of its own.
+    # At most nine digits: more is a typing error, and int() rejects thousands of digits with an error of its own.
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number of {least} or more")
     return int(text)
 
 
 def port(text: str) -> int:
-    """A port of this machine; 0 is any that is free."""
+    """A port of this machine; 0 selects a free one."""
     number = _whole_number(text, least=0)
     if number > 65535:
         raise argparse.ArgumentTypeError(f"{quoted(text)} is no port: these go up to 65535")
@@ -91,7 +91,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time above zero."""
+    """A number of seconds above zero."""
     if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):
         raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above zero")
     return float(text)
@@ -105,15 +105,15 @@ def shape(text: str) -> Extent:
             raise argparse.ArgumentTypeError(f"{quoted(text)} is not a shape such as hosts=2,gpus=4")
     try:
         return Extent([name for name, _, _ in pairs], [count(size) for _, _, size in pairs])
-    except ValueError as error:  # a dimension is there twice
+    except ValueError as error:  # a duplicate dimension
         raise argparse.ArgumentTypeError(str(error))
 
 
-# --- argparse, made fit for a notebook ---
+# --- argparse for a notebook ---
 
 
 class HelpAsked(Exception):
-    """The line asks for help; whoever parses it makes a `HelpRequested` of that."""
+    """The line has a help option; the caller of the parser converts this to a `HelpRequested`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -124,10 +124,10 @@ HELP_WORDS = ("-h", "--help", "?")
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises where argparse would exit. Takes no abbreviations: a new option could make one ambiguous."""
+    """Raises where argparse would exit. Accepts no abbreviations: a new option could make one ambiguous."""
 
     def __init__(self, prog: str, description: str) -> None:
-        # A fixed width: the terminal in which the server happened to start says nothing about the notebook.
+        # A fixed width: the server's terminal has no relation to the notebook.
         formatter = functools.partial(argparse.HelpFormatter, width=100, max_help_position=28)
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this, and run nothing")
@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions.get(name)
 
     def rivals(self, action: argparse.Action) -> list[argparse.Action]:
-        """The options that cannot be there beside this one."""
+        """The options that cannot be combined with this one."""
         groups = [group._group_actions for group in self._mutually_exclusive_groups]
         return [other for group in groups if action in group for other in group if other is not action]
 
@@ -162,12 +162,12 @@ class _HelpAction(argparse.Action):
 
 
 def read(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """What the words of a line ask for. UsageError, or HelpAsked."""
+    """Parse the words of a line. Raises UsageError, or HelpAsked."""
     if "?" in words:
         raise HelpAsked(parser.format_help())
     found, left = parser.parse_known_args([_without_minus(word) for word in words])
     if left:
-        # An unknown option comes first: the word after it may have been meant as its value.
+        # An unknown option first: the word after it may have been meant as its value.
         odd = next((word for word in left if word.startswith("-")), left[0])
         parser.error(_about_leftover(odd, parser.option_names()))
     return found
@@ -181,10 +181,10 @@ def _about_leftover(word: str, options: Sequence[str]) -> str:
 
 
 def words(line: str) -> list[str]:
-    """The words of a line, as a shell has them. UsageError for a quotation that is not closed."""
+    """Split a line into words, as a shell does. UsageError for an unclosed quotation."""
     try:
         return shlex.split(line)
-    except ValueError as error:  # a quotation that is not closed
+    except ValueError as error:  # an unclosed quotation
         raise UsageError(f"cannot read {quoted(line.strip())}: {str(error).lower()}")
 
 
@@ -197,11 +197,11 @@ def _with_minus(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """What a message quotes, cut where it is long."""
+    """Quote a text for a message, cut to 60 characters."""
     return repr(text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "…")
 
 
 def suggestion(word: str, known: Sequence[str] | dict[str, Any]) -> str:
-    """The end of a message about a word that is not known: what may have been meant."""
+    """Return the end of a message about an unknown word, with the closest known one."""
     close = difflib.get_close_matches(word[:_LONGEST_QUOTE], list(known), n=1)
     return f". Did you mean {close[0]!r}?" if close else "."

@@ -1,6 +1,6 @@
-"""The option lines of `%%mesh` and `#mesh:`: text -> frozen values.
+"""Parses the option lines of `%%mesh` and `#mesh:`: text -> frozen values.
 
-Not for selectors, which stay text here and are read by `selection`; not for the verbs of `%mesh` (`verbs`).
+Selectors stay text here (`selectors` parses them). The verbs of `%mesh` are in `verbs`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMMENT = re.compile(r"# ?mesh:(.*)")
 
 @dataclass(frozen=True)
 class CellOptions:
-    """How a `%%mesh` cell runs. `selection` and `show` are selectors, not yet read."""
+    """The options of a `%%mesh` cell. `selection` and `show` are selectors, not yet parsed."""
 
     selection: str = "all"
     out: str | None = None
@@ -52,9 +52,9 @@ class CellOptions:
     breaks: str | None = None  # a selector
 
 
-@functools.lru_cache(maxsize=256)  # half a millisecond of argparse, in every cell otherwise
+@functools.lru_cache(maxsize=256)  # saves half a millisecond of argparse in every cell
 def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpRequested:
-    """What follows `%%mesh` on its line; `defaults` are a person's own (`preferences`)."""
+    """Parse the text after `%%mesh`; `defaults` are the user's own (`settings`)."""
     parser = cell_parser()
     parser.set_defaults(**dict(defaults))
     try:
@@ -73,7 +73,7 @@ def parse_comment(first_line: str) -> str | None:
 
 
 def cell_parser() -> Parser:
-    """What reads the line of a mesh cell."""
+    """Return the parser of a mesh cell's line."""
     parser = Parser(prog="%%mesh", description="Run this cell on ranks of the mesh.")
     parser.add_argument(
         "selection",

@@ -1,6 +1,6 @@
-"""Mesh mode (`%mesh mode on`): cells that say nothing of a mesh run on ranks. Which do is decided here, by their text.
+"""Mesh mode (`%mesh mode on`): cells without a mesh magic run on ranks. This module decides which, by their text.
 
-Pure, but for the mode itself. Not for running cells (`cells`).
+Pure, except for the mode itself. `cells` runs the cells.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ import re
 import threading
 from typing import Any
 
-# Magics that take code, which belongs where all code runs; any other magic is for the notebook itself.
+# Magics that take code, which runs on the ranks; any other magic is for the notebook itself.
 CODE_MAGICS = frozenset({"time", "timeit", "prun", "capture"})
 _CELL_MAGIC = re.compile(r"%%(\w+)")
 _LINE_MAGIC = re.compile(r"\s*%(\w+)")
 
 
 class MeshMode:
-    """Whether the mode is on: then `line` is the option line of the cells that run on ranks by it.
+    """The mode. If it is on, `line` is the option line of the cells that it sends to ranks.
 
-    Cells that run within cells, and code that a front end runs silently, are as they would be without it.
+    It does not affect cells within cells, nor code that a front end runs silently.
     """
 
     def __init__(self, shell: Any) -> None:
         self.line: str | None = None
         self._shell = shell
-        self._cells = threading.local()  # a thread of the kernel's runs one cell, and what is within it
+        self._cells = threading.local()  # a thread of the kernel runs one cell, and the cells within it
 
     def install(self) -> None:
-        """Have the shell tell which cells are within others."""
+        """Register the hooks that track which cells are within others."""
         self._shell.events.register("pre_run_cell", self._begin)
         self._shell.events.register("post_run_cell", self._end)
 
@@ -38,7 +38,7 @@ class MeshMode:
 
     @property
     def is_within(self) -> bool:
-        """Whether this thread is running a cell already: another one is part of that."""
+        """Whether this thread already runs a cell; another one is then part of it."""
         return self._depth > 0
 
     @property
@@ -58,9 +58,9 @@ class MeshMode:
 
 
 def count_local_lines(lines: list[str]) -> int:
-    """How many lines at the top of a cell are the notebook's own in mesh mode: magics and shell commands.
+    """Count the lines at the top of a cell that run in the notebook in mesh mode: magics and shell commands.
 
-    All of them, where a cell magic of its own or no code follows.
+    All lines, if no code follows or the cell begins with a cell magic that takes no code.
     """
     first = next((line for line in lines if line.strip()), "")
     if (magic := _CELL_MAGIC.match(first)) is not None:

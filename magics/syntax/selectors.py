@@ -1,4 +1,4 @@
-"""Selectors: what `%%mesh 0:4` and its like mean. Text -> `Selection` (knows no mesh) -> `SelectedRegion` ranks.
+"""Selectors such as `%%mesh 0:4`. Text -> `Selection` (independent of meshes) -> `SelectedRegion` of ranks.
 
 The grammar, with blanks allowed between tokens:
 
@@ -9,9 +9,8 @@ The grammar, with blanks allowed between tokens:
     ranks     = item {"," item}
     item      = number | number "-" number | [number] ":" [number] [":" [number]]
 
-Plain ranks count from 0 in the mesh that is meant; numbers and slices mean what they mean for a list, and `0-2` is
-0, 1 and 2, as labels write it. Not for
-deciding which mesh is the default, nor what failed: the caller says so.
+Plain ranks count from 0 in the selected mesh. Numbers and slices have the meaning of list indexes, and `0-2` is 0, 1
+and 2, as labels write it. The caller supplies the default mesh and the outcome of the last cell.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _OUTCOMES = {
 }
 WORDS = ("all", *_OUTCOMES)
 
-# What is quoted in a message is cut to this length: a pasted file is no help in a traceback.
+# Quoted text in a message is cut to this length: a pasted file does not help in a traceback.
 _QUOTED_LENGTH = 60
-# int() of an endless number takes long, and Python refuses it with words that would help nobody here.
+# int() of a very long number is slow, and Python rejects it with an unrelated message.
 _MOST_DIGITS = 15
 
 
 class SelectionError(UserError, ValueError):
-    """A selector that was not understood, or that fits no rank; names the part and its column, from 1."""
+    """A selector that is invalid, or selects no rank; the message has the part and its column, from 1."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class SpanSelector:
 
 @dataclass(frozen=True)
 class Range:
-    """`first-last`: both are meant, and have to be there."""
+    """`first-last`, both included; both must exist."""
 
     first: int
     last: int
@@ -79,7 +78,7 @@ class Everything:
 
 @dataclass(frozen=True)
 class OutcomeSelector:
-    """`failed`, `ok` or `changed`: ranks by what the last cell did on them."""
+    """`failed`, `ok` or `changed`: ranks by the outcome of the last cell."""
 
     word: str
     column: int = field(compare=False, default=1)
@@ -121,7 +120,7 @@ class Except:
 
 @dataclass(frozen=True)
 class Selection:
-    """A selector that was understood. `mesh` is None where it names none."""
+    """A parsed selector. `mesh` is None if it names none."""
 
     text: str
     mesh: str | None
@@ -131,38 +130,38 @@ class Selection:
 
 @dataclass(frozen=True)
 class LastCell:
-    """What became of the last cell, in base ranks of the mesh it ran on (None: of the default mesh)."""
+    """The outcome of the last cell, in base ranks of the mesh it ran on (None: of the default mesh)."""
 
     failed: frozenset[int] = frozenset()
     ok: frozenset[int] = frozenset()
-    interrupted: frozenset[int] = frozenset()  # of those that failed, the ranks that were stopped rather than broken
+    interrupted: frozenset[int] = frozenset()  # failed ranks that were interrupted
     changed: frozenset[int] = frozenset()
     mesh: str | None = None
-    serial: int = field(compare=False, default=0)  # cells are numbered as they are begun
+    serial: int = field(compare=False, default=0)  # in the order in which cells begin
 
 
 @dataclass(frozen=True)
 class SelectedRegion:
-    """The ranks that are meant: a region of the mesh of that name."""
+    """The selected ranks: a region of the mesh of that name."""
 
     mesh: str
     region: Region
 
 
 def parse(text: str) -> Selection:
-    """Understand a selector; SelectionError names what was not understood, and where it is."""
+    """Parse a selector. SelectionError has the invalid part and its position."""
     return _Parser(text).selection()
 
 
 def resolve(selection: Selection, meshes: Mapping[str, Region], default: str, history: LastCell) -> SelectedRegion:
-    """The ranks that a selection means on these meshes; SelectionError where it names what is not there."""
+    """Resolve a selection to ranks of these meshes. SelectionError if it names something that does not exist."""
     name = default if selection.mesh is None else selection.mesh
     resolver = _Resolver(selection, name, default, meshes, history)
     return SelectedRegion(name, resolver.part(selection.part))
 
 
 def names_one_rank(text: str) -> bool:
-    """Whether a selector is one rank by its number, `3` or `NAME[-1]`; `3:4` is not, although it is one as well."""
+    """Whether a selector is one rank by its number, `3` or `NAME[-1]`; `3:4` is not, although it selects one rank."""
     part = parse(text).part
     return isinstance(part, Ranks) and len(part.items) == 1 and isinstance(part.items[0], Index)
 
@@ -197,7 +196,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent, one method per rule. It looks two tokens ahead and never goes back."""
+    """A recursive descent parser, one method per rule. It looks two tokens ahead and never backtracks."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -337,7 +336,7 @@ class _Resolver:
         return self._region().pick(left)
 
     def _excluded(self, choice: Choice) -> Iterable[int]:
-        # `!failed` after a cell without failures is a way to say all: here an outcome may be that of no rank.
+        # `!failed` after a cell without failures selects all: here an outcome may select no rank.
         return self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
 
     def _choice(self, choice: Choice) -> Region:
@@ -402,7 +401,7 @@ class _Resolver:
         return places[0] if isinstance(dimension.item, Index) else slice(places.start, places.stop, places.step)
 
     def _places(self, item: Item, places: range, meaning: str, size: str) -> range:
-        """The places an item means among all of them, as a list would have it, but never none."""
+        """Select positions with an item, as a list index or slice does, but never none."""
         if isinstance(item, SpanSelector):
             chosen = places[item.start : item.stop : item.step]
             if not chosen:
@@ -426,7 +425,7 @@ class _Resolver:
         _complain(self.selection.text, column, problem)
 
 
-# --- words ---
+# --- text of messages ---
 
 
 def _complain(text: str, column: int, problem: str) -> NoReturn:
@@ -447,6 +446,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    # The time of difflib grows with the square of the length, and a long name is no slip of the finger.
+    # The time of difflib grows with the square of the length, and a long name is not a typing error.
     close: Sequence[str] = difflib.get_close_matches(name[:_QUOTED_LENGTH], list(known), n=1)
     return f". Did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,6 @@
-"""What a person can set in the running notebook (`%mesh config`): each has a name, a meaning, and a default.
+"""The settings of the running notebook (`%mesh config`): each has a name, a meaning, and a default.
 
-Most are defaults of `%%mesh`'s options. They hold for what begins afterwards, until the kernel ends. Nothing is done
-here.
+Most are defaults of `%%mesh`'s options. They apply to later cells, until the kernel ends. This module only stores them.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.syntax.argparsing import UsageError, quoted, seconds, suggestion
 from meshbook.magics.syntax.cell_options import Grouping, OnError
 
-UNSET = "default"  # the word that takes a setting back
+UNSET = "default"  # the word that resets a setting
 SWITCH = ("on", "off")
-NEST_ASYNCIO = "nest_asyncio"  # cannot be taken back
+NEST_ASYNCIO = "nest_asyncio"  # cannot be undone
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be set. `read` makes the value of a word, or raises ArgumentTypeError."""
+    """One setting. `read` parses its value from a word, or raises ArgumentTypeError."""
 
     name: str
     default: Any
     meaning: str
     read: Callable[[str], Any]
-    is_option: bool = True  # of `%%mesh`: then it is a default of that
-    offers: tuple[str, ...] = ()  # words that it may be, for completion
+    is_option: bool = True  # of `%%mesh`, whose default this is
+    offers: tuple[str, ...] = ()  # possible values, for completion
 
 
 def _choice(*words: str) -> Callable[[str], str]:
@@ -88,7 +87,7 @@ PREFERENCES = {each.name: each for each in _ALL}
 
 
 def find(name: str) -> Setting:
-    """The preference of this name, whose words may be joined by hyphens as well. UsageError where there is none."""
+    """Return the setting of this name, in which hyphens may replace underscores. UsageError if there is none."""
     known = name.replace("-", "_")
     if known not in PREFERENCES:
         hint = suggestion(known, PREFERENCES)
@@ -97,17 +96,17 @@ def find(name: str) -> Setting:
 
 
 class NotebookSettings:
-    """What is set in one notebook."""
+    """The settings of one notebook."""
 
     def __init__(self) -> None:
         self._values = {each.name: each.default for each in _ALL}
 
     def __getitem__(self, name: str) -> Any:
-        """The value of one."""
+        """The value of a setting."""
         return self._values[name]
 
     def set(self, name: str, text: str) -> None:
-        """Set one by a word of the person's. UsageError where it means nothing."""
+        """Set a value by a word of the user. UsageError if it is invalid."""
         preference = find(name)
         try:
             value = preference.default if text == UNSET else preference.read(text)
@@ -119,7 +118,7 @@ class NotebookSettings:
 
     @property
     def of_cells(self) -> tuple[tuple[str, Any], ...]:
-        """The defaults of `%%mesh`'s options that differ from its own."""
+        """The defaults of `%%mesh`'s options that the user has changed."""
         return tuple(
             (each.name, self._values[each.name])
             for each in _ALL
@@ -127,7 +126,7 @@ class NotebookSettings:
         )
 
     def describe(self, names: Iterable[str] = PREFERENCES) -> str:
-        """A line for each of these: what it is, and what it means."""
+        """Return a line for each of these: its name, its value, and its meaning."""
         rows = [(name, _as_word(self._values[name]), PREFERENCES[name].meaning) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)

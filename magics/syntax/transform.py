@@ -1,7 +1,7 @@
 """The input transform: a cell that begins with `%%mesh` or `#mesh:` becomes an async call of the runner.
 
 So IPython keeps the history, `In` and `Out`, events and errors, and the kernel's loop stays free while ranks work. In
-mesh mode (`mode`) this befalls other cells, too, unless they begin with `%%here`.
+mesh mode (`mode`) it also rewrites other cells, unless they begin with `%%here`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ HERE = re.compile(r"%%here[ \t]*$")
 
 
 class Transform:
-    """For `shell.input_transformers_cleanup`. `find_mode` gives the option line of mesh mode, or None; `is_within` says
-    whether the cell is part of one that runs.
+    """A callable for `shell.input_transformers_cleanup`.
+
+    `find_mode` returns the option line of mesh mode, or None. `is_within` returns whether the cell is part of a running
+    one.
     """
 
-    # IPython would otherwise run it for completeness checks too, and see a call where the user sees a cell.
+    # Otherwise IPython would also run it for completeness checks, and get a call in place of the user's cell.
     has_side_effects = True
 
     def __init__(self, find_mode: Callable[[], str | None], is_within: Callable[[], bool] = lambda: False) -> None:
@@ -48,7 +50,7 @@ def transform(lines: list[str], mode: str | None = None, *, is_within: bool = Fa
     found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
     if second is None or found is None:
         return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
-    # Comments stand for magics and blank lines, so that line numbers in tracebacks are those of the cell.
+    # Comments replace magics and blank lines, so that line numbers in tracebacks are those of the cell.
     body = "".join([*map(_as_comment, lines[: second + 1]), *lines[second + 1 :]])
     return [_call(found, body, timer, is_within=is_within)]
 
@@ -62,26 +64,28 @@ def _transform_by_mode(lines: list[str], mode: str, first: int, timer: str) -> l
 
 
 def _call(line: str, body: str, timer: str, *, by_mode: bool = False, is_within: bool = False) -> str:
-    """What runs the cell: an async call; within another cell a plain one, since its loop runs already."""
+    """Return the call that runs the cell: async, or plain within another cell, since its loop runs already."""
     arguments = [*map(repr, [line, body, timer] if timer else [line, body]), *(["by_mode=True"] if by_mode else [])]
     return f"{RUNNER_WITHIN if is_within else f'await {RUNNER}'}({', '.join(arguments)})\n"
 
 
 def _without_line(lines: list[str], first: int) -> list[str]:
-    """The line numbers stay, unless another cell magic follows: that has to be the first line."""
+    """Remove the line but keep line numbers, unless another cell magic follows, which must be on the first line."""
     rest = lines[first + 1 :]
     return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
 
 
 def _as_comment(line: str) -> str:
-    """The line, which is a magic, a comment or blank, as ranks get it: they show a magic without the mark again."""
+    """Return a magic, comment or blank line as a comment for the ranks, which show a magic without the mark again."""
     line = line.rstrip()
     return f"{'' if line.startswith('#') else '#'}{line}\n"
 
 
 def find_first_line(lines: list[str]) -> int | None:
-    """Where `%%mesh` and its like are looked for: the first line that is not blank; or the first one below comments,
-    where that is a cell magic. `#mesh:` itself is a comment, and has to be the first.
+    """Find the line in which a mesh magic is looked for.
+
+    That is the first line that is not blank, or the first one below comments if that is a cell magic. `#mesh:` itself
+    is a comment, and must be the first.
     """
     first = below = next_line(lines)
     while below is not None and lines[below].startswith("#") and parse_comment(lines[below]) is None:
@@ -90,17 +94,17 @@ def find_first_line(lines: list[str]) -> int | None:
 
 
 def next_line(lines: list[str], start: int = 0) -> int | None:
-    """The first one that is not blank."""
+    """Return the index of the first line that is not blank."""
     return next((index for index in range(start, len(lines)) if lines[index].strip()), None)
 
 
 def read_timer(line: str) -> str:
-    """The line of a magic that times the cell below it; empty for any other."""
+    """Return the line if it is a magic that times the cell below it, else an empty string."""
     return line if _TIMER.match(line) else ""
 
 
 def read_first_line(line: str) -> str | None:
-    """The option line of a mesh cell's first line; None where it is no mesh cell."""
+    """The option line of a mesh cell's first line; None if the cell is not a mesh cell."""
     if (magic := _MAGIC.match(line)) is not None:
         return (magic.group(1) or "").strip()
     return parse_comment(line)

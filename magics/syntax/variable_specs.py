@@ -1,4 +1,4 @@
-"""How variables are named on a line: `a,b` to push, `c`, `c@0`, `c@mean` to pull. Text -> frozen values."""
+"""Parses names of variables in option lines: `a,b` to push, `c`, `c@0`, `c@mean` to pull. Text -> frozen values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 
 @dataclass(frozen=True)
 class PullSpec:
-    """A variable to pull: from each rank (`how` None), from one rank, or made one of all ranks'."""
+    """A variable to pull: from each rank (`how` None), from one rank, or reduced over all ranks."""
 
     name: str
     how: Reduction | int | None = None
@@ -23,12 +23,12 @@ class PullSpec:
 
 
 def pushed(text: str) -> tuple[str, ...]:
-    """`a,b`: names of variables."""
+    """Parse names of variables, `a,b`."""
     return tuple(variable(name) for name in _parts(text))
 
 
 def pulled(text: str) -> tuple[PullSpec, ...]:
-    """`a,b@0,c@mean`: names of variables, each with the rank or the way in which it is made one."""
+    """Parse names of variables, each with its rank or reduction, `a,b@0,c@mean`."""
     wanted = tuple(_wanted(part) for part in _parts(text))
     names = [each.name for each in wanted]
     if twice := sorted({name for name in names if names.count(name) > 1}):
