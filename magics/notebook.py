@@ -53,7 +53,7 @@ class Notebook:
         self.detaches_for: float | None = None  # seconds, at the end of this process; None: it ends its meshes
 
     def warm_up(self) -> None:
-        """Start the session in the background, so that the forkserver is ready at the first `%%mesh`."""
+        """Start the session in the background, so that the fork server is warm at the first `%%mesh`."""
         threading.Thread(target=self.session, name="meshbook warm-up", daemon=True).start()
 
     def session(self) -> Session:

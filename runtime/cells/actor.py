@@ -48,7 +48,7 @@ from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 
 KEPT_VALUES = 16
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
-MOST_NAMES = 1000  # of a namespace, that are told to the controller
+MOST_NAMES = 1000  # of a namespace, that are sent to the controller
 
 
 class CellActor(Actor):
@@ -58,7 +58,7 @@ class CellActor(Actor):
         instance = context().actor_instance
         self._node = instance.node
         self._spec = instance.spec
-        # matplotlib draws through IPython's display, as in any notebook; the user's own choice wins.
+        # matplotlib draws through IPython's display, as in any notebook, unless the user has set another backend.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self._shell: RankShell = make_shell(Displays(self._node, lambda: self._spec), RankPrompts(self._node))
         use_text_bars()
@@ -71,7 +71,7 @@ class CellActor(Actor):
             *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
             most_bytes=self._node.settings.max_message_bytes,
         )
-        self._told: KeysView[str] = {}.keys()  # the whole namespace when the user's names were told last
+        self._told: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
         self._values: OrderedDict[str, Any] = OrderedDict()
         self._tasks = table_of(self._node)
         INTERRUPTS.install()
@@ -80,7 +80,7 @@ class CellActor(Actor):
             self._node.capture.main_origin = lambda: INTERRUPTS.origin
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """A mesh that a cell has spawned here failed: that is shown, and costs the rank nothing."""
+        """Print the failure of a mesh that a cell has spawned here; the rank continues."""
         print(failure, file=sys.stderr, flush=True)
         return True
 
@@ -91,7 +91,7 @@ class CellActor(Actor):
 
     @endpoint
     def take_place(self) -> None:
-        """The mesh was resized: the names that tell a cell its place are set anew, unless a cell has set them."""
+        """Update `rank`, `world_size` and the like after a resize, unless a cell has set them."""
         self._spec = context().actor_instance.spec
         before, self._given = self._given, _names_of(self._spec)
         self._shell.given = self._given
@@ -100,9 +100,9 @@ class CellActor(Actor):
 
     @endpoint
     def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER, *, debugs: bool = False) -> CellOutcome:
-        """Run a cell's source; its execution is the message's origin. Never raises what the cell raised.
+        """Run a cell's source; its execution is the message's origin. Never raises the exception of the cell.
 
-        Where it `debugs`, an error is looked at in the debugger first.
+        With `debugs`, an error opens the debugger first.
         """
         origin = current_origin()
         before = self._shell.bindings()
@@ -137,12 +137,12 @@ class CellActor(Actor):
             if debugs and outcome.error is not None and ran.error is not None:
                 self._shell.examine(ran.error)
             return outcome
-        finally:  # also where a `__repr__`, or the debugger, is interrupted: output comes before the reply
+        finally:  # also if a `__repr__` or the debugger is interrupted: output is sent before the reply
             self._end(origin)
 
     @endpoint
     def fetch(self, origin: str) -> Parcel:
-        """The value that a cell left here because it was large; alone, under the name `value`."""
+        """Return the value that a cell left here because it was large, under the name `value`."""
         if origin not in self._values:
             raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
         parcel = pack({"value": without_graph(self._values[origin])})
@@ -159,7 +159,7 @@ class CellActor(Actor):
 
     @endpoint
     def run_items(self, work: ItemBatch, operation: str) -> BatchReply:
-        """Run items of a map, with the variables of this rank as globals; `operation` names it for an interrupt."""
+        """Run items of a map, with the variables of this rank as globals; an interrupt refers to it by `operation`."""
         with INTERRUPTS.during(operation):
             done = self._tasks.run(work, lambda function: at_home(function, self._shell.user_ns), INTERRUPTS.user_code)
         self._end(current_origin())
@@ -167,16 +167,18 @@ class CellActor(Actor):
 
     @endpoint
     def forget_map(self, key: str) -> None:
-        """This map is over."""
+        """Drop the state of a map that has ended."""
         self._tasks.forget(key)
 
     def _own_names(self) -> tuple[str, ...]:
-        """Those that cells have made."""
+        """The names that cells have made."""
         return tuple(name for name in self._shell.names() if name not in self._given)
 
     def _with_names(self, outcome: CellOutcome, before: dict[str, int]) -> CellOutcome:
-        """With whether variables are others than before; and with the user's names, where those are: should this rank
-        die, they tell what was lost."""
+        """Add to the outcome whether variables have changed, and the user's names if those have.
+
+        If this rank dies, the controller reports from the names what was lost.
+        """
         after = self._shell.bindings()
         is_told = after.keys() == self._told
         if after == before and is_told:  # each cell waits for this, and most bind nothing new
@@ -203,7 +205,7 @@ class CellActor(Actor):
                 value = describe(ran.value, self._shell.display_formatter)
         except Exception as error:  # of the user's own `__repr__`, which IPython has shown to the shell
             return CellOutcome(cost, error=make_rank_error(error, ran.rendered))
-        if ran.rendered:  # one of its other looks could not be made
+        if ran.rendered:  # one of its other representations failed
             print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
             self._keep(origin, ran.value)
@@ -224,19 +226,19 @@ class CellControl(Actor):
 
     @endpoint
     def interrupt(self, origin: str) -> bool:
-        """Raise KeyboardInterrupt in the cell of this execution; False where it is not running here."""
+        """Raise KeyboardInterrupt in the cell of this execution; False if it is not running here."""
         return INTERRUPTS.request(origin)
 
     @endpoint
     def interrupt_present(self) -> bool:
-        """The same in whatever cell runs here; False where none does."""
+        """Interrupt the cell that runs here; False if none does."""
         return bool(INTERRUPTS.origin) and INTERRUPTS.request(INTERRUPTS.origin)
 
     @endpoint
     def abort(self, origin: str, forced: bool) -> list[str]:
-        """Break the process groups of this process, so that this execution comes back from a collective; says which.
+        """Break the process groups of this process, so that this execution leaves a collective; return the groups.
 
-        Unless it is forced, only where the execution stands in a collective: else there is nothing to come back from.
+        Unless `forced`, only if the execution is in a collective: otherwise it does not wait for other ranks.
         """
         if INTERRUPTS.origin != origin or not (forced or collective_of(stack_of_main(_awaiting()))):
             return []
@@ -245,7 +247,7 @@ class CellControl(Actor):
 
     @endpoint
     def abort_present(self) -> list[str]:
-        """Break the process groups of this process, whatever runs here; says which."""
+        """Break the process groups of this process, whatever runs here; return the groups."""
         with INTERRUPTS.aborting(INTERRUPTS.origin):
             return abort_groups()
 
@@ -258,7 +260,7 @@ class CellControl(Actor):
 
     @endpoint
     def stacks(self) -> list[ThreadStack]:
-        """The main thread first, then those in which code of the user's runs."""
+        """Return the stack of the main thread, then those of the other threads that run the user's code."""
         found = stack_of_main(_awaiting())
         collective = collective_of(found)
         remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
@@ -266,18 +268,18 @@ class CellControl(Actor):
 
 
 def _awaiting() -> Any:
-    """The coroutine of the cell that runs, where it has top-level await."""
+    """The coroutine of the running cell, if it has top-level await."""
     return RankShell.instance().loop_runner.running if RankShell.initialized() else None
 
 
 def _pause() -> str:
-    """How the cell that runs waits for a person, if it does: `paused in the debugger`."""
+    """The state of a running cell that waits for a person, as `paused in the debugger`; else an empty string."""
     pause = RankShell.instance().prompts.pause if RankShell.initialized() else ""
     return f"paused {pause}" if pause else ""
 
 
 class CellMeter:
-    """What a cell costs, from here to `read`."""
+    """Measures the cost of a cell, from its creation to `read`."""
 
     def __init__(self) -> None:
         self._wall = _wall()
@@ -297,13 +299,13 @@ class CellMeter:
 
 
 def _cuda() -> Any:
-    """torch.cuda where this process already uses it: asking must not start it."""
+    """torch.cuda if this process already uses it: the query must not initialize it."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _names_of(spec: Any) -> dict[str, Any]:
-    """What a cell finds in its namespace on this rank."""
+    """Return the names that a cell finds in its namespace on this rank."""
     extent = Extent(spec.world.labels, spec.world.sizes)
     return {
         "rank": spec.rank,
@@ -316,7 +318,7 @@ def _names_of(spec: Any) -> dict[str, Any]:
 
 def _device(local_rank: int) -> Any:
     try:
-        import torch  # weight: the fork server has it already
+        import torch  # weight: the fork server has imported it already
     except ImportError:
         return "cpu"
     count = torch.cuda.device_count()
@@ -335,7 +337,10 @@ def _exit_error(error: SystemExit) -> RankError:
 
 
 def carry_context_into_threads() -> None:
-    """Threads print on behalf of the cell that started them. Python does this by itself only from 3.14 on."""
+    """Make new threads inherit the context of the cell that starts them, so that their output goes to that cell.
+
+    Python does this by itself only from 3.14 on.
+    """
     start = threading.Thread.start
     if getattr(start, "carries_context", False) or getattr(sys.flags, "thread_inherit_context", False):
         return

@@ -1,7 +1,7 @@
 """pdb on a rank: `breakpoint()`, `pdb.set_trace()`, `%debug` and the post-mortem of a cell that failed.
 
-It is IPython's debugger; its commands are asked for like any input of a rank, and what it prints is output of the cell.
-Which ranks a command is for is decided where they come from (`meshbook.magics.prompts.debugger`).
+It is IPython's debugger. It reads commands like any input of a rank, and its output is output of the cell. The notebook
+decides which ranks a command is for (`meshbook.magics.prompts.debugger`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from meshbook.runtime.cells.thread_stacks import is_of_cell
 from meshbook.runtime.traces import is_ours
 
 CONTINUES = -1  # bdb's line to stop at, after `continue`
-# Where a step does not lead: what runs cells, and what takes their output.
+# A step does not stop in the code that runs cells or takes their output.
 _BENEATH = ("/IPython/core/", "/asyncio/", "/threading.py", "/contextlib.py")
 
 
 class Debugger:
-    """The debugger of this rank: one, for all of its cells, so that what they display and alias stays."""
+    """The debugger of this rank: one for all cells, so that displays and aliases persist."""
 
     def __init__(self, prompts: RankPrompts) -> None:
         self._prompts = prompts
-        self._pdb: RankPdb | None = None  # made when it is first needed, since that takes milliseconds
-        self._passing = ""  # the execution that does not stop here, as the controller has said
+        self._pdb: RankPdb | None = None  # created on first use, since that takes milliseconds
+        self._passing = ""  # the execution that does not stop here, by the controller's answer
 
     def install(self) -> None:
         """Take the place of pdb's; `breakpoint()` comes there by Python's own hook, which heeds PYTHONBREAKPOINT."""
         pdb.set_trace = self.set_trace
 
     def set_trace(self, *, header: str | None = None, commands: Sequence[str] = ()) -> None:
-        """Stop at the caller's line, where this rank stops at all. `commands` are run first."""
+        """Stop at the caller's line, if this rank stops at all. `commands` are run first."""
         if not self._may_stop():
             return
         debugger = self._make()
@@ -51,7 +51,9 @@ class Debugger:
         debugger.stop_at(sys._getframe(1))
 
     def _may_stop(self) -> bool:
-        """As the cell has it (`--break`); it says so once. StdinNotImplementedError where nobody can be asked."""
+        """Whether the cell stops on this rank (`--break`); a refusal is cached. StdinNotImplementedError without a
+        keyboard.
+        """
         origin = INTERRUPTS.origin
         if origin and self._passing == origin:
             return False
@@ -60,7 +62,7 @@ class Debugger:
         return stops
 
     def examine(self, error: BaseException) -> None:
-        """Post-mortem: look at the frames of an error; KeyboardInterrupt where that is interrupted."""
+        """Open the debugger at the frames of an error (post-mortem). KeyboardInterrupt if it is interrupted."""
         debugger = self._make()
         debugger.reset()
         with INTERRUPTS.user_code():
@@ -71,14 +73,14 @@ class Debugger:
                 debugger.let_go()
 
     def end_cell(self) -> None:
-        """Step no further: what comes is not the user's. And keep nothing alive that his frames hold."""
+        """Stop stepping at the end of the user's code, and release the frames, so that their objects are freed."""
         if self._pdb is not None:
             sys.settrace(None)
             self._pdb.let_go()
 
     def _make(self) -> RankPdb:
-        """The debugger; another one where what is run at its prompt, or another thread, comes to a breakpoint."""
-        is_elsewhere = threading.current_thread() is not threading.main_thread()  # two of them would share one's state
+        """Return the debugger; a new one for a breakpoint in code run at its prompt, or on another thread."""
+        is_elsewhere = threading.current_thread() is not threading.main_thread()  # two threads would share its state
         if is_elsewhere or (self._pdb is not None and self._pdb.is_asking):
             return RankPdb(prompts=self._prompts)
         if self._pdb is None:
@@ -93,11 +95,11 @@ class RankPdb(Pdb):
     botframe: FrameType | None
 
     def __init__(self, completekey: Any = None, stdin: Any = None, stdout: Any = None, **options: Any) -> None:
-        # pdb itself makes another one, for its command `debug`, which reads where the first one does.
+        # For its command `debug`, pdb itself makes another one, which reads from the same source.
         self._lines = CommandLines(options.pop("prompts", None) or stdin.prompts, self)
         super().__init__(completekey, self._lines, stdout, nosigint=True, **options)
         self.use_rawinput = False
-        self.prompt = ""  # the controller's shows who is asked
+        self.prompt = ""  # the controller's prompt names the ranks
         self.is_asking = False
         self._is_interrupted = False
 
@@ -111,7 +113,7 @@ class RankPdb(Pdb):
         return f"{name}:{line}" + ("" if code.co_name.startswith("<module") else f" in {code.co_name}")
 
     def stop_at(self, frame: FrameType) -> None:
-        """Take commands here, and go on as they say. Not at the next line: there may be none."""
+        """Take commands here, then continue as they request. Not at the next line: there may be none."""
         self.initial_frame = frame
         self.reset()
         self._trace_from(frame)
@@ -120,11 +122,11 @@ class RankPdb(Pdb):
         if self.quitting:
             raise BdbQuit
         if self.stoplineno != CONTINUES or self.breaks:
-            self._trace_from(frame)  # again: a breakpoint that a command has come to may have taken it off
+            self._trace_from(frame)  # again: a breakpoint within a command may have removed it
             sys.settrace(self.trace_dispatch)
 
     def let_go(self) -> None:
-        """Hold no frames."""
+        """Release all frames."""
         self.forget()
         self._set_stopinfo(None, None)
         self.botframe = None
@@ -134,13 +136,13 @@ class RankPdb(Pdb):
         self._parent_skip_cache.clear()
 
     def _trace_from(self, frame: FrameType | None) -> None:
-        """Have the frames that run now traced, too, once there is a trace."""
+        """Set the trace function of the frames that run now; it takes effect with `sys.settrace`."""
         while frame is not None:
             frame.f_trace = self.trace_dispatch
             self.botframe = frame
             frame = frame.f_back
 
-    # -- where it stops ------------------------------------------------------------------
+    # -- where it stops ------------------------------------------------------------
 
     def get_stack(self, *arguments: Any, **keywords: Any) -> tuple[list[tuple[FrameType, int]], int]:
         stack, position = super().get_stack(*arguments, **keywords)
@@ -150,26 +152,26 @@ class RankPdb(Pdb):
     def stop_here(self, frame: FrameType) -> bool:
         return _is_called_by_user(frame) and bool(super().stop_here(frame))
 
-    # IPython runs each statement of a cell by itself: its begin and its end are no places to stop at.
+    # IPython runs each statement of a cell by itself: a stop at its begin or end is of no use.
 
     def user_call(self, frame: FrameType, arguments: Any) -> None:
-        """A function begins."""
+        """Handle the call of a function."""
         if not _is_statement(frame):
             super().user_call(frame, arguments)
 
     def user_return(self, frame: FrameType, value: Any) -> None:
-        """A function returns."""
+        """Handle the return of a function."""
         if not _is_statement(frame):
             super().user_return(frame, value)
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
-        """An exception comes to a frame; to one beneath the cell it is that a statement with `await` is over."""
+        """Handle an exception. Beneath the cell it only marks the end of a statement with `await`."""
         if _is_called_by_user(frame):
             super().user_exception(frame, exc_info)
         else:
             self.set_step()
 
-    # -- what it says --------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------
 
     def do_interact(self, arg: str) -> None:
         """interact
@@ -179,13 +181,13 @@ class RankPdb(Pdb):
         self.error("interact is not for ranks: what is no command is run as Python")
 
     def print_stack_entry(self, frame_lineno: tuple[FrameType, int], prompt_prefix: str = "") -> None:
-        """Without the blank line that IPython puts before its own prompt."""
+        """Print a frame without the blank line that IPython puts before its own prompt."""
         self.message(self.format_stack_entry(frame_lineno, "").rstrip("\n"))
 
-    # -- interrupts ----------------------------------------------------------------------
+    # -- interrupts ----------------------------------------------------------------
 
     def interaction(self, frame: FrameType | None, tb_or_exc: BaseException | TracebackType | None) -> None:
-        """Take commands; one debugger at a time, since a person sees one place of a rank."""
+        """Take commands; one debugger at a time, since the prompt shows one place of a rank."""
         with self._lines.prompts.floor:
             self.is_asking, self._is_interrupted = True, False
             try:
@@ -196,7 +198,7 @@ class RankPdb(Pdb):
             raise KeyboardInterrupt
 
     def _cmdloop(self) -> None:
-        """Take commands. An interrupt ends that: the cell is what it is meant for."""
+        """Take commands. An interrupt ends this, since it is meant for the cell."""
         try:
             self.cmdloop()
         except KeyboardInterrupt:
@@ -205,14 +207,14 @@ class RankPdb(Pdb):
             sys.settrace(None)
 
     def _error_exc(self) -> None:
-        """A command has raised."""
+        """Print the error of a command, or raise its KeyboardInterrupt."""
         if isinstance(error := sys.exc_info()[1], KeyboardInterrupt):
             raise error
         super()._error_exc()
 
 
 class CommandLines:
-    """What the debugger reads its commands from."""
+    """The stream from which the debugger reads its commands."""
 
     def __init__(self, prompts: RankPrompts, debugger: RankPdb) -> None:
         self.prompts = prompts
@@ -231,7 +233,7 @@ def _is_statement(frame: FrameType) -> bool:
 
 
 def _is_called_by_user(frame: FrameType | None) -> bool:
-    """Whether it is code of the user's, or of a library that his code has called, and not what runs cells."""
+    """Whether it is the user's code, or library code called by it, and not the code that runs cells."""
     while frame is not None and not _is_beneath(frame):
         if is_user_code(frame.f_code.co_filename):
             return True

@@ -1,8 +1,8 @@
-"""What a variable is made of, as digests: whether ranks have the same can be told without moving it.
+"""Digests of a variable's parts, with which ranks compare it without sending it.
 
-A value is taken apart into parts (the entries of a dict, the attributes of an object, the parameters of a model, the
-columns of a table), each with a hash of its content. Where a thing lies does not count: on cuda:0 and on cuda:1 the
-same numbers are the same.
+A value is split into parts (the entries of a dict, the attributes of an object, the parameters of a model, the columns
+of a table), each with a hash of its content. The device does not count: equal numbers on cuda:0 and cuda:1 are the
+same.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from meshbook.runtime.cells.tables import columns_of, content_of, library_of, nu
 from meshbook.runtime.cells.values import summarize_tensor
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 
-MOST_PARTS = 20_000  # of one variable; what comes after these is one part
+MOST_PARTS = 20_000  # of one variable; the rest is one part
 DEEPEST = 20
 BLOCK = 4 << 20  # bytes of a tensor that have a digest of their own, and are moved together
-_FEW = 64  # elements of a list of numbers, which are parts each; of more they are one, as an array would be
-_EXACT = {int, float, complex, str, bool, bytes, bytearray, type(None), range}  # whose text is all there is to them
+_FEW = 64  # elements of a list of numbers that are parts each; a longer list is one part, like an array
+_EXACT = {int, float, complex, str, bool, bytes, bytearray, type(None), range}  # types that their text represents fully
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
 class NumberDigests:
-    """Numbers that can be compared one by one: their shape, how large one is, and a digest for each block of them."""
+    """Numbers that can be compared one by one: their shape, the size of each, and a digest for each block of them."""
 
     shape: tuple[int, ...]
     item_size: int
@@ -49,7 +49,7 @@ class NumberDigests:
 
 @dataclass(frozen=True, slots=True)
 class DigestPart:
-    """A part that has no parts: `path` leads to it (`['model'].lr`), `kind` is what it is beside its content."""
+    """A part without parts: `path` leads to it (`['model'].lr`), `kind` is its type without its content."""
 
     path: str
     kind: str
@@ -60,7 +60,7 @@ class DigestPart:
 
 @dataclass(frozen=True, slots=True)
 class VariableDigest:
-    """A variable in its parts; one that is a single thing has one, whose path is empty."""
+    """The parts of a variable. A variable that is a single value has one part, with an empty path."""
 
     type_name: str
     parts: tuple[DigestPart, ...]
@@ -68,7 +68,7 @@ class VariableDigest:
 
 @dataclass(frozen=True)
 class DigestRequest(VariableRequest):
-    """Take a variable apart; None where there is none of this name."""
+    """Request the digest of a variable; None if there is none of this name."""
 
     name: str
 
@@ -84,7 +84,7 @@ class DigestRequest(VariableRequest):
 
 @dataclass(frozen=True)
 class FetchBlocks(VariableRequest):
-    """Send numbers of a variable, as one dimension: of each path these blocks. What is gone by now is left out."""
+    """Request numbers of a variable, flattened: these blocks of each path. Paths that no longer exist are left out."""
 
     name: str
     blocks: Mapping[str, tuple[int, ...]]
@@ -96,7 +96,7 @@ class FetchBlocks(VariableRequest):
 
 
 def _folded(parts: list[DigestPart]) -> list[DigestPart]:
-    """With those that are too many as one."""
+    """Merge the parts beyond the maximum into one."""
     if len(parts) <= MOST_PARTS:
         return parts
     rest = parts[MOST_PARTS:]
@@ -114,7 +114,7 @@ def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> I
 
 
 def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """The parts of a value, each with how it is reached; None where it is one thing."""
+    """The parts of a value, each with its path; None if the value has none."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", value[key]) for key in value] or None
     if isinstance(value, list | tuple):
@@ -135,7 +135,7 @@ def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def _tensors_in(value: Any) -> list[tuple[str, Any]] | None:
-    """The plain tensors that another tensor consists of; of one that is spread over ranks the one that is here."""
+    """The plain tensors that make up another tensor; of a distributed tensor, its local part."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
@@ -160,7 +160,7 @@ def _is_numeric(value: Any) -> bool:
 
 
 def part_of(path: str, value: Any) -> DigestPart:
-    """A part as it is told."""
+    """Return the digest of a part."""
     kind = type(value).__name__
     if not _has_numbers(value):
         content = content_of(value) if library_of(value) else None
@@ -180,7 +180,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _look_at(value: Any) -> tuple[str, str]:
-    """Its kind and its statistics."""
+    """Return its kind and its statistics."""
     summary = summarize_tensor(value)
     assert summary is not None
     kind = f"{summary.type_name} {summary.shape} {summary.dtype} {summary.device.partition(':')[0]}"
@@ -204,9 +204,9 @@ def _content_of(value: Any) -> bytes:
 
 
 def _pickled(value: Any) -> bytes:
-    """All that there is to a value: what is printed of arrays and tables leaves out most. Empty where it has no pickle.
+    """The whole content of a value, since the text of arrays and tables leaves out most. Empty if it has no pickle.
 
-    Without pickle's memo, in which it counts whether equal things are one thing.
+    Without pickle's memo, which distinguishes equal objects from identical ones.
     """
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, 5)
@@ -219,7 +219,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _blocks_of(value: Any) -> Iterator[Any]:
-    """Its content in pieces, from wherever it lies."""
+    """The content in pieces, from any device."""
     if not _is_numeric(value):
         yield repr(value).encode()
         return

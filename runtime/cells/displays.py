@@ -1,4 +1,4 @@
-"""What a rank displays, on its way to the cell that it belongs to."""
+"""Sends the displays of a rank to the cell that they belong to."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Displays:
     def __init__(self, node: Any, spec: Callable[[], Any]) -> None:
         self._node = node
         self._spec = spec
-        self._origins: OrderedDict[str, str] = OrderedDict()  # which cell has shown the display of an id
+        self._origins: OrderedDict[str, str] = OrderedDict()  # display id -> the cell that has shown it
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str = "", *, update: bool) -> None:
-        """Display something; an update goes to the cell that has shown what it replaces."""
+        """Display something; an update goes to the cell that shows the display it replaces."""
         self._flush()
         origin = self._origin_of(display_id) if update else current_origin()
         if display_id and not update:
@@ -37,10 +37,10 @@ class Displays:
         self._send(chunk)
 
     def clear(self, wait: bool) -> None:
-        """Take back what this rank has shown in the cell, at once or when it shows the next thing."""
+        """Clear the output of this rank in the cell, at once or with its next output (`wait`)."""
         origin, spec = current_origin(), self._spec()
         if self._node.capture is not None:
-            self._node.capture.end(origin)  # with its rows, which else would come back
+            self._node.capture.end(origin)  # with its rows, which would come back otherwise
         self._send(ClearChunk(origin, spec.world.mesh, spec.rank, wait, self._options))
 
     def _origin_of(self, display_id: str) -> str:
@@ -57,7 +57,7 @@ class Displays:
 
     def _flush(self) -> None:
         if self._node.capture is not None:
-            self._node.capture.flush()  # what was printed before is shown before
+            self._node.capture.flush()  # earlier output is shown before the display
 
     def _send(self, chunk: Chunk) -> None:
         target = Target(self._node.controller, TELEMETRY)

@@ -1,7 +1,7 @@
-"""Interrupts of cells: bound to one execution, raised in the user's code and nowhere else.
+"""Interrupts of cells: each is bound to one execution, and raised only in the user's code.
 
-The main thread runs cells, the control thread asks for interrupts; what they share is the one object at the bottom,
-because a process has one handler of SIGINT.
+The main thread runs cells, and the control thread requests interrupts. They share the one object at the bottom, since a
+process has one handler of SIGINT.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
-# Seconds after a signal, for another one: one that comes in the instant before a blocking call begins is felt only when
-# that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
+# Seconds after a signal, until it is sent again. A signal in the instant before a blocking call begins takes effect
+# only when that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
 INSIST = (0.05, 0.2, 0.5, 1.0)
-MOST_WANTED = 1000  # a request for an execution that is over already is not told from one for one that is to come
+MOST_WANTED = 1000  # requests for ended executions stay in the table, since they look like requests for later ones
 
 
 class Interrupts:
-    """Whether a cell runs, which, and whether it is to be interrupted."""
+    """The running cell, and whether it is to be interrupted."""
 
     def __init__(self) -> None:
         self.origin = ""  # the execution that runs now
-        self.is_open = False  # whether user code of it does
+        self.is_open = False  # whether its user code runs
         self._aborting = threading.Lock()  # held while process groups are broken
-        self._aborted = ""  # the last execution for which they were
-        self._wanted: dict[str, None] = {}  # executions that are to be interrupted, those that are yet to come as well
+        self._aborted = ""  # the last execution for which they were broken
+        self._wanted: dict[str, None] = {}  # executions to interrupt, running or yet to come
         self._show_unraisable: Callable[[Any], object] = sys.unraisablehook
         self._main = threading.main_thread().ident or 0
 
     def install(self) -> None:
-        """Take over SIGINT, and what is lost of it; on the main thread."""
+        """Install the handler of SIGINT and the hook for unraisable exceptions; on the main thread."""
         signal.signal(signal.SIGINT, self._on_signal)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
     def request(self, origin: str) -> bool:
-        """Interrupt this execution, from any thread. False where it is not running.
+        """Interrupt this execution, from any thread. False if it is not running.
 
-        Where it is yet to come, its user code ends before it begins: the cell waits for the main thread, maybe behind
-        other cells, and a request, which does not, may be here first.
+        An execution that is yet to come ends before its user code begins. The cell waits for the main thread, maybe
+        behind other cells, so the request may arrive before it.
         """
         self._want(origin)
         if self.origin != origin:
@@ -66,71 +66,72 @@ class Interrupts:
 
     def _insist(self, origin: str) -> None:
         for pause in INSIST:
-            time.sleep(pause)  # a signal that was not felt tells nobody
+            time.sleep(pause)  # there is no event for a signal without effect
             if not self._is_unheard(origin):
                 return
             self._signal()
 
     def _is_unheard(self, origin: str) -> bool:
-        """Whether the signal has reached nobody; a handler of the user's own would get each, and cannot tell us."""
+        """Whether the signal had no effect yet. False with a handler of the user's own, which gets each signal."""
         is_wanted = origin in self._wanted and self.origin == origin
         return is_wanted and signal.getsignal(signal.SIGINT) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. One that comes
-        # late, when another cell runs already, is for nobody.
+        # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. A late one, when
+        # another cell already runs, is dropped.
         if self.is_open:
             self.raise_wanted()
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        """Python drops what is raised in a finaliser or a callback of C's. An interrupt that came there comes again."""
+        """Repeat an interrupt that was raised in a finalizer or a C callback, where Python drops it."""
         is_ours = unraisable.exc_type is KeyboardInterrupt and threading.get_ident() == self._main and self.origin
         if not is_ours:
             self._show_unraisable(unraisable)
             return
         self._want(self.origin)
-        self._begin_to_insist(self.origin)  # not at once: this hook is no place to raise it either
+        self._begin_to_insist(self.origin)  # not at once: this hook cannot raise it either
 
     @contextmanager
     def aborting(self, origin: str) -> Iterator[None]:
-        """Around the breaking of process groups for this execution."""
+        """A context for breaking the process groups for this execution."""
         with self._aborting:
             self._aborted = origin
             yield
 
     def was_aborted(self, origin: str) -> bool:
-        """Whether process groups were broken for this execution; waits for the end of that."""
+        """Whether process groups were broken for this execution. Waits while they are being broken."""
         with self._aborting:
             return self._aborted == origin
 
     def during(self, origin: str) -> AbstractContextManager[None]:
-        """Around this execution, with what the runtime and IPython do for it."""
+        """A context for this execution, with the work of the runtime and IPython around it."""
         return _Execution(self, origin)
 
     def user_code(self) -> AbstractContextManager[None]:
-        """Around user code of the execution, and nothing else. KeyboardInterrupt where that has been asked for."""
+        """A context for user code of the execution only. Raises a requested KeyboardInterrupt."""
         return _UserCode(self)
 
     def runtime_code(self) -> AbstractContextManager[None]:
-        """Around code of the runtime that user code has called, where KeyboardInterrupt would break something.
+        """A context for runtime code called by user code, which a KeyboardInterrupt would break.
 
-        On other threads, where it is never raised, it does nothing. One that has been asked for meanwhile is raised at
-        the end.
+        It does nothing on other threads, where KeyboardInterrupt is never raised. An interrupt that is requested
+        meanwhile is raised at the end.
         """
         return _RuntimeCode(self) if threading.get_ident() == self._main else nullcontext()
 
     def raise_wanted(self) -> None:
-        """KeyboardInterrupt, once, if this execution is to be interrupted."""
+        """Raise KeyboardInterrupt, once, if this execution is to be interrupted."""
         if self.origin in self._wanted:
             del self._wanted[self.origin]
             raise KeyboardInterrupt
 
     def forget(self, origin: str) -> None:
-        """This execution is over."""
+        """Drop the request for this execution, which has ended."""
         self._wanted.pop(origin, None)
 
 
-# No generators: one that a signal cuts off before its `with` has begun is closed at some later time, in another cell.
+# Classes, not generators: a generator that a signal cuts off before its `with` has begun is closed at some later time,
+# in another cell.
 
 
 class _Execution(AbstractContextManager[None]):
@@ -148,7 +149,7 @@ class _Execution(AbstractContextManager[None]):
 
 
 class _UserCode(AbstractContextManager[None]):
-    """Cells may run cells: at the end of the inner one the outer one goes on."""
+    """Restores the state of the outer cell at its end, since cells may run cells."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

@@ -1,8 +1,8 @@
-"""`input()`, `getpass` and `sys.stdin` of a rank: what they ask for, a person at the notebook answers.
+"""`input()`, `getpass` and `sys.stdin` of a rank: a person at the notebook answers.
 
-    input() -> Question -> the controller's desk -> ... -> Answer -> the thread that waits here
+    input() -> PromptQuestion -> controller -> ... -> PromptAnswer -> the thread that waits here
 
-The thread waits for a plain event, and not as other calls do: an interrupt then comes upon nothing of the runtime's.
+The thread waits for a plain event, unlike other calls: an interrupt then hits no code of the runtime.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ NOWHERE = Extent((), ())
 
 
 class RankPrompts:
-    """What this rank asks."""
+    """The prompts of this rank."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._numbers = itertools.count(1)
-        self.floor = threading.RLock()  # held by the debugger that talks to the person
+        self.floor = threading.RLock()  # held by the debugger that takes commands
 
     @property
     def pause(self) -> str:
-        """What its main thread waits for, if it does."""
+        """The prompt for which the main thread waits, as text; empty if it waits for none."""
         return self._node.signs.pause
 
     def install(self) -> None:
-        """Take the places of Python's own ways to ask, which would find no keyboard here."""
+        """Replace Python's own input functions, which have no keyboard here."""
         builtins.input = self.input
         getpass.getpass = self.getpass
         sys.stdin = RankInput(self)
 
     def input(self, prompt: object = "", /) -> str:
-        """A line from whoever sits at the notebook. EOFError, or StdinNotImplementedError where nobody does."""
+        """Read a line from the user of the notebook. EOFError, or StdinNotImplementedError without a keyboard."""
         return self.ask("input", str(prompt))
 
     def getpass(self, prompt: str = "Password: ", stream: Any = None, **options: Any) -> str:
-        """The same, not shown while it is typed."""
+        """Read a line that is not shown while it is typed."""
         return self.ask("password", str(prompt))
 
     def ask(self, kind: Kind, prompt: str = "", place: str = "") -> str:
-        """What is answered to this; EOFError and StdinNotImplementedError like `input`."""
+        """Return the answer to this question; EOFError and StdinNotImplementedError as for `input`."""
         spec = self._node.place
         question = PromptQuestion(
             *(current_origin(), spec.world.mesh, spec.rank, next(self._numbers), kind), prompt=prompt, place=place
@@ -73,7 +73,7 @@ class RankPrompts:
 
     def _wait_for_answer(self, question: PromptQuestion) -> PromptAnswer:
         if self._node.capture is not None:
-            self._node.capture.flush()  # what was printed before it is shown before it
+            self._node.capture.flush()  # earlier output is shown before the prompt
         asked, answered = PerRank(1), threading.Event()
         self._tell("ask", question, reply_handler=asked)
         (future,) = asked.futures
@@ -109,7 +109,7 @@ class RankPrompts:
 
 
 def _words(kind: Kind, prompt: str) -> str:
-    """What was asked for, as its code says it."""
+    """Return the call that needs the input, as source code."""
     match kind:
         case "input":
             return f"input({prompt!r})"
@@ -122,7 +122,7 @@ def _words(kind: Kind, prompt: str) -> str:
 
 
 class RankInput(io.TextIOBase):
-    """`sys.stdin` of a rank: each line is asked for, without a prompt."""
+    """`sys.stdin` of a rank: each line is a prompt without text."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -133,7 +133,7 @@ class RankInput(io.TextIOBase):
         self._prompts = prompts
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """The next line, whole whatever `size` says; the empty string at the end of all input."""
+        """The next line, whole whatever `size` is; the empty string at the end of all input."""
         try:
             return f"{self._prompts.input()}\n"
         except EOFError:
@@ -152,5 +152,5 @@ class RankInput(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor that subprocesses inherit, from which nothing comes."""
+        """The descriptor that subprocesses inherit; it provides no input."""
         return 0

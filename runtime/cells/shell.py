@@ -1,4 +1,4 @@
-"""The IPython shell of a rank: runs a cell on the main thread and keeps what it leaves, instead of printing it."""
+"""The IPython shell of a rank: runs a cell on the main thread, and keeps its value or error instead of printing it."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.telemetry import spans_of_collectives
 from meshbook.runtime.traces import OWN
 
-# What IPython writes of frames in tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
+# The start of frames in IPython's tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
 NEVER_SHOWN = tuple(
     f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)
 )
 OURS = tuple(map(compress_user, OWN))
 FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
-# Where IPython's syntax may be: magics, shell commands, help; autocall; prompts that were pasted; a first line that is
-# blank or indented.
+# Marks of IPython's syntax: magics, shell commands, help; autocall; pasted prompts; a first line that is blank or
+# indented.
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
-# A magic of the notebook's as a line of a traceback shows it: after its number, and as the comment that has travelled.
+# A magic of the notebook as a line of a traceback shows it: after its number, and as the comment sent to the rank.
 _CODES = r"(?:\x1b\[[\d;]*m)*"
 _MAGIC_ABOVE = re.compile(rf"^({_CODES} *\d+{_CODES} {_CODES})#(?=%%(?:mesh|time|timeit)\b)")
-# The comments that stand for the line of `%%mesh`, and those below it.
+# The comments that replace the line of `%%mesh`, and those below it.
 COMMENTS = re.compile(r"(?:#.*\n)*")
-# Such comments where the cell's own first line is a cell magic.
+# Such comments if the cell's own first line is a cell magic.
 MAGIC_BELOW = re.compile(r"(?:#.*\n|[ \t]*\n)+(?=%%\w)")
 INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]  # not in typeshed
 # Figures of these backends of matplotlib are widgets, which need a comm to the notebook.
@@ -74,13 +74,14 @@ class RunResult:
 
 
 class CellCompiler(CachingCompiler):
-    """Names a cell `<cell 9>` by its number in the notebook, so that tracebacks and places say that."""
+    """Names a cell `<cell 9>` by its number in the notebook, for tracebacks and places."""
 
     number = 0
 
     def __init__(self) -> None:
         super().__init__()
-        # A prompt waits for the rest of such an input; here it would only hide what is wrong ("'(' was never closed").
+        # A prompt waits for the rest of incomplete input; here the flag would only hide the error ("'(' was never
+        # closed").
         self.flags &= ~INCOMPLETE
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
@@ -103,29 +104,29 @@ class KeepValue(DisplayHook):
             self.fill_exec_result(result)
 
     def update_user_ns(self, result: Any) -> None:
-        """`_` is the last value, as in any IPython; there is no `_9`, which would keep tensors alive."""
+        """Set `_` to the last value, as in any IPython. There is no `_9`, which would keep tensors alive."""
         self.shell.user_ns["_"] = result
 
 
 class SendDisplay(DisplayPublisher):
-    """Hands rich displays on."""
+    """Passes rich displays to `Displays`."""
 
     displays: Displays
 
     def publish(
         self, data: Any, metadata: Any = None, *arguments: Any, transient: Any = None, update: bool = False, **more: Any
     ) -> None:
-        """Show this; with an id in `transient` it may be replaced, or replaces what has it (`update`)."""
+        """Show a display. An id in `transient` makes it replaceable; `update` replaces the display of that id."""
         display_id = (transient or {}).get("display_id") or ""
         self.displays.publish(data, metadata or {}, display_id, update=update)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Take back what this rank shows in the cell; other ranks' output stays."""
+        """Clear the output of this rank in the cell; other ranks' output stays."""
         self.displays.clear(wait)
 
 
 class RankShell(InteractiveShell):
-    """One per worker; its namespace is the worker's `__main__`."""
+    """The shell of a worker; its namespace is the worker's `__main__`."""
 
     prompts: RankPrompts
     debugging: Debugger
@@ -140,7 +141,7 @@ class RankShell(InteractiveShell):
         super().init_history()
 
     def init_io(self) -> None:
-        """Nothing: the streams are the capture's."""
+        """Do nothing: the capture owns the streams."""
 
     def init_prompts(self) -> None:
         """Nothing: with prompts in `sys` a process is interactive, and Lightning refuses to train on several ranks."""
@@ -155,7 +156,7 @@ class RankShell(InteractiveShell):
         yield
 
     def showtraceback(self, *arguments: Any, **keywords: Any) -> None:
-        """Render the error for the notebook; but an interrupt or an exit is told in a line."""
+        """Render the error for the notebook, except an interrupt or an exit, which is reported in one line."""
         error = sys.exc_info()[1]
         if error is None or isinstance(error, KeyboardInterrupt | asyncio.CancelledError | SystemExit):
             return
@@ -166,31 +167,31 @@ class RankShell(InteractiveShell):
         try:
             super().showtraceback(*arguments, **keywords)
         except KeyboardInterrupt:
-            return  # the error stands, without its rendering
+            return  # the error is kept without its rendering
         finally:
             self._is_rendering = False
 
     _is_rendering = False
 
     def get_exception_only(self, *arguments: Any, **keywords: Any) -> str:
-        """The error in a line; IPython would print it as well where an interrupt cuts a rendering off."""
+        """The error in a line. Raises if IPython calls it for an interrupted rendering, and would print it as well."""
         if self._is_rendering:
             raise KeyboardInterrupt
         told: str = super().get_exception_only(*arguments, **keywords)
         return told
 
     def show_usage_error(self, error: Any) -> None:
-        """Nothing: a magic that was misused is told in a line."""
+        """Do nothing: a misused magic is reported in one line."""
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         stb = [part for part in stb if not self._is_ours(part)]  # the user's frames are before
-        # The last entry is the exception's own line, which the notebook says once for all ranks that share it.
+        # The last entry is the exception's own line, which the notebook shows once for all ranks that share it.
         lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
-        # Not in the source itself: IPython shows no colours, and no mark at the fault, where that cannot be parsed.
+        # Not in the source itself: IPython shows no colours, and no mark at the error, in source that cannot be parsed.
         self.kept.rendered = [_MAGIC_ABOVE.sub(r"\1", line) for line in lines.split("\n")]
 
     def _is_ours(self, part: str) -> bool:
-        """Whether this part of a traceback is a frame that its user is not shown."""
+        """Whether this part of a traceback is a frame that is hidden from the user."""
         hidden = NEVER_SHOWN if self.InteractiveTB.mode == "Verbose" else OURS
         frame = FRAME.match(part)
         return frame is not None and any(place in frame[0] for place in hidden)
@@ -206,10 +207,10 @@ class RankShell(InteractiveShell):
             raise UsageError(NO_WINDOWS.format(gui))
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[str | None, str]:
-        """Let matplotlib draw below the cell or into files; what needs a window or a widget is refused."""
+        """Let matplotlib draw below the cell or into files. Backends that need a window or a widget are refused."""
         if gui in WIDGET_BACKENDS:
             raise UsageError(NO_WINDOWS.format(gui))
-        # Before the backend is loaded, which fails first where its library is not installed.
+        # Before the backend is loaded, which fails first if its library is not installed.
         self.enable_gui(pylabtools.find_gui_and_backend(gui)[0])
         chosen: tuple[str | None, str] = super().enable_matplotlib(gui)
         return chosen
@@ -224,7 +225,7 @@ class RankShell(InteractiveShell):
         raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
 
     def debugger(self, force: bool = False) -> None:
-        """What `%debug` does, and `%pdb on` at an error."""
+        """Open the debugger for `%debug`, and for `%pdb on` at an error."""
         error = getattr(sys, "last_value", None)
         if error is None:
             print("no error is kept here: there is nothing to debug", file=sys.stderr)
@@ -232,7 +233,7 @@ class RankShell(InteractiveShell):
             self.debugging.examine(error)
 
     def examine(self, error: BaseException) -> None:
-        """Look at the error that has just ended a cell, unless that was stopped rather than broken, or never ran."""
+        """Open the debugger at the error of a cell, unless the cell was interrupted or exited, or never ran."""
         if frames_of(error) and not isinstance(error, KeyboardInterrupt | SystemExit | SyntaxError | bdb.BdbQuit):
             # The cell ends with its error all the same.
             with contextlib.suppress(KeyboardInterrupt, StdinNotImplementedError):
@@ -241,7 +242,7 @@ class RankShell(InteractiveShell):
     kept: RunResult = RunResult()
 
     def run_source(self, source: str, number: int) -> RunResult:
-        """Run a cell and return what it left; only KeyboardInterrupt of the runtime itself gets out."""
+        """Run a cell and return its outcome. Only a KeyboardInterrupt of the runtime itself is raised."""
         self.kept = RunResult()
         self.execution_count = number
         self.compile.number = number
@@ -255,16 +256,16 @@ class RankShell(InteractiveShell):
         return self.kept
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run code of the user's. What IPython does around it swallows interrupts in some places."""
+        """Run code of the user's. IPython's code around it swallows interrupts in some places."""
         with INTERRUPTS.user_code():
             failed: bool = await super().run_code(code_obj, result, async_=async_)
         return failed
 
     def forget_error(self) -> None:
-        """Let go of the last error, and with its frames of what those hold.
+        """Release the last error, and with its frames the objects that they hold.
 
-        The store of a process group that was broken would else go on, and a new group would meet in it: each of its
-        ranks finds there what the old ones have left.
+        Otherwise the store of a broken process group would keep running. A new group would meet in it, and each rank
+        would find the data of the old group there.
         """
         self.kept = RunResult()
         self.last_execution_result = None
@@ -279,17 +280,18 @@ class RankShell(InteractiveShell):
         return self.own(tuple(self.user_ns))
 
     def bindings(self) -> dict[str, int]:
-        """What each name is bound to, by its identity: by the objects themselves they would stay alive."""
+        """The identity of each name's object. References to the objects would keep them alive."""
         return dict(zip(self.user_ns, map(id, self.user_ns.values()), strict=True))
 
     def own(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of these names that are variables of the user's."""
         return tuple(name for name in names if not name.startswith("_") and name not in self.user_ns_hidden)
 
-    # A cell finds its worker cold, so each microsecond of work costs five. What follows spares half of a short cell's.
+    # A cell runs with cold CPU caches, so each microsecond of work costs five. The following saves half of a short
+    # cell's time.
 
     def transform_cell(self, raw_cell: str) -> str:
-        """IPython's own syntax into Python; what has none of its marks stays as it is, and need not be tokenized."""
+        """Transform IPython's own syntax into Python. A cell without its marks is unchanged and not tokenized."""
         if MARKS.search(raw_cell, find_end_of_comments(raw_cell)) is None and not self._has_more_transforms():
             return raw_cell if raw_cell.endswith("\n") else f"{raw_cell}\n"
         found = MAGIC_BELOW.match(raw_cell)
@@ -298,7 +300,7 @@ class RankShell(InteractiveShell):
         return raw_cell[:start] + transformed
 
     def _has_more_transforms(self) -> bool:
-        """Whether somebody added some: the marks are those of IPython's."""
+        """Whether transforms were added: the marks are only those of IPython's own."""
         manager = self.input_transformer_manager
         added = [*manager.cleanup_transforms, *manager.line_transforms, *manager.token_transformers]
         return len(added) != NUMBER_OF_TRANSFORMS or bool(self.input_transformers_post)
@@ -306,7 +308,7 @@ class RankShell(InteractiveShell):
     def should_run_async(
         self, raw_cell: str, *, transformed_cell: str | None = None, preprocessing_exc_tuple: Any = None
     ) -> bool:
-        """Whether the cell awaits; compiled to find out only where it has one of the words."""
+        """Whether the cell awaits. It is compiled for that only if it has `await` or `async` in its text."""
         if transformed_cell is not None and "await" not in transformed_cell and "async" not in transformed_cell:
             return False
         found: bool = super().should_run_async(
@@ -316,13 +318,13 @@ class RankShell(InteractiveShell):
 
 
 def find_end_of_comments(source: str) -> int:
-    """Where the comments above the code end. Whatever marks are in them, they are Python."""
+    """Return where the comments above the code end. They are Python, whatever marks they contain."""
     above = COMMENTS.match(source)
     return above.end() if above is not None else 0
 
 
 def has_group(error: BaseException | None) -> bool:
-    """Whether the error, or what it was raised in, is an exception group."""
+    """Whether the error, or an error in its context, is an exception group."""
     while error is not None:
         if isinstance(error, BaseExceptionGroup):
             return True
@@ -331,7 +333,7 @@ def has_group(error: BaseException | None) -> bool:
 
 
 def render_group(error: BaseException) -> str:
-    """As Python prints it, from the cell's first frame on."""
+    """Render it as Python prints it, from the cell's first frame on."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell"):
         trace = trace.tb_next
@@ -339,7 +341,7 @@ def render_group(error: BaseException) -> str:
 
 
 def ends_in_semicolon(source: str) -> bool:
-    """Whether the cell's last expression is not to be shown."""
+    """Whether a semicolon suppresses the cell's last expression."""
     try:
         return ";" in source and bool(DisplayHook.semicolon_at_end_of_expression(source))
     except Exception:
@@ -347,7 +349,7 @@ def ends_in_semicolon(source: str) -> bool:
 
 
 def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
-    """The shell of this process; on the main thread."""
+    """Create the shell of this process; on the main thread."""
     SendDisplay.displays = displays
     config = Config()
     config.InteractiveShell.colors = "neutral"
@@ -390,7 +392,7 @@ class LoopRunner:
         try:
             return self._loop.run_until_complete(task)
         except KeyboardInterrupt:
-            # The cell would otherwise go on when the next one awaits. Where it was, its own cancelling tells best.
+            # Otherwise the cell would continue when the next one awaits. Its cancellation shows best where it was.
             task.cancel()
             self._loop.run_until_complete(asyncio.wait([task]))
             if task.cancelled() or not isinstance(task.result().error_in_exec, asyncio.CancelledError):
