@@ -73,7 +73,7 @@ class CellSupervisor:
         self._watch = DivergenceWatch(self._loop.time(), self._absent)
         self._limit = math.inf
         self._has_begun = False
-        self._aside: set[asyncio.Task[None]] = set()  # what asks the ranks, beside the waiting; an abort waits for none
+        self._aside: set[asyncio.Task[None]] = set()  # queries that run beside the wait; an abort waits for none
         self._roll: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # the text of a time limit that has passed
         self._aborted: set[int] = set()
@@ -225,7 +225,7 @@ class CellSupervisor:
     # -- errors --------------------------------------------------------------------
 
     def judge(self, rank: int, error: RankError) -> RankError:
-        """What we did because another rank failed has consequences; what we did for a person is an interrupt."""
+        """Classify an error: our interrupt after another rank's failure is a consequence, a person's is not."""
         if rank in self._aborted and (error.is_consequence or error.kind == "interrupted"):
             error = self._as_interrupted(rank, error)
         is_ours = error.kind == "interrupted" and not self._policy.is_wanted

@@ -22,7 +22,7 @@ Run = Callable[[], Awaitable[MeshResult]]
 
 @dataclass(frozen=True)
 class Timer:
-    """What is asked for above the cell. `number` of loops (None: as many as take 0.2 s), and how often those."""
+    """The options of a timer line: `number` of runs in a measurement (None: as many as take 0.2 s), and `repeat`."""
 
     repeats: bool
     number: int | None = None

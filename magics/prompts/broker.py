@@ -24,7 +24,7 @@ from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, Promp
 
 logger = logging.getLogger(__name__)
 OVER = PromptAnswer("refused", "no cell runs there that could ask for it")
-LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe that is no terminal it may wait for a line for ever
+LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe it may wait for a line without end
 
 
 class PromptOutput(Protocol):

@@ -44,7 +44,7 @@ Select = Callable[[str], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class DebugPrompt:
-    """A prompt for a command to these ranks, and what is to be said before it."""
+    """A prompt for a command to these ranks, and a remark to show before it."""
 
     ranks: tuple[int, ...]
     text: str
@@ -53,7 +53,7 @@ class DebugPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What a line asks for: a command to those that asked these questions, a text to show, a look at all ranks."""
+    """The meaning of a line: a command for the ranks of these questions, a text to show, or a list of all ranks."""
 
     to: tuple[PromptQuestion, ...] = ()
     command: str = ""
@@ -87,7 +87,7 @@ class DebuggerGroups:
 
     @property
     def is_engaged(self) -> bool:
-        """Whether a person is in the debugger: a rank is stopped, or only steps."""
+        """Whether a person is in the debugger: a rank is stopped, or runs a step."""
         return bool(self._engaged)
 
     def stopped(self, question: PromptQuestion, now: float, others: Iterable[int]) -> None:

@@ -104,7 +104,7 @@ async def run_interruptible(work: Coroutine[Any, Any, T], act: Callable[[], obje
 
 @contextmanager
 def interruptible(act: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C does this, and nothing else: the kernel's own handler does not wake the loop, and is seconds late."""
+    """Make Ctrl-C call only `act`: the kernel's own handler does not wake the loop, and is seconds late."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

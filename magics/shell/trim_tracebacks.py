@@ -34,5 +34,5 @@ def _fold_causes(error: BaseException | None) -> None:
     cause = error.__cause__ or error.__context__ if error is not None else None
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        cause.__traceback__ = without_ours(cause.__traceback__)  # nothing of the user's: its last line says it all
+        cause.__traceback__ = without_ours(cause.__traceback__)  # without user frames, its last line is enough
         cause = cause.__cause__ or cause.__context__

@@ -30,7 +30,7 @@ class UsageError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class HelpRequested:
-    """The line asked for help: show the text, and do nothing else."""
+    """The line has a help option: show the text, and do nothing else."""
 
     text: str
 

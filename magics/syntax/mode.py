@@ -33,7 +33,7 @@ class MeshMode:
 
     @property
     def line_now(self) -> str | None:
-        """The option line for the cell that is about to run; None where that is one of the notebook's own."""
+        """The option line for the cell that is about to run; None if it runs in the notebook."""
         return self.line if not self.is_within and not self._is_silent() else None
 
     @property

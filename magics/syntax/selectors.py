@@ -43,7 +43,7 @@ class SelectionError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Index:
-    """One rank, or one place along a dimension; negative from the end."""
+    """One rank, or one position along a dimension; negative counts from the end."""
 
     value: int
     column: int = field(compare=False, default=1)

@@ -1,4 +1,4 @@
-"""The actors behind `%%mesh`: one runs cells on the worker's main thread, one answers beside it while a cell runs."""
+"""The actors behind `%%mesh`: `CellActor` runs cells on the main thread; `CellControl` answers meanwhile."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class CellActor(Actor):
 
     @endpoint
     def prepare(self) -> bool:
-        """True once cells can run here."""
+        """Return True once cells can run here."""
         return True
 
     @endpoint
     def take_place(self) -> None:
-        """Update `rank`, `world_size` and the like after a resize, unless a cell has set them."""
+        """Update `rank`, `world_size` and the other given names after a resize, unless a cell has set them."""
         self._spec = context().actor_instance.spec
         before, self._given = self._given, _names_of(self._spec)
         self._shell.given = self._given
@@ -152,7 +152,7 @@ class CellActor(Actor):
 
     @endpoint
     def handle(self, request: VariableRequest, operation: str) -> Any:
-        """Read or change variables, as the request says; `operation` names it, should it be interrupted."""
+        """Read or change variables by a request; an interrupt refers to it by `operation`."""
         answer = handle(request, self._namespace, operation)
         self._end(current_origin())
         return answer
@@ -253,7 +253,7 @@ class CellControl(Actor):
 
     @endpoint
     def where(self) -> MainThreadState:
-        """Where the main thread is."""
+        """Return the state of the main thread."""
         if not INTERRUPTS.origin:
             return MainThreadState(is_idle=True)
         return MainThreadState(frames=read_frames(stack_of_main(_awaiting())), pause=_pause())

@@ -1,6 +1,6 @@
-"""Work beside the main thread that may never end: it runs on a thread of its own, and is waited for so long.
+"""Work beside the main thread that may never end: it runs on a thread of its own, with a time limit for the caller.
 
-For completion and inspection, which touch the user's objects: an attribute may be a property that hangs, and a thread
+For completion and inspection, which access the user's objects: an attribute may be a property that hangs, and a thread
 cannot be ended from outside.
 """
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BackgroundThreads:
-    """Runs work on threads of its own, as many at once as `most`; those that hang count until they come back."""
+    """Runs work on separate threads, at most `most` at once; hanging ones count until they return."""
 
     def __init__(self, name: str, most: int = 4) -> None:
         self._name = name
@@ -27,7 +27,7 @@ class BackgroundThreads:
             raise TimeoutError(f"all threads for {self._name} hang in earlier work")
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
-        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger that stops a cell stops all others
+        thread.pydev_do_not_trace = True  # otherwise a debugger that stops a cell stops these threads, too
         thread.start()
         if not task.done.wait(within):
             raise TimeoutError(f"{self._name} took longer than {within:g} s")
@@ -35,7 +35,7 @@ class BackgroundThreads:
 
 
 class _BackgroundTask(Generic[T]):
-    """Work, and what became of it once it is `done`."""
+    """Work, and its outcome once it is `done`."""
 
     def __init__(self, work: Callable[[], T], end: Callable[[], object]) -> None:
         self._work = work
@@ -47,7 +47,7 @@ class _BackgroundTask(Generic[T]):
         try:
             value = self._work()
             self._outcome = lambda: value
-        except BaseException as error:  # raised where it is waited for: nobody looks at this thread
+        except BaseException as error:  # raised in the waiting thread
             self._outcome = functools.partial(_raise, error)
         finally:
             self._end()

@@ -1,7 +1,7 @@
-"""IPython's completion beside running code: what the name before the cursor may become.
+"""IPython's completion beside running code: the completions of the name before the cursor.
 
-Not with jedi: that runs the user's properties, and swaps the warnings filters of the whole process for moments, in
-which a cell on the main thread would lose its own. IPython's guarded evaluation does neither.
+Not with jedi: it runs the user's properties, and briefly swaps the warnings filters of the whole process, so that a
+cell on the main thread would lose its own. IPython's guarded evaluation does neither.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from IPython.core.completer import IPCompleter, completions_sorting_key
 from IPython.core.guarded_eval import EVALUATION_POLICIES
 
 MOST_MATCHES = 500
-# Whose parts may be looked up besides: theirs is a look into dictionaries.
+# Also allowed for attribute and item lookup: their lookups only read dictionaries.
 _MODULES = ("torch", "nn", "Module")
 _CONTAINERS = (*(("torch", "nn", name) for name in ("Sequential", "ModuleList", "ModuleDict", "ParameterList")),)
-UNKNOWN = "<unknown>"  # as IPython says it
+UNKNOWN = "<unknown>"  # IPython's own marker
 _OWNER = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)\.\w*\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What may stand at `start` to `end` (code points of the source) instead of what is there.
+    """A replacement for the text from `start` to `end` (code points of the source).
 
-    `kind` is what IPython calls a type: `function`, `instance`, `module`, `magic`.
+    `kind` is IPython's type: `function`, `instance`, `module`, `magic`.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Match:
 
 
 def make_completer(shell: Any) -> IPCompleter:
-    """A completer for `complete`: of this shell, with its hooks, but not the one that its main thread uses."""
+    """Create a completer for `complete`: of this shell, with its hooks, but not the one that its main thread uses."""
     completer = IPCompleter(shell=shell, namespace=shell.user_ns, global_namespace=shell.user_global_ns, parent=shell)
     completer.use_jedi = False
     completer.custom_completers = shell.strdispatchers.get("complete_command")
@@ -55,10 +55,10 @@ def make_completer(shell: Any) -> IPCompleter:
 
 
 def complete(completer: IPCompleter, source: str, cursor: int) -> list[Match]:
-    """The matches at a cursor of the source, the best first; the source need not be valid Python."""
+    """Return the matches at a cursor of the source, the best first; the source need not be valid Python."""
     before = source[:cursor]
     line_start = before.rfind("\n") + 1
-    # Not the public method: that is made for the main thread, and warns of being provisional at each match.
+    # Not the public method: it is made for the main thread, and warns about being provisional at each match.
     found = completer._complete(
         full_text=source, cursor_line=before.count("\n"), cursor_pos=cursor - line_start
     ).values()
@@ -73,7 +73,7 @@ def _matches(result: Any, cursor: int, kinds: _Kinds) -> Iterator[Match]:
     fragment = str(result["matched_fragment"])
     for found in result["completions"]:
         text, start = found.text, cursor - len(fragment)
-        if text.startswith(".") and fragment.startswith("."):  # the dot stays where it is
+        if text.startswith(".") and fragment.startswith("."):  # the dot stays in place
             text, start = text[1:], start + 1
         yield Match(text, start, cursor, kinds.of(text, found.type or UNKNOWN))
 
@@ -87,7 +87,7 @@ def _once(matches: Iterable[Match]) -> Iterator[Match]:
 
 
 class _Kinds:
-    """What IPython calls `variable` or `attribute`, said better, without running anything of the user's."""
+    """Refines IPython's kinds `variable` and `attribute`, without running the user's code."""
 
     def __init__(self, completer: IPCompleter, line: str) -> None:
         self._names = completer.namespace
@@ -105,7 +105,7 @@ class _Kinds:
 
 
 def kind_of(value: Any) -> str:
-    """`module`, `class`, `function`, `property` or `instance`, as front ends have icons for them."""
+    """Return `module`, `class`, `function`, `property` or `instance`, for which front ends have icons."""
     if isinstance(value, ModuleType):
         return "module"
     if isinstance(value, type):
@@ -117,7 +117,7 @@ def kind_of(value: Any) -> str:
 
 
 def _resolve(names: dict[str, Any], path: Sequence[str]) -> Any:
-    """The object at the end of a dotted path, as far as it can be had without running anything."""
+    """Return the object at the end of a dotted path, as far as that is possible without running code."""
     value = names.get(path[0])
     for name in path[1:]:
         value = _static(value, name)
@@ -129,5 +129,5 @@ def _resolve(names: dict[str, Any], path: Sequence[str]) -> Any:
 def _static(owner: Any, name: str) -> Any:
     try:
         return inspect.getattr_static(owner, name, None)
-    except Exception:  # of a metaclass that is odd: then nothing is known
+    except Exception:  # of an unusual metaclass
         return None

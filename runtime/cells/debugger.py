@@ -37,7 +37,7 @@ class Debugger:
         self._passing = ""  # the execution that does not stop here, by the controller's answer
 
     def install(self) -> None:
-        """Take the place of pdb's; `breakpoint()` comes there by Python's own hook, which heeds PYTHONBREAKPOINT."""
+        """Replace `pdb.set_trace`, which Python's own hook for `breakpoint()` calls; it respects PYTHONBREAKPOINT."""
         pdb.set_trace = self.set_trace
 
     def set_trace(self, *, header: str | None = None, commands: Sequence[str] = ()) -> None:
@@ -105,7 +105,7 @@ class RankPdb(Pdb):
 
     @property
     def place(self) -> str:
-        """Where it stands: `cell 12:7 in step`."""
+        """The current place: `cell 12:7 in step`."""
         frame: FrameType = self.curframe
         line = self.stack[self.curindex][1]
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""Functions of views that need something of their rank: `@require("numpy")`, `@depend(has_gpu)`."""
+"""Functions of views with requirements on their rank: `@require("numpy")`, `@depend(has_gpu)`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshbook.runtime.errors import MeshbookError
 
 
 class UnmetDependency(MeshbookError):
-    """A rank lacks what a task needs: the task is tried on another rank."""
+    """The rank does not meet a task's requirements: the task is tried on another rank."""
 
 
 class Dependent:
-    """A function that is called on a rank only if another one does not refuse there."""
+    """A function that is called on a rank only if its check does not return False there."""
 
     def __init__(self, function: Any, check: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         self.f = function
@@ -27,7 +27,7 @@ class Dependent:
         self.__name__ = getattr(function, "__name__", "f")
 
     def bind_to(self, names: dict[str, Any]) -> Dependent:
-        """The same on a rank; its globals are these, and what `require` brings."""
+        """Return the same on a rank; its globals are these names, and the imports of `require`."""
         check = self.df.bind_to(names) if isinstance(self.df, Requirements) else at_home(self.df, names)
         return _Checked(at_home(self.f, names), check, *self.dargs, **self.dkwargs)
 
@@ -51,10 +51,10 @@ class Requirements:
         self._names: dict[str, Any] = {}
 
     def bind_to(self, names: dict[str, Any]) -> Requirements:
-        """The same on a rank."""
+        """Return the same on a rank."""
         bound = Requirements(self._modules, self._values)
         bound._names = names
-        with contextlib.suppress(UnmetDependency):  # each call says so
+        with contextlib.suppress(UnmetDependency):  # each call raises it
             bound()  # before the function is bound to these names: it may use them
         return bound
 
@@ -70,7 +70,7 @@ class Requirements:
         return True
 
 
-class depend:  # as ipyparallel has it
+class depend:  # named as in ipyparallel
     """`@depend(check, ...)`: call the function only on ranks where `check(...)` is not False."""
 
     def __init__(self, check: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:

@@ -43,7 +43,7 @@ class NumberDigests:
 
     @property
     def block_length(self) -> int:
-        """How many are in a block; in the last one there may be fewer."""
+        """The number of elements in a block; the last block may have fewer."""
         return max(1, BLOCK // self.item_size)
 
 

@@ -16,7 +16,7 @@ REMEMBERED_DISPLAYS = 1000
 
 
 class Displays:
-    """Sends displays, their updates and clearings to the controller. `spec` gives this worker's, which may change."""
+    """Sends displays, their updates and clearings to the controller. `spec` returns this worker's spec."""
 
     def __init__(self, node: Any, spec: Callable[[], Any]) -> None:
         self._node = node

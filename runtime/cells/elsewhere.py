@@ -1,10 +1,10 @@
-"""Magics that belong to the notebook: a rank refuses them with an error that says where to use them."""
+"""Magics that only the notebook supports: a rank refuses them with an error that names the place for them."""
 
 from __future__ import annotations
 
 _OWN_CELL = "use it in a cell of its own, without %%mesh"
 _FIRST_LINE = "it stands on the first line of a cell"
-# These read or write the notebook's history, its cells or its files; a rank keeps no history.
+# These access the notebook's history, its cells or its files; a rank keeps no history.
 _OF_HISTORY = (
     *("edit", "hist", "history", "load", "loadpy", "logstart", "macro"),
     *("notebook", "pastebin", "recall", "rep", "rerun", "save"),
@@ -22,7 +22,7 @@ _PLACES = {
 
 
 def format_elsewhere(kind: str, name: str) -> str:
-    """Return why a rank refuses this `line` or `cell` magic; an empty string where it does not."""
+    """Return why a rank refuses this `line` or `cell` magic; an empty string if it does not."""
     mark = "%" if kind == "line" else "%%"
     place = _PLACES.get((kind, name))
     return f"{mark}{name} is the notebook's, and ranks have none: {place}" if place else ""

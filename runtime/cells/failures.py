@@ -1,4 +1,4 @@
-"""An exception in a cell as data: its frames, its rendering, and whether another rank is to blame."""
+"""An exception in a cell as data: its frames, its rendering, and whether the failure of another rank caused it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshbook.runtime.traces import is_ours
 MESSAGE_CHARACTERS = 20_000  # it is shown up to three times
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _IPYTHON = "/site-packages/IPython/"
-# What a rank sees when its partner in a collective is gone (gloo, NCCL, the store, plain sockets).
+# The errors of a rank whose peer in a collective is gone (gloo, NCCL, the store, plain sockets).
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset)( by peer)?|broken pipe|ncclRemoteError|NCCL communicator was aborted"
     r"|remote process exited|socket Timeout|Connection refused",
@@ -26,7 +26,7 @@ _PEER_GONE = re.compile(
 
 
 def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
-    """`rendered` is the traceback as IPython prints it."""
+    """Convert an exception; `rendered` is the traceback as IPython prints it."""
     if (hidden := _hidden_interrupt(error)) is not None:
         return dataclasses.replace(make_rank_error(hidden, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
@@ -42,14 +42,14 @@ def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
 
 
 def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt over which IPython's own code has stumbled: it does so where it starts a shell command."""
+    """The interrupt behind an error in IPython's own code, which fails so when it starts a shell command."""
     cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
     is_of_ipython = bool(frames) and _IPYTHON in frames[-1].filename
     return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
 def make_quit_error(error: BaseException) -> RankError:
-    """A person has left the debugger by `q`; where that was, without the debugger's own frames."""
+    """The error of a cell whose debugger a person has quit by `q`, without the debugger's own frames."""
     frames = frames_of(error)
     while frames and not frames[-1].is_user:
         frames = frames[:-1]
@@ -57,7 +57,7 @@ def make_quit_error(error: BaseException) -> RankError:
 
 
 def format_interrupt(error: KeyboardInterrupt) -> RankError:
-    """An interrupt that came when the cell's own code was over: that had raised something, which says where it was."""
+    """Convert an interrupt after the end of the cell's own code. An exception of that code supplies the frames."""
     told = make_rank_error(error, ())
     cause = error.__context__
     return told if told.frames or cause is None else dataclasses.replace(told, frames=frames_of(cause))
@@ -74,7 +74,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
-    """From the cell's first frame on: what is above it is the runtime's."""
+    """Return the frames from the cell's first on; those above it are the runtime's."""
     if isinstance(error, SyntaxError) and error.filename is not None and error.__traceback__ is not None:
         own = _after_the_runtime(error.__traceback__)
         if not own or not own[-1].filename.startswith("<cell"):
@@ -102,7 +102,7 @@ def _after_the_runtime(trace: TracebackType | None) -> list[Frame]:
 
 
 def is_user_code(filename: str) -> bool:
-    """A cell, or a file that is neither a library's nor ours."""
+    """Whether the code is of a cell, or of a file that is neither a library's nor ours."""
     if filename.startswith("<"):
         return filename.startswith("<cell")
     return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not is_ours(filename)

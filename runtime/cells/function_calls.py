@@ -1,6 +1,6 @@
-"""Calls of a function on a rank, in the variables of its cells: for views, whose functions mean what is there.
+"""Calls of a function on a rank, with the variables of its cells as globals: for views.
 
-What a call prints and displays is recorded with its result, and not shown: a view's program asks for it.
+The output and displays of a call are recorded with its result and not shown, since the view's program reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Answer = Parcel | RankError | RequestError
 
 @dataclass(frozen=True)
 class RecordedResult:
-    """The result of a call, with what it printed and displayed; `began` in seconds since 1970."""
+    """The result of a call, with its output and displays; `began` in seconds since 1970."""
 
     answer: Answer
     stdout: str
@@ -38,7 +38,7 @@ class RecordedResult:
 
 
 class Reference:
-    """A variable of a rank, by name: as an argument, or as the function, of a call there it is what it is there."""
+    """A variable of a rank, by name. As an argument or function of a call, it is replaced by the rank's own value."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
@@ -51,9 +51,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Apply(VariableRequest):
-    """Call a function; the parcel has `function`, `arguments` and `keywords`. Answers with a parcel of `value`.
+    """Call a function; the parcel has `function`, `arguments` and `keywords`. The answer is a parcel of `value`.
 
-    Where `each` is true, it is called with each element of its arguments, and the value is the list of the results.
+    If `each` is true, it is called with each element of its arguments, and the value is the list of the results.
     """
 
     parcel: Parcel
@@ -70,7 +70,7 @@ class Apply(VariableRequest):
 
 @dataclass(frozen=True)
 class Execute(VariableRequest):
-    """Run Python source, magics included. Answers with the text of its last expression, None where it is `silent`."""
+    """Run Python source, magics included. The answer is the text of its last expression, or None if `silent`."""
 
     source: str
     name: str  # of the source, in tracebacks
@@ -114,7 +114,7 @@ class Clear(VariableRequest):
 
 
 class RecordedFunction:
-    """A function whose calls are recorded: its value is a Recorded. Pickled once for all calls of a map."""
+    """A function whose calls return a RecordedResult. Pickled once for all calls of a map."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -122,7 +122,7 @@ class RecordedFunction:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def bind_to(self, names: dict[str, Any]) -> RecordedFunction:
-        """The same function on a rank, with these as its globals."""
+        """Return the same function on a rank, with these names as its globals."""
         bound = RecordedFunction(at_home(self.function, names))
         bound._names = names
         return bound
@@ -136,7 +136,7 @@ class RecordedFunction:
 
 
 def record(call: Callable[[], Any]) -> RecordedResult:
-    """Call this; what it prints and displays becomes part of the result. An interrupt ends it as an error."""
+    """Call this and record its output and displays. An interrupt ends the call as an error."""
     began, clock = time.time(), time.perf_counter()
     with capture_output() as captured:
         answer = _answer(call)
@@ -159,7 +159,7 @@ def _answer(call: Callable[[], Any]) -> Answer:
 
 
 def at_home(function: Any, names: dict[str, Any]) -> Any:
-    """A function of the notebook's, with these as its globals. What it brought stands in for what is not there."""
+    """Return a notebook's function with these names as its globals. Its own globals serve names missing there."""
     if isinstance(function, Reference):
         return eval(function.name, names)
     if (bind := getattr(type(function), "bind_to", None)) is not None:
@@ -175,7 +175,7 @@ def at_home(function: Any, names: dict[str, Any]) -> Any:
 
 
 def dereference(value: Any, names: dict[str, Any]) -> Any:
-    """A value with what its References mean here; in tuples, lists and dicts, too."""
+    """Replace each Reference in a value by the rank's variable; in tuples, lists and dicts, too."""
     if isinstance(value, Reference):
         return eval(value.name, names)
     if type(value) in (tuple, list):

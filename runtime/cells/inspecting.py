@@ -1,6 +1,7 @@
-"""What IPython's inspection says of an object on a rank, and in short, so that ranks can be compared.
+"""IPython's inspection of an object on a rank, and a summary with which ranks are compared.
 
-Of tensors, arrays and tables their shape, type and device; never what is in them, since printing one waits for its GPU.
+For tensors, arrays and tables only shape, type and device, never the content, since printing a tensor waits for its
+GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _GPU = re.compile(r"\bcuda:\d+")
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What a rank has under a name: `mark` is the same where ranks have the same, `summary` is a few words.
+    """The object under a name on a rank: `mark` is equal if the objects of ranks are, `summary` is a few words.
 
-    `data` is the whole by MIME type, for who asked for it; a rank that has nothing of that name has no mark.
+    `data` is the full inspection by MIME type, if requested. A rank without an object of that name has no mark.
     """
 
     mark: str = ""
@@ -35,7 +36,7 @@ class Inspected:
 
 
 class CellInspector(Inspector):
-    """Says of what a cell has made that it is of that cell: `cell 9`, and not a file that is nowhere."""
+    """Reports `cell 9` as the file of an object made by a cell, instead of a file that does not exist."""
 
     def info(self, obj: Any, oname: str = "", info: Any = None, detail_level: int = 0) -> Any:
         found = super().info(obj, oname, info=info, detail_level=detail_level)
@@ -47,8 +48,8 @@ class CellInspector(Inspector):
 
 def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *, whole: bool) -> Inspected:
     """Inspect a name, which may have dots; `detail` 1 shows the source."""
-    # Not `shell.object_inspect_mime`: around it IPython puts names into builtins and takes them away again, which the
-    # main thread does as well, and counts.
+    # Not `shell.object_inspect_mime`: around it IPython adds names to builtins and removes them by a counter, which the
+    # main thread uses as well.
     info = shell._object_find(name)
     if not info.found:
         return Inspected()
@@ -64,7 +65,7 @@ def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *
 
 
 def _fields_of(value: Any) -> Sequence[tuple[str, str]] | None:
-    """The fields of a tensor, array or table, or of a container that holds tensors; None for any other."""
+    """The fields of a tensor, array or table, or of a container of tensors; None for any other value."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         fields = [("Type", type(value).__name__), ("Shape", str(tuple(value.shape))), ("Dtype", str(value.dtype))]

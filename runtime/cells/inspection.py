@@ -1,6 +1,6 @@
-"""The actor that looks into a rank's namespace beside its cells: for completion and inspection.
+"""The actor that reads a rank's namespace beside its cells: for completion and inspection.
 
-Not a part of `CellControl`: looking at an object runs code of its class, which may hang, and interrupts must not wait
+Not a part of `CellControl`: inspecting an object runs code of its class, which may hang, and interrupts must not wait
 for that.
 """
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 
-# Before all that imports IPython: the thread of the cell actor imports it, too, where the fork server has not, and of
-# two threads that come to a package with circles by different modules one finds half of it. So this one waits there.
+# Before all other imports of IPython. The thread of the cell actor imports it, too, if the fork server has not. If two
+# threads enter a package with circular imports by different modules, one sees a half-initialized module. With this
+# import, the second thread waits here.
 from meshbook.runtime.cells import actor as _first  # noqa: F401
 from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completing import Match, complete, make_completer
@@ -23,11 +24,11 @@ from meshbook.runtime.cells.snapshot import Snapshot, take_snapshot
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter
 
-WITHIN = 0.12  # seconds: who asks waits for 0.15
+WITHIN = 0.12  # seconds: the caller waits for 0.15
 
 
 class CellInspection(Actor):
-    """Looks at what cells have made, while one runs. Each look has a limit of time."""
+    """Inspects the objects of cells while a cell runs. Each request has a time limit."""
 
     def __init__(self) -> None:
         self._aside = BackgroundThreads("inspection")
@@ -35,7 +36,7 @@ class CellInspection(Actor):
 
     @endpoint
     def complete(self, source: str) -> list[Match] | None:
-        """What may stand at the end of the source; None where finding that takes too long."""
+        """Return the completions at the end of the source; None after the time limit."""
         try:
             return self._aside.run(lambda: self._complete(source), WITHIN)
         except TimeoutError:
@@ -43,7 +44,7 @@ class CellInspection(Actor):
 
     @endpoint
     def inspect(self, name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected | None:
-        """What stands under a name, `whole` or only so that ranks can be compared; None where that takes too long."""
+        """Inspect the object under a name, `whole` or only to compare ranks; None after the time limit."""
         try:
             return self._aside.run(lambda: _inspect(name, detail, omitted, whole), WITHIN)
         except TimeoutError:
@@ -51,7 +52,7 @@ class CellInspection(Actor):
 
     @endpoint
     def snapshot(self) -> Snapshot | None:
-        """What there is at present; None where looking takes too long."""
+        """Return a snapshot of the namespace; None after the time limit."""
         try:
             return self._aside.run(_snapshot, WITHIN)
         except TimeoutError:

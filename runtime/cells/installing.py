@@ -1,4 +1,4 @@
-"""Package managers in cells: the ranks of a host share an environment, so one rank at a time changes it."""
+"""Package managers in cells: the ranks of a host share an environment, so only one rank at a time changes it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def in_turn(magic: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @contextlib.contextmanager
 def _environment_to_itself() -> Iterator[None]:
-    """Hold the lock of this interpreter's environment, which is on its folder: no file is left behind."""
+    """Hold the lock of this interpreter's environment. It is a lock of the folder, so no lock file is left behind."""
     folder = os.open(sys.prefix, os.O_RDONLY)
     try:
-        # Some network file systems cannot lock a folder. There the package manager has to cope, as without a mesh.
+        # Some network file systems cannot lock a folder. Installations then run unlocked, as without a mesh.
         with contextlib.suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield

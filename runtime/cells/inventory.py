@@ -1,6 +1,6 @@
-"""The variables of a rank in a line each: name, type, size in bytes, and what there is to see of the value.
+"""The variables of a rank in a line each: name, type, size in bytes, and a short text of the value.
 
-Bounded, whatever the value is: it is asked of all variables at once. Not for showing one of them (`values`).
+The cost is bounded for any value, since all variables are listed at once. `values` shows a single one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from meshbook.runtime.cells.tables import summarize_table
 from meshbook.runtime.cells.variables import Namespace, VariableRequest
 
 MOST_CHARACTERS = 80
-MOST_ELEMENTS = 6  # of a tensor that is shown itself
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and says nothing
+MOST_ELEMENTS = 6  # of a tensor whose values are shown
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank and is of no use
 _COUNTED = (str, bytes, list, tuple, dict, set, frozenset)
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A variable; `size` is in bytes, None where the type does not tell it."""
+    """A variable; `size` is in bytes, None if the type does not provide it."""
 
     name: str
     type_name: str
@@ -43,7 +43,7 @@ class Inventory(VariableRequest):
 
 
 def entry_of(name: str, value: Any) -> Entry:
-    """A variable in a line."""
+    """Describe a variable in a line."""
     try:
         size, text = _size_and_text(value)
     except Exception as error:  # of the user's own code
@@ -66,7 +66,7 @@ def _size_and_text(value: Any) -> tuple[int | None, str]:
 
 def _of_tensor(tensor: Any) -> str:
     text = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}"
-    # To read one that is spread over ranks takes all of them.
+    # To read a distributed tensor takes all its ranks.
     is_here = tensor.device.type != "meta" and not hasattr(tensor, "to_local")
     return text + _elements(tensor, tensor.numel() if is_here else 0)
 

@@ -44,14 +44,14 @@ class OperatorProfiler(Actor):
 
     @endpoint
     def begin(self) -> None:
-        """Let the cell that comes next be profiled."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it tells in the cell's output that it begins
+        """Profile the next cell."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints into the cell's output that it begins
         self._events.register("pre_run_cell", self._enter)
         self._is_armed = True
 
     @endpoint
     def end(self) -> OperatorProfile:
-        """What was seen. RuntimeError where no cell has run since."""
+        """Return the profile. RuntimeError if no cell has run since `begin`."""
         self._disarm()
         if self._profile is None:
             raise RuntimeError("no cell has run here since the profile began")
@@ -61,8 +61,8 @@ class OperatorProfiler(Actor):
         self._disarm()
 
     def _enter(self, info: Any) -> None:
-        # On the main thread, as `_leave`: torch wants both on one.
-        from torch.profiler import profile  # weight: who uses no torch has none of it
+        # On the main thread, like `_leave`: torch requires both on one thread.
+        from torch.profiler import profile  # weight: users without torch do not need it
 
         self._disarm()
         self._events.register("post_run_cell", self._leave)

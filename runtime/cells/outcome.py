@@ -1,6 +1,6 @@
-"""What a cell left behind on one rank: its value, its error, its cost. Plain data, made in the worker.
+"""The outcome of a cell on one rank: its value, its error, its cost. Plain data, made in the worker.
 
-Not for running cells (`shell`) or for showing results (`meshbook.magics`).
+`shell` runs the cells, and `meshbook.magics` shows the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankError:
     """An exception as its rank saw it, outermost frame first; or why the rank did not run the cell (`skipped`).
 
     `rendered` holds the traceback as IPython prints it (ANSI colours, source lines), without the last line.
-    `is_consequence` marks what fell because another rank did: an aborted collective, a reset connection, an
+    `is_consequence` marks an error caused by the failure of another rank: an aborted collective, a reset connection, an
     interrupt sent after the first error.
     """
 
@@ -42,7 +42,7 @@ class RankError:
     frames: tuple[Frame, ...] = ()
     rendered: tuple[str, ...] = ()
     is_consequence: bool = False
-    pickled: bytes | None = field(default=None, repr=False)  # the exception itself, where it can be pickled
+    pickled: bytes | None = field(default=None, repr=False)  # the exception itself, if it can be pickled
 
     @property
     def place(self) -> str:
@@ -51,7 +51,7 @@ class RankError:
 
 
 def format_place(frames: Sequence[Frame]) -> str:
-    """`at cell 9:14 in step`, `in all_reduce (cell 9:14)`; empty without frames."""
+    """Return `at cell 9:14 in step` or `in all_reduce (cell 9:14)`; empty without frames."""
     place = place_of(frames)
     collective = find_collective((frame.filename, frame.function) for frame in frames)
     if collective is None:
@@ -60,7 +60,7 @@ def format_place(frames: Sequence[Frame]) -> str:
 
 
 def place_of(frames: Sequence[Frame]) -> str:
-    """The innermost of the user's own lines, or of all where none is theirs; empty without frames."""
+    """Return the innermost of the user's own lines, or of all lines if the user has none; empty without frames."""
     own = [frame for frame in frames if frame.is_user] or list(frames)
     if not own:
         return ""
@@ -71,7 +71,7 @@ def place_of(frames: Sequence[Frame]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """What is shown of a tensor or array without moving it; the statistics are None for empty or non-numeric ones."""
+    """A summary of a tensor or array, shown without moving it; statistics are None for empty or non-numeric ones."""
 
     type_name: str
     shape: tuple[int, ...]
@@ -86,9 +86,8 @@ class TensorSummary:
 class CellValue(msgspec.Struct, frozen=True):
     """The value of a cell's last expression on one rank.
 
-    `mime` is the display bundle (always with text/plain, bounded in size). `pickled` is the value where it is small
-    enough to travel with the reply (under 1 MiB) and can be pickled; else the value stays with its rank and `note`
-    says why.
+    `mime` is the display bundle (always with text/plain, bounded in size). `pickled` is the value if it can be pickled
+    and is small enough for the reply (under 1 MiB). Otherwise the value stays on its rank, and `note` has the reason.
     """
 
     mime: Mapping[str, Any]
@@ -103,12 +102,12 @@ class CellValue(msgspec.Struct, frozen=True):
         )
 
     def _is_plain_on_wire(self) -> bool:
-        """Whether its looks are texts and images; a bundle may hold anything that JSON has."""
+        """Whether its representations are texts and images only; a bundle may hold any JSON."""
         return all(type(content) in (str, bytes) for content in self.mime.values())
 
 
 class CellCost(msgspec.Struct, frozen=True):
-    """What a cell cost on one rank: seconds of wall clock and processor, bytes of memory (peak)."""
+    """The cost of a cell on one rank: seconds of wall clock and processor, bytes of memory (peak)."""
 
     wall: float
     cpu: float
@@ -117,11 +116,11 @@ class CellCost(msgspec.Struct, frozen=True):
 
 
 class CellOutcome(msgspec.Struct, frozen=True):
-    """The reply of one rank to one cell: an error, or a value (None where the cell ends in no expression).
+    """The reply of one rank to one cell: an error, or a value (None if the cell does not end in an expression).
 
-    `names` are those of the user's in the namespace of the rank; None where they are what the rank told last. `pulled`
-    are variables that travel with it (`transfer`). `changed` says whether the cell has made, removed or rebound a
-    variable; what it did to an object is not seen.
+    `names` are the user's variables on the rank; None if they are the same as in its last report. `pulled` are
+    variables sent with it (`transfer`). `changed`: whether the cell has made, removed or rebound a variable; changes
+    inside an object are not detected.
     """
 
     cost: CellCost
@@ -132,5 +131,5 @@ class CellOutcome(msgspec.Struct, frozen=True):
     changed: bool = False
 
     def _is_plain_on_wire(self) -> bool:
-        """Whether nothing of the user's is in it: then it is pickled without looking at each part."""
+        """Whether it contains no object of the user's. Then it is pickled without a check of each part."""
         return self.pulled is None and (self.value is None or self.value._is_plain_on_wire())

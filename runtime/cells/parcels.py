@@ -1,6 +1,6 @@
-"""Values on their way between the notebook and a rank: pickled where they are, so that it is known which of them fails.
+"""Values on their way between the notebook and a rank, pickled by the sender, so that an error can name the value.
 
-What is large in them (tensors, arrays) stays where it lies until the message is made, and is never in the pickle.
+Large buffers (tensors, arrays) are not copied until the message is made, and are never in the pickle.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from meshbook.runtime.telemetry.spans import timed
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.pickling import dumps_on_cpu, loads
 
-ROOM = 1 << 14  # bytes of a message for what it has beside a parcel
+ROOM = 1 << 14  # bytes of a message beside its parcel
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """Values by name. What two of them share they still share when it is opened."""
+    """Values by name. Objects that two of them share are still shared when it is opened."""
 
     stream: bytes
     buffers: tuple[Buffer | pickle.PickleBuffer, ...]
@@ -31,18 +31,18 @@ class Parcel:
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
     def copied(self) -> Parcel:
-        """The same apart from where it was packed: what is changed there afterwards does not show."""
+        """Return a copy of its buffers: later changes by the sender do not affect it."""
         return Parcel(self.stream, tuple(pickle.PickleBuffer(bytearray(memoryview(buffer))) for buffer in self.buffers))
 
     @timed("transfer", "unpack values")
     def open(self) -> dict[str, Any]:
-        """The values. PickleError where one of them cannot be made here."""
+        """Unpickle the values. PickleError if one of them cannot be made here."""
         values: dict[str, Any] = loads([self.stream, *[memoryview(each) for each in self.buffers]], "a value")
         return values
 
 
 def format_excess(parcel: Parcel, most: int) -> str:
-    """Why a parcel cannot be sent where a message has at most so many bytes; empty where it can."""
+    """Return why a parcel exceeds the maximum size of a message; empty if it does not."""
     if parcel.size + ROOM <= most:
         return ""
     return (
@@ -53,11 +53,11 @@ def format_excess(parcel: Parcel, most: int) -> str:
 
 @timed("transfer", "pack values")
 def pack(values: Mapping[str, Any]) -> Parcel:
-    """The values as they travel; tensors as they will be on the CPU. PickleError names the one that cannot."""
+    """Pickle values, with tensors on the CPU. PickleError names the value that fails."""
     try:
         stream, *buffers = dumps_on_cpu(dict(values), "a value")
     except PickleError:
         for name, value in values.items():
-            dumps_on_cpu(value, name)  # it is this one that raises
+            dumps_on_cpu(value, name)  # the value that fails raises here
         raise
     return Parcel(bytes(stream), tuple(map(pickle.PickleBuffer, buffers)))

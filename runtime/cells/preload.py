@@ -1,6 +1,6 @@
-"""What a worker needs for cells, imported in the fork server so that no cell pays for it. Imports only.
+"""The imports of cells, preloaded in the fork server so that no cell pays for them. Imports only.
 
-Not matplotlib_inline: it hooks itself into the shell when it is imported, and here there is none yet.
+Not matplotlib_inline: its import installs hooks into the shell, which does not exist yet.
 """
 
 import IPython.core.ultratb

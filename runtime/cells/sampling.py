@@ -1,7 +1,7 @@
-"""A profile that a worker takes of itself, where py-spy may not look at it.
+"""A profile that a worker takes of itself, for hosts on which py-spy has no permission.
 
-A thread reads the stacks of the others. It needs the GIL for that, so what holds the GIL in C is seen only when it lets
-go, and then counts for all of that time.
+A thread reads the stacks of the others, and needs the GIL for that. C code that holds the GIL is sampled only when it
+releases it; the sample then counts for the whole time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, gather
 
 MOST_FRAMES = 200  # of a stack; the innermost
-MOST_SAMPLES = 100_000  # of a process; when there are as many, each second one is left out from then on
+MOST_SAMPLES = 100_000  # of a process; beyond it, every second sample is dropped and the rate is halved
 Place = tuple[CodeType, int]
 Places = tuple[Place, ...]
 
@@ -31,14 +31,14 @@ class Sampler(Actor):
 
     @endpoint
     def begin(self, rate: int) -> None:
-        """Begin, so many times a second."""
+        """Begin to sample, this many times a second."""
         self._stop()
         self._sampling = Sampling(rate)
         self._sampling.thread.start()
 
     @endpoint
     def end(self) -> RankSamples:
-        """What was seen. RuntimeError where it has not begun."""
+        """Stop, and return the samples. RuntimeError if sampling has not begun."""
         if self._sampling is None:
             raise RuntimeError("no profile has begun here: the process may have been started again")
         return self._stop()
@@ -60,12 +60,12 @@ class Sampling:
         self._seen: dict[int, list[tuple[Places, float]]] = defaultdict(list)  # by thread
         self._names: dict[int, str] = {}
         self._count = 0
-        # The runtime's own thread would only be in the picture.
+        # The runtime's own thread is left out of the profile.
         self._asker = threading.get_ident()
         self.thread = threading.Thread(target=self._run, name="meshbook sampler", daemon=True)
 
     def end(self) -> RankSamples:
-        """Stop, and tell what was seen."""
+        """Stop, and return the samples."""
         self._over.set()
         self.thread.join()
         names = self._names
@@ -81,12 +81,12 @@ class Sampling:
 
     def _look(self, seconds: float) -> None:
         frames = sys._current_frames()
-        del frames[threading.get_ident()]  # a frame that holds itself would live on
+        del frames[threading.get_ident()]  # a frame that references itself would stay alive
         frames.pop(self._asker, None)
         self._names |= {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
         for thread, frame in frames.items():
             places = _places(frame)
-            if places or thread in self._seen:  # once it was seen, it is told when it was idle, too
+            if places or thread in self._seen:  # a thread sampled before is also recorded when idle
                 self._seen[thread].append((places, seconds))
                 self._count += 1
         if self._count > MOST_SAMPLES:
@@ -100,7 +100,7 @@ class Sampling:
 
 
 def _places(frame: FrameType | None) -> Places:
-    """The innermost frame last; nothing where none is the user's."""
+    """The stack, innermost frame last; empty if no frame is the user's."""
     found: list[Place] = []
     is_of_user = False
     while frame is not None and len(found) < MOST_FRAMES:

@@ -66,7 +66,7 @@ NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
 @dataclass
 class RunResult:
-    """What running a source left: the value of its last expression, or the error and its rendering."""
+    """The outcome of a source: the value of its last expression, or the error and its rendering."""
 
     value: Any = None
     error: BaseException | None = None
@@ -144,7 +144,7 @@ class RankShell(InteractiveShell):
         """Do nothing: the capture owns the streams."""
 
     def init_prompts(self) -> None:
-        """Nothing: with prompts in `sys` a process is interactive, and Lightning refuses to train on several ranks."""
+        """Do nothing: prompts in `sys` mark a process as interactive, and Lightning then refuses several ranks."""
 
     def init_sys_modules(self) -> None:
         self._main_mod_cache: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class RankShell(InteractiveShell):
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:
-        """Nothing: IPython would keep all that is printed, for a history that nobody reads here."""
+        """Do nothing: IPython would keep all output for a history that is not used here."""
         yield
 
     def showtraceback(self, *arguments: Any, **keywords: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a rank's namespace holds, in short: for completion while the rank itself cannot answer."""
+"""A summary of a rank's namespace: for completion while the rank itself cannot answer."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from meshbook.runtime.cells.completing import kind_of
 from meshbook.runtime.clock import sleep, thread_time
 
-MOST_SECONDS = 0.05  # of processor time: a busy machine makes a snapshot late, and not poor
+MOST_SECONDS = 0.05  # of processor time: on a busy machine a snapshot is late, not incomplete
 MOST_ATTRIBUTES = 400  # of one object
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The kinds of names, and the public attributes of what they stand for, as far as there was time for that."""
+    """The kinds of names, and the public attributes of their objects, as far as time allowed."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def take_snapshot(namespace: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
-    """Of these names, the newest first. It lets other threads go on between two of them."""
+    """Take a snapshot of these names, the newest first. Other threads may run between two of them."""
     end = thread_time() + MOST_SECONDS
     kinds: dict[str, str] = {}
     attributes: dict[str, tuple[str, ...]] = {}
-    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # those of one class are sent once
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # the attributes of one class are sent once
     for name in reversed(list(names)):
         if name not in namespace:
             continue

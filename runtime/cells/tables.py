@@ -1,6 +1,6 @@
-"""What is said of tables and columns of Arrow, Polars and pandas: what they are, and what their columns have in them.
+"""Summaries of tables and columns of Arrow, Polars and pandas: their types, their sizes and the content of columns.
 
-Which library a value is of is told by its class, so that none is imported for it. No loop here goes over rows.
+The library of a value is determined by its class, so that none is imported for it. No loop here runs over rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class TableSummary:
-    """Of a table or a column: `kinds` are its types, of a table each with the column's name; `size` is in bytes."""
+    """A summary of a table or a column: `kinds` are its types, for a table each with the column's name; `size` is in
+    bytes.
+    """
 
     shape: tuple[int, ...]
     kinds: str
@@ -31,7 +33,7 @@ class TableSummary:
 
 
 def library_of(value: Any) -> str:
-    """`polars`, of a table or a column of that library; empty for anything else."""
+    """Return the library of a table or column, such as `polars`; empty for anything else."""
     modules = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     for library, names in _TABLES.items():
         if library in modules and isinstance(value, tuple(getattr(sys.modules[library], name) for name in names)):
@@ -40,7 +42,7 @@ def library_of(value: Any) -> str:
 
 
 def summarize_table(value: Any) -> TableSummary | None:
-    """What there is to say of a table or a column, in little time; None for anything else."""
+    """Summarize a table or a column, in little time; None for anything else."""
     if not (library := library_of(value)):
         return None
     shape = tuple(value.shape) if hasattr(value, "shape") else (len(value),)
@@ -71,11 +73,11 @@ def _size_of(value: Any, library: str) -> int:
 
 
 def columns_of(table: Any) -> Sequence[tuple[str, Any]] | None:
-    """The columns of a table, each with how it is reached. None for anything else, and for a column."""
+    """Return the columns of a table, each with its path. None for anything else, and for a column."""
     if not (library := library_of(table)) or len(getattr(table, "shape", (0,))) != 2:
         return None
     names = table.column_names if library == "pyarrow" else list(table.columns)
-    columns = [_column(table, at, library) for at in range(len(names))]  # by number: names may be there twice
+    columns = [_column(table, at, library) for at in range(len(names))]  # by position: names may be duplicates
     index = [(".index", _rows_of(table.index))] if library == "pandas" else []
     return [*index, *((f"[{name!r}]", column) for name, column in zip(names, columns, strict=True))]
 
@@ -91,7 +93,7 @@ def _rows_of(index: Any) -> Any:
 
 
 def numbers_of(column: Any) -> Any:
-    """A column of numbers without gaps as a NumPy array; anything else as it is."""
+    """Return a column of numbers without gaps as a NumPy array; anything else unchanged."""
     library = library_of(column)
     if not library or len(getattr(column, "shape", (0,))) != 1 or not _NUMBERS.fullmatch(str(_kind_of(column)).lower()):
         return column
@@ -102,9 +104,9 @@ def numbers_of(column: Any) -> Any:
 
 
 def content_of(column: Any) -> Iterator[Any] | None:
-    """All that there is to a column of Arrow or Polars, in buffers that are the same where columns are equal.
+    """The whole content of a column of Arrow or Polars, in buffers that are equal for equal columns.
 
-    None for other values, and where pyarrow is not there.
+    None for other values, and if pyarrow is not installed.
     """
     library = library_of(column)
     if library not in ("pyarrow", "polars") or len(getattr(column, "shape", (0,))) != 1:
@@ -114,12 +116,12 @@ def content_of(column: Any) -> Iterator[Any] | None:
 
         array = column.to_arrow() if library == "polars" else column
         return _buffers_of(array, pyarrow)
-    except (ImportError, ValueError):  # ValueError: a type of Polars' that Arrow does not have
+    except (ImportError, ValueError):  # ValueError: a type of Polars that Arrow does not have
         return None
 
 
 def _buffers_of(array: Any, pyarrow: Any) -> Iterator[Any]:
-    # How it is divided into chunks, and what a dictionary numbers, makes no difference.
+    # The division into chunks, and the numbering of a dictionary, make no difference.
     whole = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
     whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
     whole = whole.dictionary_decode() if pyarrow.types.is_dictionary(whole.type) else whole
@@ -132,7 +134,7 @@ def _buffers_of(array: Any, pyarrow: Any) -> Iterator[Any]:
 
 
 def _gathered(array: Any, pyarrow: Any) -> Any:
-    """Texts as they follow each other, and not as views, which may lie in any order."""
+    """Store texts contiguously, and not as views, whose order may differ."""
     types = pyarrow.types
     if types.is_string_view(array.type) or types.is_string(array.type):
         return array.cast(pyarrow.large_string())
@@ -142,7 +144,7 @@ def _gathered(array: Any, pyarrow: Any) -> Any:
 
 
 def _filled(array: Any, pyarrow: Any) -> Any:
-    """With the same in all gaps: what lies in them is nobody's."""
+    """Fill all gaps with the same value, since the bytes in them are undefined."""
     from pyarrow import compute  # weight: only a column with gaps needs it
 
     try:

@@ -1,7 +1,7 @@
-"""Where the threads of a rank are, read from another thread while they run: for roll calls and `%mesh stack`.
+"""The stacks of a rank's threads, read from another thread while they run: for whereabouts and `%mesh stack`.
 
-Not for errors, whose frames come with their tracebacks (`failures`), nor for what a host sees of a process that
-does not answer (`meshbook.runtime.hosts.observer`).
+Frames of errors come from their tracebacks (`failures`). For a process that does not answer, the host reads what it can
+(`meshbook.runtime.hosts.observer`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from meshbook.runtime.collectives.frames import find_collective
 from meshbook.runtime.traces import is_ours
 
 MAIN = "main thread"
-MOST_FRAMES = 200  # of one stack; what recursed deeper has its innermost ones
+MOST_FRAMES = 200  # of one stack; of a deeper recursion, the innermost
 
 
 @dataclass(frozen=True, slots=True)
 class MainThreadState:
-    """Where the main thread of a rank is: idle, or in a cell, where it has frames (outermost first) or just begins.
+    """The state of a rank's main thread: idle, or in a cell, with its frames (outermost first); no frames as it just
+    begins.
 
-    `pause` says that it waits for a person: `in input()`, `in the debugger`.
+    `pause` is set while it waits for a person: `in input()`, `in the debugger`.
     """
 
     is_idle: bool = False
@@ -51,7 +52,7 @@ class ThreadStack:
 
 
 def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[FrameType, int]]:
-    """Frames and lines of the main thread from the cell's first on; none where no cell runs.
+    """Return frames and lines of the main thread from the cell's first on; empty if no cell runs.
 
     `awaiting` is the coroutine of a cell with top-level await: while that waits, the thread is in its event loop.
     """
@@ -60,7 +61,7 @@ def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[Frame
 
 
 def stacks_of_others() -> Iterator[ThreadStack]:
-    """The other threads in which code of the user's runs, by name; what is above that code is left out."""
+    """Yield the other threads that run code of the user's, by name, from the first frame of that code on."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     for ident in sorted(frames.keys() - {threading.main_thread().ident}):
@@ -72,12 +73,12 @@ def stacks_of_others() -> Iterator[ThreadStack]:
 
 
 def collective_of(found: Iterable[tuple[FrameType, int]]) -> str:
-    """The operation of torch.distributed that a stack is in, or the empty string."""
+    """Return the operation of torch.distributed that a stack is in, or the empty string."""
     return find_collective((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in found) or ""
 
 
 def read_frames(found: Iterable[tuple[FrameType, int]], *, with_source: bool = False) -> tuple[Frame, ...]:
-    """As data, without the runtime's own."""
+    """Convert frames to data, without the runtime's own."""
     codes = [(frame.f_code, line) for frame, line in found if not is_ours(frame.f_code.co_filename)]
     return tuple(
         Frame(
@@ -96,11 +97,11 @@ def _walk(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 def _suspended(awaiting: Any) -> list[tuple[FrameType, int]]:
-    """The frames of a coroutine that waits, down the chain of what it awaits."""
+    """The frames of a waiting coroutine, along the chain of its awaits."""
     found = []
     while awaiting is not None:
         frame = getattr(awaiting, "cr_frame", None) or getattr(awaiting, "gi_frame", None)
-        if frame is None:  # it has just ended, or is something of C
+        if frame is None:  # it has just ended, or is implemented in C
             break
         found.append((frame, frame.f_lineno or 0))
         awaiting = getattr(awaiting, "cr_await", None) or getattr(awaiting, "gi_yieldfrom", None)

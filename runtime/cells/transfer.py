@@ -1,4 +1,4 @@
-"""Variables that travel with a cell: set before its source runs, and taken along by its outcome."""
+"""Variables sent with a cell: set before its source runs, and returned with its outcome."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 @dataclass(frozen=True)
 class Transfer:
-    """What is set, and the names of what is taken: on every rank, and on some more.
+    """The variables to set, and the names to return: on every rank (`pulled`), and on some ranks (`pulled_at`).
 
-    It is part of the cell: so nothing comes between, whatever else waits for the rank, and one interrupt is for both.
+    It is part of the cell, so no other message comes between, and one interrupt ends both.
     """
 
     pushed: Parcel | None = None
     pulled: tuple[str, ...] = ()
     pulled_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    limit: float = 0  # bytes that one rank may send unasked
+    limit: float = 0  # bytes that one rank may send without confirmation
 
     def around(self, run: Callable[[], CellOutcome], namespace: Namespace, rank: int, origin: str) -> CellOutcome:
-        """Run a cell, which does not begin where something cannot be set, and takes nothing along where it fails."""
+        """Set the variables, run the cell and pull. If a variable cannot be set, the cell does not run; if it fails, it
+        pulls none.
+        """
         try:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
                 refused = None if self.pushed is None else PushRequest(self.pushed).handle(namespace)

@@ -16,19 +16,19 @@ TRAVEL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 20_000
 SHOWN_RICH_CHARACTERS = 1 << 20
 STATISTICS_ELEMENTS = 50_000_000
-# Classes without `_repr_html_` and its like, and their base, for which formatters may have a printer.
+# Classes without methods such as `_repr_html_`, and their base, for which formatters may have a printer.
 _BUILTIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object})
 
 
 def describe(value: Any, formatter: Any) -> CellValue:
-    """With the value itself, where it is small. `formatter` is an IPython DisplayFormatter."""
+    """Describe a value, and include it if it is small. `formatter` is an IPython DisplayFormatter."""
     mime, tensor = _looks(value, formatter)
     pickled, note = pack(value)
     return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
 
 
 def look_at(value: Any, formatter: Any) -> CellValue:
-    """How it looks, and no more."""
+    """Describe a value by its representations only."""
     mime, tensor = _looks(value, formatter)
     return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="it was only looked at")
 
@@ -48,7 +48,7 @@ def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | 
 
 
 def _has_only_text(value: Any, formatter: Any) -> bool:
-    """Whether all that formatters have for it is text. IPython asks each of them, which costs more than the cell."""
+    """Whether formatters have only text for it. To call each formatter, as IPython does, costs more than the cell."""
     if type(value) not in _BUILTIN:
         return False
     others = [each for kind, each in formatter.formatters.items() if kind != "text/plain"]
@@ -59,9 +59,9 @@ def _has_only_text(value: Any, formatter: Any) -> bool:
 
 
 def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
-    """The pickled value; or None and why not."""
+    """Return the pickled value; or None and the reason."""
     torch = sys.modules.get("torch")
-    # Where it lies on a GPU, it is not brought from there for nothing.
+    # A large tensor on a GPU is not copied only to be rejected.
     if torch is not None and type(value) is torch.Tensor and value.numel() * value.element_size() > limit:
         return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
     value = without_graph(value)
@@ -76,7 +76,7 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
 
 
 def without_graph(value: Any) -> Any:
-    """A tensor as plain numbers; anything else as it is."""
+    """Detach a tensor from its graph; return anything else unchanged."""
     torch = sys.modules.get("torch")
     return value.detach() if torch is not None and type(value) is torch.Tensor else value
 
@@ -86,7 +86,7 @@ class _TooLarge(Exception):
 
 
 class _Bounded(io.BytesIO):
-    """Stops a pickle that grows beyond the limit, before it has cost the time and the memory."""
+    """A stream that stops a pickle above the limit, before it costs more time and memory."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def _is_bounded(data: Any) -> bool:
 
 
 def summarize_tensor(value: Any) -> TensorSummary | None:
-    """Of a torch tensor or a NumPy array; None for anything else."""
+    """Summarize a torch tensor or a NumPy array; None for anything else."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return _summary(value, str(value.dtype).removeprefix("torch."), str(value.device), _torch_statistics)
@@ -116,7 +116,7 @@ def _summary(value: Any, dtype: str, device: str, statistics: Any) -> TensorSumm
     try:
         least, mean, most = statistics(value)
     except Exception:
-        least = mean = most = None  # no order (complex, strings), or nothing in it: the shape still tells something
+        least = mean = most = None  # no order (complex, strings), or no elements: the shape is still useful
     return TensorSummary(type(value).__name__, tuple(value.shape), dtype, device, least, mean, most)
 
 

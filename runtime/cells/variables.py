@@ -1,7 +1,7 @@
-"""What the notebook asks of the variables of a rank: a class for each request, which the cell actor carries out.
+"""The notebook's requests about variables of a rank: a class for each, which the cell actor carries out.
 
-They wait for their turn behind cells, on the main thread, so that each sees what the cell before it did. Not for
-cells themselves (`shell`), nor for how values travel (`parcels`).
+They wait behind cells, on the main thread, so each request sees the effects of the cells before it. Cells are run by
+`shell`; `parcels` packs values.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from meshbook.runtime.errors import PickleError
 
 @dataclass(frozen=True)
 class Namespace:
-    """The variables of a rank; `names` gives those that are the user's, `formatter` is IPython's for display.
+    """The variables of a rank; `names` returns the user's, `formatter` is IPython's for display.
 
-    `most_bytes` is what one message may have.
+    `most_bytes` is the maximum size of a message.
     """
 
     values: dict[str, Any]
@@ -36,7 +36,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class RequestError:
-    """Why a rank has not done what was asked: `x is not defined`."""
+    """The reason why a rank has not carried out a request: `x is not defined`."""
 
     reason: str
     hint: str = ""
@@ -44,21 +44,21 @@ class RequestError:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """Values that were not sent since they have so many bytes."""
+    """Values that were not sent because of their size, in bytes."""
 
     size: int
 
 
 class VariableRequest(ABC):
-    """Something that is asked of a rank's variables."""
+    """A request about a rank's variables."""
 
     @abstractmethod
     def handle(self, namespace: Namespace) -> Any:
-        """Do it; the answer travels back. It is a Refusal where that cannot be done."""
+        """Carry out the request and return the answer. It is a RequestError if the request fails."""
 
 
 def handle(request: VariableRequest, namespace: Namespace, operation: str) -> Any:
-    """Do what is asked, in user code that can be interrupted under the name of this operation."""
+    """Carry out a request as user code. An interrupt refers to it by `operation`."""
     try:
         with INTERRUPTS.during(operation), INTERRUPTS.user_code():
             return request.handle(namespace)
@@ -68,7 +68,7 @@ def handle(request: VariableRequest, namespace: Namespace, operation: str) -> An
 
 @dataclass(frozen=True)
 class PushRequest(VariableRequest):
-    """Set variables: all of them, or none where one cannot be made here."""
+    """Set variables: all, or none if one cannot be unpickled here."""
 
     parcel: Parcel
 
@@ -82,7 +82,7 @@ class PushRequest(VariableRequest):
 
 @dataclass(frozen=True)
 class PullRequest(VariableRequest):
-    """Send variables; where they have more bytes than `limit`, only say how many."""
+    """Send variables; if they have more bytes than `limit`, only their size."""
 
     names: tuple[str, ...]
     limit: float
@@ -101,7 +101,7 @@ class PullRequest(VariableRequest):
 
 @dataclass(frozen=True)
 class ShowRequest(VariableRequest):
-    """Show a variable, as the last expression of a cell is shown."""
+    """Show a variable like the last expression of a cell."""
 
     name: str
 
@@ -116,7 +116,7 @@ class ShowRequest(VariableRequest):
 
 @dataclass(frozen=True)
 class HasRequest(VariableRequest):
-    """Say whether there is a variable of this name."""
+    """Return whether there is a variable of this name."""
 
     name: str
 
@@ -126,7 +126,7 @@ class HasRequest(VariableRequest):
 
 @dataclass(frozen=True)
 class DeleteRequest(VariableRequest):
-    """Let go of variables."""
+    """Delete variables."""
 
     names: tuple[str, ...]
 
@@ -139,7 +139,7 @@ class DeleteRequest(VariableRequest):
 
 
 def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | None:
-    """Why these cannot be read: some are not there."""
+    """Return an error if any of these variables does not exist."""
     missing = [name for name in names if name not in namespace.values]
     if not missing:
         return None
@@ -150,7 +150,7 @@ def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | N
 
 
 def variable_here(mesh: str, name: str) -> Any:
-    """What a reference to a variable is on a rank of its mesh: that rank's own value."""
+    """Resolve a reference to a variable on a rank of its mesh: the rank's own value."""
     spec = context().actor_instance.spec
     if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
         raise LookupError(f"{name} is a variable of the mesh {mesh}, and this process is none of its ranks")

@@ -17,9 +17,9 @@ _NOTEBOOK_BARS = "tqdm.notebook"
 
 
 def without_widgets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A display bundle without the view of a widget, whose model is not in the notebook: it would show as an error.
+    """Return a display bundle without a widget's view. Its model is not in the notebook, so it would show as an error.
 
-    Where only text is left, a line says what to do instead.
+    If only text is left, a line explains what to do instead.
     """
     if WIDGET not in data or len(data) == 1:
         return dict(data)
@@ -30,13 +30,13 @@ def without_widgets(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def use_text_bars() -> None:
-    """Let `tqdm.notebook` offer bars of text, from its next import on; also where ipywidgets is not installed."""
+    """Make `tqdm.notebook` offer bars of text, from its next import on; also if ipywidgets is not installed."""
     if not any(isinstance(finder, _TextBars) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TextBars())
 
 
 class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `tqdm.notebook`, and makes of it a module with the bars of `tqdm.std`."""
+    """Imports `tqdm.notebook` as a module with the bars of `tqdm.std`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
