@@ -99,6 +99,6 @@ class Notebook:
     @property
     def cell_number(self) -> int:
         """The number of the cell that runs."""
-        # The shell's own counter stands at the next cell already, or not yet: that differs between IPython's versions.
+        # The shell's own counter may already be that of the next cell; this differs between versions of IPython.
         running = getattr(self.shell.displayhook, "exec_result", None)
         return int(getattr(running, "execution_count", None) or self.shell.execution_count)

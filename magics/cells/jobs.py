@@ -73,7 +73,7 @@ class Job:
                 raise
             raise TimeoutError(f"{self.title} has not ended within {timeout:g} s, and goes on") from None
 
-    get = result  # as our other futures have it
+    get = result  # named as in our other futures
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, with or without an error; False if it has not ended in `timeout` seconds."""
@@ -123,7 +123,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """`job 7 of cell 12`"""
+        """The title in messages: `job 7 of cell 12`."""
         return _title_of(self.number, self.cell)
 
     @property
@@ -147,7 +147,7 @@ class Job:
 
     def _ipython_display_(self) -> None:
         """Show its state here, and once more in the same place when it has ended."""
-        from IPython.core.getipython import get_ipython  # who displays it runs in IPython
+        from IPython.core.getipython import get_ipython  # displaying code runs in IPython
 
         place = publisher_for(get_ipython())
         with self._lock:

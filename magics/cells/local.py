@@ -32,7 +32,7 @@ _OPTION_LINE = re.compile(r"^# ?mesh:.*$", re.MULTILINE)
 
 @dataclass
 class LocalResult:
-    """What the cell gave in the notebook itself: its value, its error as IPython shows it, what it printed."""
+    """The outcome of the cell in the notebook: its value, its error as IPython shows it, its output."""
 
     value: Any = None
     error: BaseException | None = None
@@ -41,18 +41,18 @@ class LocalResult:
 
     @property
     def stdout(self) -> str:
-        """All that it printed."""
+        """Its standard output."""
         return self.texts["stdout"].read()
 
     @property
     def stderr(self) -> str:
-        """All that it wrote to stderr."""
+        """Its standard error."""
         return self.texts["stderr"].read()
 
     @property
     def bundle(self) -> Mapping[str, Any]:
         """The value as IPython displays it."""
-        from IPython.core.getipython import get_ipython  # who shows it runs in IPython
+        from IPython.core.getipython import get_ipython  # displaying code runs in IPython
 
         data, _ = get_ipython().display_formatter.format(self.value)
         return data or {"text/plain": repr(self.value)}

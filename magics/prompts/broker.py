@@ -165,7 +165,7 @@ class PromptBroker:
 
     def ended(self, rank: int) -> None:
         """Record that a rank has ended the cell, or died."""
-        if self._reader is not None:  # in most cells no rank asks
+        if self._reader is not None:  # in most cells no rank has a prompt
             self._prompts.withdrawn(rank)
             self._stops.ended(rank)
             self._look_again()

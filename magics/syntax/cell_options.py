@@ -67,7 +67,7 @@ def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) ->
 
 
 def parse_comment(first_line: str) -> str | None:
-    """The option line of a cell that begins with `#mesh: ...`, or None if this is another line."""
+    """Return the option line of a cell that begins with `#mesh: ...`, or None for any other line."""
     found = _COMMENT.match(first_line)
     return found.group(1).strip() if found else None
 

@@ -27,7 +27,7 @@ class Setting:
     default: Any
     meaning: str
     read: Callable[[str], Any]
-    is_option: bool = True  # of `%%mesh`, whose default this is
+    is_option: bool = True  # an option of `%%mesh`, whose default it sets
     offers: tuple[str, ...] = ()  # possible values, for completion
 
 

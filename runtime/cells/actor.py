@@ -121,7 +121,7 @@ class CellActor(Actor):
             with INTERRUPTS.during(origin):
                 outcome = self._run_out(source, number, origin, debugs, meter)
         except KeyboardInterrupt as error:
-            # It came between two lines of ours, not of the cell's; the cell was interrupted all the same.
+            # It was raised between two lines of ours, not of the cell's; it interrupts the cell all the same.
             outcome = CellOutcome(meter.read(), error=format_interrupt(error))
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))

@@ -16,7 +16,7 @@ _PLACES = {
     ("cell", "here"): _FIRST_LINE,
     ("line", "store"): f"{_OWN_CELL}; `mesh.push` sends what it restores",
     **{("line", name): _OWN_CELL for name in _OF_HISTORY},
-    # These are ipykernel's.
+    # These belong to ipykernel.
     **{("line", name): _OWN_CELL for name in ("connect_info", "qtconsole", "subshell")},
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 # Seconds after a signal, until it is sent again. A signal in the instant before a blocking call begins takes effect
 # only when that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
 INSIST = (0.05, 0.2, 0.5, 1.0)
-MOST_WANTED = 1000  # requests for ended executions stay in the table, since they look like requests for later ones
+MOST_WANTED = 1000  # the table also holds requests for ended executions, which look like requests for later ones
 
 
 class Interrupts:

@@ -18,7 +18,7 @@ from meshbook.runtime.cells.variables import Namespace, VariableRequest
 
 MOST_CHARACTERS = 80
 MOST_ELEMENTS = 6  # of a tensor whose values are shown
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank and is of no use
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # an address differs from rank to rank and is of no use
 _COUNTED = (str, bytes, list, tuple, dict, set, frozenset)
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 

@@ -26,7 +26,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OperatorProfile(msgspec.Struct, frozen=True, array_like=True):
-    """What torch.profiler has seen of a cell, which took so long. `trace`: its Chrome trace, compressed by gzip."""
+    """The profile of a cell by torch.profiler. `seconds`: the cell's duration. `trace`: its gzipped Chrome trace."""
 
     seconds: float
     operators: tuple[Operator, ...]

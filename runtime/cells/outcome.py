@@ -46,7 +46,7 @@ class RankError:
 
     @property
     def place(self) -> str:
-        """Where the user's own code was: `cell 9:14 in step`, or the empty string."""
+        """The place of the user's own code: `cell 9:14 in step`, or the empty string."""
         return place_of(self.frames)
 
 

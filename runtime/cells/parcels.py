@@ -27,7 +27,7 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
     def copied(self) -> Parcel:

@@ -44,7 +44,7 @@ class MainThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread, the outermost frame first; `remark` says what its frames do not: `idle`, `in all_reduce`."""
+    """One thread, the outermost frame first; `remark` adds a state such as `idle` or `in all_reduce`."""
 
     thread: str
     frames: tuple[Frame, ...]

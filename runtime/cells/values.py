@@ -1,4 +1,4 @@
-"""The value of a cell's last expression as it travels: its looks, a summary of tensors, itself where it is small."""
+"""The value of a cell's last expression in a reply: its representations, a tensor summary, and itself if small."""
 
 from __future__ import annotations
 

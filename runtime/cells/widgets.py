@@ -47,7 +47,7 @@ class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         from tqdm import std  # the user's own: meshbook does not depend on it
 
         class TextBar(std.tqdm):  # type: ignore[misc]
-            """A bar of text that takes the arguments of the notebook's."""
+            """A bar of text that accepts the arguments of the notebook's bar."""
 
             def __init__(self, *arguments: Any, display: bool = True, **keywords: Any) -> None:
                 super().__init__(*arguments, **keywords)
