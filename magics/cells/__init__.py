@@ -16,8 +16,8 @@ its ranks.
 
 `escalation` decides on each step, and `supervision` carries it out, for ranks that have not answered:
 
-1. interrupt: KeyboardInterrupt, by a signal of the control thread to the main thread. 2. abort: break process groups
-from the control thread (`runtime.collectives`), first on these ranks, then on the
+1. interrupt: KeyboardInterrupt, by a signal of the control thread to the main thread.
+2. abort: break process groups from the control thread (`runtime.collectives`), first on these ranks, then on the
    whole mesh, as a part of a group is of no use. At once after a second Ctrl-C. Otherwise five seconds after a person's
    interrupt, one second after a time limit's or another rank's error, 0.3 s after a death; then only for ranks in a
    collective. A rank that is silent half-way to the end of the cell is aborted in any case: it may wait in C++ where

@@ -14,7 +14,7 @@ from meshbook.magics.meshes.whereabouts import RankWhereabouts, count_ranks, for
 from meshbook.runtime.geometry.ranges import name_ranks
 
 PATIENCE = 5.0  # seconds: after the last answer, and between queries
-SOON = 1.0  # where the line in the output may be out of date
+SOON = 1.0  # seconds, if the shown line may be out of date
 
 
 class DivergenceWatch:

@@ -43,7 +43,7 @@ class GracePeriods:
     grace: float = 0.5  # after a first error, for the other ranks to raise theirs
     answer: float = 5.0  # after a person's interrupt: they may see what user code still does, and can interrupt again
     fellows: float = 1.0  # after an interrupt because another rank has raised, or by a time limit
-    survivors: float = 0.3  # the same where that rank died
+    survivors: float = 0.3  # the same if that rank died: no rank can wait for it
     last: float = 5.0  # after an abort or a kill
     last_of_survivors: float = 1.0
     kill: float = 1.0  # at least, from an abort to a kill: a killed rank loses its state

@@ -1,5 +1,4 @@
-"""One `%%mesh` cell from its source to its result: sends it, watches it, interrupts it, shows its output, raises its
-error.
+"""Runs one `%%mesh` cell on its ranks, from its source to its result or error.
 
 Answers arrive on the receiving thread, as events of the cell's inbox (`state`). The coroutine of the cell handles them.
 It wakes for the last answer, for an error, for Ctrl-C, for ranks whose turn has come, and four times a second to
@@ -306,9 +305,7 @@ class CellExecution:
     # -- detach and attach ---------------------------------------------------------
 
     def leave(self) -> CellProgress:
-        """Stop sending the cell to ranks, and return its progress, with which another notebook finishes it. From any
-        thread.
-        """
+        """Begin on no further ranks, and return the progress for another notebook. From any thread."""
         if not self._loop.is_running() or threading.current_thread() is self._thread:
             return self._leave_run()
 

@@ -173,9 +173,10 @@ def _begin(shell: Any, body: str) -> Coroutine[Any, Any, Any]:
 
 @contextmanager
 def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
-    """Keep the value that IPython passes to the display hook, and the traceback it passes to the shell. The state of
-    the outer cell is restored after it. Tracebacks name the cell by the shell's counter, which already has the next
-    number.
+    """Keep the value and the traceback that IPython would show, and restore the state of the outer cell.
+
+    IPython passes values to the display hook, and tracebacks to a method of the shell. Tracebacks name the cell by the
+    shell's counter, which already has the next number.
     """
     hook, count, outer = sys.displayhook, shell.execution_count, shell.displayhook.exec_result
 
@@ -195,9 +196,7 @@ def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None
 
 @contextmanager
 def _telling_syntax(compiler: Any) -> Iterator[None]:
-    """Report the exact syntax error, as ranks do. From Python 3.13 on IPython only reports that the input is
-    incomplete.
-    """
+    """Report the exact syntax error, as ranks do. From Python 3.13 on IPython only reports incomplete input."""
     flag = compiler.flags & INCOMPLETE
     compiler.flags &= ~INCOMPLETE
     try:

@@ -61,7 +61,7 @@ class CellItemRunner:
 
     def close(self) -> None:
         for cells in self._cells.values():
-            cells.forget_map.call_each(self.key)  # an answer is not needed
+            cells.forget_map.call_each(self.key)  # a dead rank need not answer
 
 
 class MapBar:

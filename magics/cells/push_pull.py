@@ -16,8 +16,7 @@ from meshbook.runtime.cells.transfer import Transfer
 
 
 class CellTransfers:
-    """The transfers of one cell on these ranks, from and to a namespace. VariableError for a mistake found before it
-    runs.
+    """The transfers of one cell on these ranks, from and to a namespace. Raises VariableError before the cell runs.
 
     `in_turns`: some ranks begin later, and must get the same values as the first.
     """

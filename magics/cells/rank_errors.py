@@ -1,5 +1,4 @@
-"""The errors of ranks without an answer: dead, killed, silent or skipped; and the check that ranks can run the next
-cell.
+"""The errors of ranks without an answer (dead, killed, silent, skipped), and the check for such ranks before a cell.
 
 Errors that ranks raise are made in `meshbook.runtime.cells.failures`.
 """

@@ -1,7 +1,6 @@
-"""Supervises a running cell: applies to its ranks the actions that `escalation` returns, and collects their
-whereabouts.
+"""Supervises a running cell: applies the actions of `escalation` to its ranks, and collects their whereabouts.
 
-It acts in the loop of the cell, which passes the time in (`act`). Output and results are not its subject (`execution`).
+It acts in the loop of the cell, which passes the time in (`act`). Output and results belong to `execution`.
 """
 
 from __future__ import annotations
@@ -232,9 +231,7 @@ class CellSupervisor:
         return dataclasses.replace(error, is_consequence=True) if is_ours else error
 
     def _as_interrupted(self, rank: int, error: RankError) -> RankError:
-        """The error of a rank whose process groups were broken. The frames collected before the abort show more than
-        the error's.
-        """
+        """The error of a rank whose process groups were broken, with the more exact frames from before the abort."""
         where = self._roll.get(rank)
         frames = where.frames if where is not None and where.frames else error.frames
         if error.kind == "interrupted":

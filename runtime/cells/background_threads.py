@@ -22,7 +22,7 @@ class BackgroundThreads:
         self._free = threading.Semaphore(most)
 
     def run(self, work: Callable[[], T], within: float) -> T:
-        """The value of the work, or its error. TimeoutError after `within` seconds, or if all threads hang."""
+        """Return the value of the work, or raise its error. TimeoutError after `within` seconds, or if all hang."""
         if not self._free.acquire(blocking=False):
             raise TimeoutError(f"all threads for {self._name} hang in earlier work")
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)

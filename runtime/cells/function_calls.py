@@ -136,7 +136,7 @@ class RecordedFunction:
 
 
 def record(call: Callable[[], Any]) -> RecordedResult:
-    """Call this and record its output and displays. An interrupt ends the call as an error."""
+    """Call this and record its output and displays. An interrupt becomes the error of the call."""
     began, clock = time.time(), time.perf_counter()
     with capture_output() as captured:
         answer = _answer(call)

@@ -287,8 +287,7 @@ class RankShell(InteractiveShell):
         """Those of these names that are variables of the user's."""
         return tuple(name for name in names if not name.startswith("_") and name not in self.user_ns_hidden)
 
-    # A cell runs with cold CPU caches, so each microsecond of work costs five. The following saves half of a short
-    # cell's time.
+    # A cell runs on a cold worker, so each microsecond of work costs five. The following saves half of a short cell's.
 
     def transform_cell(self, raw_cell: str) -> str:
         """Transform IPython's own syntax into Python. A cell without its marks is unchanged and not tokenized."""

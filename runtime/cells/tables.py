@@ -23,8 +23,9 @@ _TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class TableSummary:
-    """A summary of a table or a column: `kinds` are its types, for a table each with the column's name; `size` is in
-    bytes.
+    """A summary of a table or a column; `size` is in bytes.
+
+    `kinds` are its types; for a table, each with the column's name.
     """
 
     shape: tuple[int, ...]

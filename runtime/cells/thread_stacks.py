@@ -26,10 +26,9 @@ MOST_FRAMES = 200  # of one stack; of a deeper recursion, the innermost
 
 @dataclass(frozen=True, slots=True)
 class MainThreadState:
-    """The state of a rank's main thread: idle, or in a cell, with its frames (outermost first); no frames as it just
-    begins.
+    """The state of a rank's main thread: idle, or in a cell with these frames (outermost first).
 
-    `pause` is set while it waits for a person: `in input()`, `in the debugger`.
+    A cell that just begins has no frames. `pause` is set while it waits for a person: `in input()`, `in the debugger`.
     """
 
     is_idle: bool = False

@@ -29,8 +29,9 @@ class Transfer:
     limit: float = 0  # bytes that one rank may send without confirmation
 
     def around(self, run: Callable[[], CellOutcome], namespace: Namespace, rank: int, origin: str) -> CellOutcome:
-        """Set the variables, run the cell and pull. If a variable cannot be set, the cell does not run; if it fails, it
-        pulls none.
+        """Set the variables, run the cell and pull.
+
+        If a variable cannot be set, the cell does not run. If the cell fails, it pulls nothing.
         """
         try:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
