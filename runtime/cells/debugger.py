@@ -51,9 +51,7 @@ class Debugger:
         debugger.stop_at(sys._getframe(1))
 
     def _may_stop(self) -> bool:
-        """Whether the cell stops on this rank (`--break`); a refusal is cached. StdinNotImplementedError without a
-        keyboard.
-        """
+        """Whether this rank stops (`--break`); caches a refusal. StdinNotImplementedError without a keyboard."""
         origin = INTERRUPTS.origin
         if origin and self._passing == origin:
             return False

@@ -48,8 +48,8 @@ class CellInspector(Inspector):
 
 def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *, whole: bool) -> Inspected:
     """Inspect a name, which may have dots; `detail` 1 shows the source."""
-    # Not `shell.object_inspect_mime`: around it IPython adds names to builtins and removes them by a counter, which the
-    # main thread uses as well.
+    # Not `shell.object_inspect_mime`: around it IPython adds names to builtins and removes them by a nesting counter,
+    # which the main thread uses as well.
     info = shell._object_find(name)
     if not info.found:
         return Inspected()
