@@ -1,6 +1,7 @@
-"""The verbs that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`. Each says what was done.
+"""The operations that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`.
 
-They wait on the calling thread, so they work wherever a line of code runs: in a cell, and beside one in a subshell.
+Each returns a text that reports what was done. They block the calling thread, so they work both in a cell and beside
+one in a subshell.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 
-DEATH_WITHIN = 10.0  # seconds for a killed process to be gone: who is stuck in the operating system may never be
-HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to heed one more interrupt
+DEATH_WITHIN = 10.0  # seconds for a killed process to exit: one that is stuck in the operating system may never exit
+HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
 FREED_WITHIN = 10.0  # seconds for ranks to leave their collective after their process groups were broken
-ENDS_WITHIN = 3.0  # seconds for those that have left it, or were in none, to end their cell
-PAUSE = 0.02  # between looks at ranks that are about to end their cell
-MOMENT = 1.0  # seconds, after which it is said what a verb waits for
+ENDS_WITHIN = 3.0  # seconds for ranks that have left it, or were in none, to end their cell
+PAUSE = 0.02  # between polls of ranks that are about to end their cell
+MOMENT = 1.0  # seconds until a verb prints what it waits for
 T = TypeVar("T")
 
 
 def heal(mesh: NotebookMesh) -> str:
-    """Start the dead ranks again. MeshError where that cannot be done."""
+    """Restart the dead ranks. Raises MeshError if that fails."""
     started = time.monotonic()
     try:
         healed = mesh.procs.heal().get()
@@ -54,7 +55,7 @@ def heal(mesh: NotebookMesh) -> str:
 
 
 def _format_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) -> Iterable[str]:
-    """Ranks that lost the same are told together."""
+    """Yield one line for ranks that lost the same variables."""
     lost: dict[tuple[str, ...], list[int]] = {}
     for rank in healed:
         lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
@@ -64,9 +65,9 @@ def _format_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) ->
 
 
 def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
-    """Let the mesh have these sizes, and then `follow`, which is done also where nobody waits any more.
+    """Resize the mesh to these sizes, and then call `follow`, even if the caller no longer waits.
 
-    MeshError where it cannot. Ctrl-C ends the waiting, and not the resize.
+    Raises MeshError if the resize fails. Ctrl-C ends the waiting, not the resize.
     """
     started = time.monotonic()
     try:
@@ -78,7 +79,7 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
 
 
 def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
-    """Says what it waits for once that takes longer than a moment: each rank is told between two cells."""
+    """Wait, and after a second print what for: each rank is resized between two cells."""
     try:
         with contextlib.suppress(TimeoutError):
             resized.get(MOMENT)
@@ -92,7 +93,7 @@ def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """KeyboardInterrupt in whatever cell runs on these ranks; says which ran one, and which do not answer."""
+    """Raise KeyboardInterrupt in the cells on these ranks; return which ran one and which do not answer."""
     heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
     parts = [f"interrupted {count_ranks(heard)}"] if heard else []
     parts += [format_whereabouts(roll)] if roll else []
@@ -106,7 +107,7 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Break the process groups of the mesh, so that these ranks leave the collective in which they wait.
 
-    The groups of all ranks: a part of a group is of no use. The ranks keep their variables.
+    This breaks the groups of all ranks, since a part of a group is of no use. The ranks keep their variables.
     """
     broken, running = wait_for(_break_groups(mesh, _alive(mesh, ranks)))
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
@@ -119,7 +120,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 
 
 async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, RankWhereabouts]]:
-    """Which groups were broken, in words; the ranks that still run a cell after that, and where."""
+    """Return the names of the broken groups, and the whereabouts of ranks that still run a cell after that."""
     answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
     (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
@@ -134,7 +135,7 @@ async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[s
 
 
 def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> bool:
-    """Whether these ranks, which a cell ended without, have answered by then."""
+    """Whether these ranks, which a cell ended without, answer within this time."""
     end = time.monotonic() + seconds
     while mesh.stuck.intersection(ranks) and time.monotonic() < end:
         time.sleep(PAUSE)
@@ -142,14 +143,14 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
 
 
 async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
-    """The ranks that were interrupted; where the others are."""
+    """Return the interrupted ranks, and the whereabouts of the others."""
     answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
     heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
     return heard, await collect_whereabouts(mesh, set(ranks) - set(heard))
 
 
 def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """End those of these ranks that run a cell or do not answer, and start them again."""
+    """Kill and restart those of these ranks that run a cell or do not answer."""
     roll = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
     busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
     if not busy:
@@ -158,9 +159,9 @@ def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 
 
 def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh restart") -> str:
-    """End these ranks, whatever they run, and start them again, with all others that are dead.
+    """Kill these ranks whatever they run, and restart them with all other dead ranks.
 
-    What runs there is told that the `sender` ended it.
+    Cells that run there report `sender` as the cause.
     """
     living = mesh.procs._with_region(mesh.procs.region.pick(ranks))
     ended = when_ended(current_node(), [address.node for address in living.nodes])
@@ -173,7 +174,7 @@ def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh resta
 
 
 def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
-    """Without the dead. MeshError where none is left."""
+    """Return the ranks that are not dead. Raises MeshError if none is left."""
     if alive := sorted(set(ranks) - mesh.dead.keys()):
         return alive
     raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal{mesh.selector()} starts the dead again")
@@ -184,6 +185,6 @@ def _selector(mesh: NotebookMesh, ranks: Iterable[int]) -> str:
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine, in a loop of its own on another thread: on this one a loop may be running."""
+    """Wait for a coroutine in a new event loop on another thread, since this thread may already run a loop."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()

@@ -1,4 +1,5 @@
-"""The meshes of a notebook, by name: bring up, look at, take down. Each has what cells need on every rank."""
+"""The registry of a notebook's meshes by name: start, look up, stop. Each has the actors that cells need on its ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +28,22 @@ from meshbook.runtime.resources import count_cores
 
 DEFAULT_NAME = "mesh"
 RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar
-MOST_DEFAULT_RANKS = 8  # of CPU ranks that start unasked; a machine with 128 cores wants to be asked
+MOST_DEFAULT_RANKS = 8  # CPU ranks that start by default; a machine with 128 cores needs an explicit number
 
-Progress = Callable[[int, int], None]  # ranks that are ready, ranks in all
+Progress = Callable[[int, int], None]  # (ready ranks, all ranks)
 
 
 class MeshError(UserError, MeshbookError):
-    """A mesh that is not there, is there already, or cannot do what was asked."""
+    """A mesh that does not exist, exists already, or cannot do what was requested."""
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    """Do nothing: the default callback."""
 
 
 @dataclass
 class NotebookMesh:
-    """A process mesh, with the actors that run cells on it."""
+    """A process mesh with the actors that run cells on it."""
 
     name: str
     procs: ProcMesh
@@ -51,20 +52,20 @@ class NotebookMesh:
     inspection: CellInspection
     session: Session
     has_gpus: bool
-    spares: int = 0  # that are kept
+    spares: int = 0  # number of spares to keep
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
-    unwatch: Callable[[], None] = _nothing  # hear no more of its ranks
+    unwatch: Callable[[], None] = _nothing  # stop watching its ranks
     open_dashboard: Callable[[], Any] = _nothing
-    is_one_of_several: Callable[[], bool] = lambda: False  # of the notebook
+    is_one_of_several: Callable[[], bool] = lambda: False  # in the notebook
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
-    )  # what each rank's namespace had after its last cell
-    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rank that was started again -> what it had before
-    fresh: dict[int, int] = field(default_factory=dict)  # such a rank -> the serial of the last cell before that
-    added: dict[int, int] = field(default_factory=dict)  # by a resize: rank -> the serial of the last cell before that
-    queues: RankQueues = field(default_factory=RankQueues)  # cells that run on it, and those that wait for them
+    )  # the names in each rank's namespace after its last cell
+    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # restarted rank -> the names it had before
+    fresh: dict[int, int] = field(default_factory=dict)  # restarted rank -> the serial of the last cell before
+    added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
+    queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
 
     def __post_init__(self) -> None:
         self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}  # of those not stopped
@@ -74,22 +75,22 @@ class NotebookMesh:
         return self.procs.extent
 
     def pick(self, handle: Any, ranks: Iterable[int]) -> Any:
-        """This handle of its processes, or of actors on all of them, for these ranks alone."""
+        """Narrow a handle of its processes, or of actors on all of them, to these ranks."""
         return handle._with_region(self.procs.region.pick(ranks))
 
     @property
     def label(self) -> str:
-        """What stands before ranks in output: the name where there are several meshes, else nothing."""
+        """The prefix of ranks in output: the name if there are several meshes, else empty."""
         return self.name if self.is_one_of_several() else ""
 
     def selector(self, ranks: str = "") -> str:
-        """What a command takes for these ranks, a blank first: ` 3`, ` b[3]`, ` b` for all."""
+        """Return the selector of these ranks for a command, with a leading blank: ` 3`, ` b[3]`, ` b` for all."""
         chosen = f"{self.label}[{ranks}]" if self.label and ranks else self.label or ranks
         return f" {chosen}" if chosen else ""
 
     @property
     def stuck(self) -> set[int]:
-        """The living ranks that have not answered in a cell which is over, and still run it."""
+        """The living ranks that have not answered in a cell that is over, and still run it."""
         return set(self.busy) - self.dead.keys()
 
     @property
@@ -99,7 +100,7 @@ class NotebookMesh:
         return [value for value in fields if isinstance(value, ActorMesh)]
 
     def follow(self, procs: ProcMesh) -> Future[Any] | None:
-        """Be of these processes from now on, after a resize; done once each rank knows its place."""
+        """Switch to these processes after a resize; the future completes once each rank has its new position."""
         if procs.nodes == self.procs.nodes:
             return None
         before = {rank: node for node, rank in self.rank_of.items()}
@@ -115,18 +116,18 @@ class NotebookMesh:
         return self.cells.take_place.call()
 
     def note_last(self, cell: LastCell) -> None:
-        """A cell has ended; `last` is the one that was begun last, should they end in another order."""
+        """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""
         if cell.serial >= self.last.serial:
             self.last = cell
 
     def at_work(self) -> Iterator[str]:
-        """`ranks 0-1 are at job 7 of cell 12`, for each thing that its ranks are at."""
+        """Yield `ranks 0-1 are at job 7 of cell 12` for each task that its ranks run."""
         for title, nodes in self.queues.at_work().items():
             if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
                 yield f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
 
     def describe(self) -> str:
-        """`mesh: 4 ranks (gpus=4) on CPU`"""
+        """Return `mesh: 4 ranks (gpus=4) on CPU`."""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
@@ -136,21 +137,24 @@ class NotebookMesh:
 
 
 def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
-    """Let what is known by rank be of the same processes, as far as they are still there."""
+    """Move per-rank entries to the new ranks of the same processes; drop those of processes that are gone."""
     moved = {after[node]: value for rank, value in known.items() if (node := before.get(rank)) in after}
     known.clear()
     known.update(moved)
 
 
 class Meshes:
-    """All meshes of this notebook. One is the current mesh, where a selector without a name means ranks: the first that
-    comes up, until `use` chooses another one."""
+    """All meshes of this notebook.
+
+    One is the current mesh, whose ranks a selector without a name means: the first that starts, until `use` selects
+    another.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, NotebookMesh] = {}
         self._current = ""
-        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by the mesh's name; of whoever shows them
-        self._lock = threading.Lock()  # guards both: a mesh may come up on another thread than cells run on
+        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by mesh name; set by the dashboards
+        self._lock = threading.Lock()  # guards both: meshes and cells may start on different threads
 
     def __iter__(self) -> Iterator[NotebookMesh]:
         return iter(self._living().values())
@@ -159,12 +163,12 @@ class Meshes:
         return len(self._living())
 
     def _living(self) -> dict[str, NotebookMesh]:
-        """Those of the session that runs: `close_session()` ends all of its meshes."""
+        """Return the meshes of the running session: `close_session()` ends all of its meshes."""
         session = running_session()
         return {name: mesh for name, mesh in self._by_name.items() if mesh.session is session}
 
     def get(self, name: str | None = None) -> NotebookMesh:
-        """The mesh of this name, or the current one. MeshError where there is none."""
+        """Return the mesh of this name, or the current one. Raises MeshError if there is none."""
         living = self._living()
         if not living:
             raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
@@ -174,18 +178,19 @@ class Meshes:
         return living[wanted]
 
     def find(self, name: str | None = None) -> NotebookMesh | None:
-        """The mesh that `up` would start under this name, if it is up already."""
+        """Return the mesh that `up` would start under this name, if it is up already."""
         return self._living().get(name or DEFAULT_NAME)
 
     def use(self, name: str) -> NotebookMesh:
-        """Make this the current mesh. MeshError where there is none of this name."""
+        """Make this the current mesh. Raises MeshError if no mesh has this name."""
         mesh = self.get(name)
         with self._lock:
             self._current = mesh.name
         return mesh
 
     def select(self, text: str) -> tuple[NotebookMesh, SelectedRegion]:
-        """The ranks that a selector means. SelectionError where it means none, MeshError without a mesh."""
+        """Return the mesh and ranks of a selector. Raises SelectionError if it selects none, MeshError without a mesh.
+        """
         current = self.get()
         regions = {mesh.name: mesh.procs.region for mesh in self}
         parsed = parse(text)
@@ -201,9 +206,9 @@ class Meshes:
         *,
         spares: int = 0,
     ) -> NotebookMesh:
-        """Start a mesh and wait until every rank is ready to run cells; its `spares` may be so later.
+        """Start a mesh and wait until every rank is ready to run cells; its `spares` may become ready later.
 
-        MeshError for a name that is taken; what a rank that did not come up left on stderr is in the error raised.
+        Raises MeshError for a name in use. If a rank does not start, the error contains what it left on stderr.
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
@@ -215,13 +220,13 @@ class Meshes:
         control = procs.spawn("cell control", CellControl)
         inspection = procs.spawn("cell inspection", CellInspection)
         for part in (procs, cells, control, inspection):
-            heed_failures(part, lambda failure: True)  # the cells say it, those that run and the next ones
+            heed_failures(part, lambda failure: True)  # running and later cells report the failure
         mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares)
         self._watch(mesh)
         try:
             wait_ready(mesh, progress)
         except BaseException:
-            # Also for Ctrl-C: half a mesh is of no use to anybody.
+            # Also for Ctrl-C: a mesh that is half up is of no use.
             procs.stop("it did not come up")
             raise
         with self._lock:
@@ -231,12 +236,12 @@ class Meshes:
         return mesh
 
     def adopt(self, mesh: NotebookMesh, *, is_current: bool) -> None:
-        """Have a mesh that another notebook has brought up."""
+        """Add a mesh that another notebook has started."""
         for part in (mesh.procs, *mesh.parts):
-            heed_failures(part, lambda failure: True)  # as of one that comes up here
+            heed_failures(part, lambda failure: True)  # as in `up`
         self._watch(mesh)
         with self._lock:
-            self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to be the one that runs
+            self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to become the running one
             if is_current or not self._current:
                 self._current = mesh.name
 
@@ -262,7 +267,7 @@ class Meshes:
                 mesh.dead[rank] = report
                 return
             del mesh.rank_of[report.node]
-            if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: the dead will not be healed
+            if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: its dead ranks will not be healed
                 mesh.unwatch()
 
         def welcome(reborn: str) -> None:
@@ -285,7 +290,7 @@ class Meshes:
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
-        """Stop a mesh; `now` kills it instead of letting its ranks finish what they run."""
+        """Stop a mesh; `now` kills its ranks instead of letting them finish what they run."""
         mesh = self.get(name)
         with self._lock:
             del self._by_name[mesh.name]
@@ -294,28 +299,28 @@ class Meshes:
         if now:
             mesh.procs.kill(sender="%mesh down --now")
         mesh.procs.stop("%mesh down").get()
-        mesh.unwatch()  # of one whose ranks had all died nobody hears any more
+        mesh.unwatch()  # a mesh whose ranks had all died produces no more events
         current_session().output.forget(mesh.procs.name)
         current_session().history.forget(mesh.procs.name)
         return mesh
 
 
 def _session_with_an_agent() -> Session:
-    """The session; a new one where the host agent of the present one has ended, and all of its workers with it."""
+    """Return the session; a new one if the host agent has ended, and all of its workers with it."""
     if current_session().has_lost_agent:
         close_session()
-        # The cell that runs goes on as a client of the new one.
+        # The running cell continues as a client of the new session.
         CURRENT.set(Context(current_session().context.actor_instance, origin=current_origin()))
     return current_session()
 
 
 def default_extent(gpus: int) -> Extent:
-    """As many ranks as there are GPUs, else cores; at least two, since one rank is no mesh."""
+    """Return as many ranks as there are GPUs, else cores; at least two, since one rank is no mesh."""
     return Extent.of(gpus=gpus if gpus else min(max(2, count_cores()), MOST_DEFAULT_RANKS))
 
 
 def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
-    """Wait for every rank's cell actor; raise how the first of them failed."""
+    """Wait for every rank's cell actor; raise MeshError for the first rank that failed."""
     prepared: list[Future[bool]] = list(mesh.cells.prepare.call_each())
     waiting = dict(enumerate(prepared))
     while waiting:
@@ -332,5 +337,5 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
 
 
 def format_up(mesh: NotebookMesh, started: float) -> str:
-    """The line that `%mesh up` prints."""
+    """Return the line that `%mesh up` prints."""
     return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"

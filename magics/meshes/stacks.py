@@ -1,10 +1,10 @@
-"""`%mesh stack`: where all threads of the user's are on all ranks, identical stacks once.
+"""`%mesh stack`: where all user threads are on all ranks; identical stacks appear once.
 
-[0-2,5] main thread: in all_reduce
-    cell 9:14               dist.all_reduce(x)
-[3] main thread: does not answer: stopped (SIGSTOP)
-    cell 9:12 in load
-[6-7] main thread: idle
+    [0-2,5] main thread: in all_reduce
+        cell 9:14               dist.all_reduce(x)
+    [3] main thread: does not answer: stopped (SIGSTOP)
+        cell 9:12 in load
+    [6-7] main thread: idle
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from meshbook.runtime.geometry.ranges import format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread
 from meshbook.runtime.traces import is_ours
 
-_COLUMN = 40  # where the source begins
+_COLUMN = 40  # column where the source begins
 
 
 async def take_stacks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, list[ThreadStack]]:
-    """The stacks of these ranks, the main thread's first; it takes a second at most."""
+    """Return the stacks of these ranks, the main thread's first, within a second."""
     ranks = sorted(ranks)
     asked: Sequence[list[ThreadStack] | None] = await answers_of(ask_ranks(mesh, ranks).stacks.call_each())
     told = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
@@ -34,7 +34,7 @@ async def take_stacks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, lis
 
 
 def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
-    """The stacks of a rank that does not answer, as its host sees them."""
+    """Yield the stacks of a rank that does not answer, as its host observes them."""
     threads = seen.threads or () if seen is not None else ()
     main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     trouble = f"does not answer: {seen.trouble}" if seen is not None else "does not answer"
@@ -46,19 +46,19 @@ def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
 
 
 def _frames_of(thread: SampledThread | None) -> tuple[Frame, ...]:
-    """From the user's first frame on, the outermost first."""
+    """Return the frames from the user's first on, the outermost first."""
     frames = [frame_of(each.filename, each.line, each.name) for each in reversed(thread.frames)] if thread else []
     first = next((at for at, frame in enumerate(frames) if frame.is_user), len(frames))
     return tuple(frame for frame in frames[first:] if not is_ours(frame.filename))
 
 
 def render_stacks(by_rank: Mapping[int, Sequence[ThreadStack]], mesh: str = "") -> str:
-    """As text: each distinct stack of a thread once, with its ranks; before these the name of their mesh, if given."""
+    """Render each distinct stack of a thread once, with its ranks; `mesh`, if given, is the prefix of the ranks."""
     return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks, mesh))
 
 
 def group_stacks(by_rank: Mapping[int, Sequence[ThreadStack]]) -> dict[ThreadStack, list[int]]:
-    """Each distinct stack of a thread, with its ranks."""
+    """Return each distinct stack of a thread, with its ranks."""
     ranks_of: dict[ThreadStack, list[int]] = {}
     for rank in sorted(by_rank):
         for stack in by_rank[rank]:
@@ -74,18 +74,18 @@ def _render(stack: ThreadStack, ranks: Sequence[int], mesh: str) -> Iterator[str
 
 
 def title_of(stack: ThreadStack) -> str:
-    """`main thread: in all_reduce`"""
+    """Return `main thread: in all_reduce`."""
     return stack.thread + (f": {stack.remark}" if stack.remark else "")
 
 
 def place_of(frame: Frame) -> str:
-    """`cell 9:14 in load`"""
+    """Return `cell 9:14 in load`."""
     name = "" if frame.function == "<module>" else f" in {frame.function}"
     return f"{_short(frame.filename)}:{frame.line}{name}"
 
 
 def _short(filename: str) -> str:
-    """`cell 9`, `data.py`, `distributed/distributed_c10d.py`: of a library the folder says which."""
+    """Return `cell 9`, `data.py` or `distributed/distributed_c10d.py`: a library's file needs its folder."""
     if filename.startswith("<"):
         return filename.strip("<>")
     return "/".join(Path(filename).parts[-2:])

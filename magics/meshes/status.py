@@ -1,7 +1,4 @@
-"""What `%mesh status` says of a mesh.
-
-What `%mesh status` says of what ranks use, and of those that give no sign of life. Pure.
-"""
+"""The text of `%mesh status`: the state of a mesh, the resources its ranks use, and ranks without a heartbeat."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
 
 MOST_EVENTS = 5
-SOON = 1.0  # seconds, after which a status is shown without what was asked for
+SOON = 1.0  # seconds until a status is shown without the missing answer
 
 
 def state_of(mesh: NotebookMesh) -> Iterator[str]:
-    """A line for the mesh, and one for each rank that is not well, or has been started again."""
+    """Yield a line for the mesh, and one for each rank that is not well or has been restarted."""
     yield mesh.describe()
     if mesh.spares:
         yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
@@ -37,7 +34,7 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
 
 
 def _count_spares(mesh: NotebookMesh) -> str:
-    """How many wait; it is the host that knows."""
+    """Return the number of warm spares, which only the host has."""
     try:
         return str(mesh.procs.spares().get(timeout=SOON))
     except (TimeoutError, MeshbookError):
@@ -45,23 +42,23 @@ def _count_spares(mesh: NotebookMesh) -> str:
 
 
 def vitals_of(mesh: NotebookMesh) -> Iterator[str]:
-    """What its ranks use, as it was measured last; nothing in the first second."""
+    """Yield the resources that its ranks use, as last measured; nothing in the first second."""
     known = mesh.session.history.vitals([address.node for address in mesh.procs.nodes])
     yield from format_vitals(known, mesh.dead)
 
 
 def history_of(mesh: NotebookMesh) -> Iterator[str]:
-    """The last that has happened to the mesh; nothing where nothing has."""
+    """Yield the last events of the mesh, if there are any."""
     if events := [event for event in mesh.session.events if event.procs == mesh.procs.name][-MOST_EVENTS:]:
         yield "  last events:"
         yield from (f"    {event}" for event in events)
 
 
-ALIKE = 1.1  # the most that the largest of amounts that are told as one may be over the smallest
+ALIKE = 1.1  # the largest ratio of maximum to minimum for amounts that are shown as one
 
 
 def format_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
-    """`  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang; nothing where nothing is known."""
+    """Yield `  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang, as far as measured."""
     cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
     uses = [f"{sum(cpu):.1f} cores"] if cpu else []
     memory = list(_format_amounts(_floats(vitals, "memory"), "memory"))
@@ -85,7 +82,7 @@ def _floats(vitals: Vitals, metric: str) -> list[float]:
 
 
 def _format_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
-    """`180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
+    """Yield `180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
     known = {rank: amount for rank, amount in enumerate(amounts) if not math.isnan(amount)}
     if not known:
         return

@@ -1,4 +1,4 @@
-"""Where every rank is: asked of the ranks, and of their hosts where a rank does not answer.
+"""A query of where every rank is: it queries the ranks, and the hosts of ranks that do not answer.
 
     7 ranks [0-2,4-7] in all_reduce (cell 9:14), rank 3 at data.py:88 in load
 
@@ -29,26 +29,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankWhereabouts:
-    """Where one rank is: what it says, or what its host sees; neither where nobody answers."""
+    """Where one rank is: `said` by the rank, or `seen` by its host; both None if neither answers."""
 
     said: MainThreadState | None = None
     seen: Observation | None = None
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Of its main thread, as far as they are known; the outermost first."""
+        """The known frames of its main thread, the outermost first."""
         if self.said is not None:
             return self.said.frames
         return frames_seen(self.seen.threads or ()) if self.seen is not None else ()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it can do nothing without other ranks: it is idle, or in a collective."""
+        """Whether it cannot proceed without other ranks: it is idle, or in a collective."""
         return self.said is not None and (self.said.is_idle or self.said.is_in_collective)
 
     @property
     def trouble(self) -> str:
-        """Why it does not answer: `stopped (SIGSTOP)`; empty where it does, or where that is not known."""
+        """Why it does not answer: `stopped (SIGSTOP)`; empty if it does, or if the reason is not known."""
         return self.seen.trouble if self.said is None and self.seen is not None else ""
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class RankWhereabouts:
 
 
 def format_whereabouts(roll: Mapping[int, RankWhereabouts]) -> str:
-    """A roll call as one line: ranks at the same place are told together, the larger groups first."""
+    """Format whereabouts as one line: ranks at the same place together, larger groups first."""
     ranks_at: dict[str, list[int]] = {}
     for rank in sorted(roll):
         ranks_at.setdefault(str(roll[rank]), []).append(rank)
@@ -77,12 +77,12 @@ def _for_ranks(ranks: Sequence[int], place: str) -> str:
 
 
 def count_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `7 ranks [0-2,4-7]`."""
+    """Return `rank 3`, or `7 ranks [0-2,4-7]`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks {format_label(ranks)}"
 
 
 async def collect_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, RankWhereabouts]:
-    """Ask these ranks where they are; it takes a second at most."""
+    """Query where these ranks are, within a second."""
     ranks = sorted(ranks)
     asked = ask_ranks(mesh, ranks).where.call_each() if ranks else []
     said = dict(zip(ranks, await answers_of(asked), strict=True))
@@ -92,17 +92,17 @@ async def collect_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[
 
 
 async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
-    """Where each of these ranks is, in words."""
+    """Return where each of these ranks is, as text."""
     return {rank: str(where) for rank, where in (await collect_whereabouts(mesh, ranks)).items()}
 
 
 def ask_ranks(mesh: NotebookMesh, ranks: Sequence[int]) -> Any:
-    """The actors of these ranks that answer while a cell runs."""
+    """Return the control actors of these ranks, which answer while a cell runs."""
     return mesh.pick(mesh.control, ranks)
 
 
 async def look_at(mesh: NotebookMesh, ranks: Sequence[int]) -> dict[int, Observation]:
-    """What the hosts see of these ranks."""
+    """Return what the hosts observe of these ranks."""
     addresses = mesh.procs.nodes
     nodes = {addresses[rank].node: rank for rank in ranks}
     asked = ask_observers(mesh.pick(mesh.procs, ranks))
@@ -111,7 +111,7 @@ async def look_at(mesh: NotebookMesh, ranks: Sequence[int]) -> dict[int, Observa
 
 
 async def answers_of(asked: Sequence[Future[T]], within: float = ANSWER_WITHIN) -> list[T | None]:
-    """The answers that come in time (seconds); None for one that does not, or failed."""
+    """Return the answers that arrive within this many seconds; None for late or failed ones."""
     twins = [future.as_asyncio() for future in asked]
     if twins:
         await asyncio.wait(twins, timeout=within)
@@ -126,7 +126,7 @@ def _answer_of(twin: asyncio.Future[T]) -> T | None:
 
 
 def frames_seen(threads: Iterable[SampledThread]) -> tuple[Frame, ...]:
-    """Of the main thread from the cell's first on, the outermost first."""
+    """Return the main thread's frames from the cell's first on, the outermost first."""
     main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     frames = [] if main is None else [frame_of(each.filename, each.line, each.name) for each in reversed(main.frames)]
     first = next((at for at, frame in enumerate(frames) if frame.filename.startswith("<cell")), len(frames))
@@ -138,7 +138,7 @@ def frame_of(filename: str, line: int, function: str) -> Frame:
 
 
 def _with_short_name(frame: Frame) -> Frame:
-    """A file of the user's without its folders: a line has room for no more."""
+    """Return a user's file without its folders: a line has no room for more."""
     if not frame.is_user or frame.filename.startswith("<"):
         return frame
     return dataclasses.replace(frame, filename=Path(frame.filename).name)

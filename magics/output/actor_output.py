@@ -1,8 +1,8 @@
-"""Output of actors that an ordinary cell called: shown in that cell, labelled, a few times a second.
+"""Output of actors that an ordinary cell called: published in that cell, labelled, a few times a second.
 
-An ordinary cell may block the main thread, so the runtime's `Forwarder` shows it from a thread of its own.
+An ordinary cell may block the main thread, so the runtime's `Forwarder` publishes from its own thread.
 
-Progress bars of actors in an ordinary cell: an area for each mesh, in which those of all ranks are one.
+Progress bars of actors in an ordinary cell share one area per mesh, which merges the bars of all ranks.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from meshbook.runtime.telemetry.lines import CompleteLines, DrawnText, Shown
 from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 
 REMEMBERED_CELLS = 64
-CELL_DISPLAYS = 20  # of one cell, with a label each: front ends show some fifty outputs
-CELL_CHARACTERS = 400_000  # of one cell; the rest is in `%mesh log` and in the ranks' own files
-CELL_LINES = 4000  # of one cell: a page with many more is slow
+CELL_DISPLAYS = 20  # of one cell, each with a label: front ends show about fifty outputs
+CELL_CHARACTERS = 400_000  # of one cell; the rest is in `%mesh log` and in the ranks' files
+CELL_LINES = 4000  # of one cell: a page with many more lines is slow
 
 Ranks = tuple[int, ...]
 
 
 class ActorOutputRouter:
-    """Publishes what no `%%mesh` cell claims in the ordinary cell that caused it, else in the latest."""
+    """Publishes output that no `%%mesh` cell claims, in the ordinary cell that caused it or else in the latest."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the cells: one may begin while others are shown
+        self._lock = threading.Lock()  # guards the cells: one may begin while others are published
         self._cells: OrderedDict[str, _Cell] = OrderedDict()
         self._latest = ""
 
     def begin(self, origin: str, shell: Any) -> None:
-        """An ordinary cell begins."""
+        """Register an ordinary cell that begins."""
         with self._lock:
             self._cells[origin] = _Cell(publisher_for(shell))
             self._latest = origin
@@ -48,7 +48,7 @@ class ActorOutputRouter:
                 self._cells.popitem(last=False)
 
     def publish(self, origin: str, publications: Sequence[Publication]) -> None:
-        """Publish in the cell of this origin, else in the latest."""
+        """Publish in the cell of this origin, or else in the latest cell."""
         with self._lock:
             cell = self._cells.get(origin) or self._cells.get(self._latest)
         if cell is not None:
@@ -67,7 +67,7 @@ class ActorOutputRouter:
 
 
 class _Cell:
-    """What waits to be shown in one cell: the text of each rank since the last time, bars, and displays."""
+    """The unpublished output of one cell: the text of each rank since the last update, bars, and displays."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
@@ -87,7 +87,7 @@ class _Cell:
             texts.append(self._fit(shown.text, shown.ranks[0]))
 
     def _fit(self, text: str, rank: int) -> str:
-        """The text, or its first lines where there is no room for more."""
+        """Return the text, or only its first lines if the rest exceeds the budget."""
         costs = [max(len(line), CELL_CHARACTERS // CELL_LINES) for line in text.splitlines(keepends=True)]
         room, self._room = self._room, self._room - sum(costs)
         if self._room > 0:
@@ -100,7 +100,7 @@ class _Cell:
         if self.publisher.updates:
             self._drawings.add(drawn)
             return
-        # A terminal shows bars as they have ended; what a carriage return ends is still to be overwritten.
+        # A terminal shows bars in their final state; text that ends with a carriage return is still to be overwritten.
         whole, _, rest = drawn.text.rpartition("\n")
         text = "\n".join(split_lines(whole if rest.endswith("\r") else drawn.text)).strip("\n")
         if text:
@@ -122,20 +122,20 @@ class _Cell:
 
 
 def _labelled(mesh: str, stream: StreamName, by_ranks: dict[Ranks, list[str]]) -> Stream:
-    """Each line with the ranks it came from; what several ranks said alike, once."""
+    """Prefix each line with its ranks; text that several ranks share appears once."""
     ranks_of: dict[str, list[int]] = {}
     for ranks, parts in sorted(by_ranks.items()):
         ranks_of.setdefault("".join(parts), []).extend(ranks)
     return Stream(stream, "".join(label_lines(mesh, ranks, text) for text, ranks in ranks_of.items()))
 
 
-LINES = 20  # of each rank, the last ones
+LINES = 20  # the last ones of each rank
 KEPT_CHARACTERS = 20_000
 AREA_BYTES = 12_000
 
 
 class ActorProgressBars:
-    """The areas of one cell. Pure: what ranks draw comes in, what to publish comes out."""
+    """The progress bar areas of one cell. Pure: drawn text in, publications out."""
 
     def __init__(self) -> None:
         self._meshes: dict[str, dict[StreamName, dict[int, TextBuffer]]] = {}
@@ -143,7 +143,7 @@ class ActorProgressBars:
         self._changed: dict[str, None] = {}
 
     def add(self, drawn: DrawnText) -> None:
-        """A rank draws its bars anew, or has done with them."""
+        """Add the bars that a rank has redrawn or finished."""
         streams = self._meshes.setdefault(drawn.mesh, {"stdout": {}, "stderr": {}})
         capture = streams[drawn.stream].setdefault(drawn.rank, TextBuffer(KEPT_CHARACTERS))
         capture.add(drawn.text)
@@ -151,7 +151,7 @@ class ActorProgressBars:
         self._changed[drawn.mesh] = None
 
     def take(self) -> list[LiveDisplay]:
-        """The areas that have changed."""
+        """Return the areas that have changed."""
         changed, self._changed = list(self._changed), {}
         return [self._draw(mesh) for mesh in changed]
 

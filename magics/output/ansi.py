@@ -1,4 +1,4 @@
-"""The colours of a terminal in text of ranks: taken out, or turned into HTML that brings its own styles."""
+"""ANSI colours in the text of ranks: removed, or converted to HTML with inline styles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
-# In tones that can be read on a light ground and on a dark one: black, red, green, yellow, blue, magenta, cyan, white.
+# Tones that are legible on light and on dark backgrounds: black, red, green, yellow, blue, magenta, cyan, white.
 _TONES = ("#5c6370", "#d14d49", "#00a250", "#b8960c", "#208ffb", "#c050b4", "#2aa1a3", "#9a9789")
 _BRIGHT_TONES = ("#7f848e", "#e75c58", "#1db954", "#c99a1a", "#4aa3ff", "#d160c4", "#3bb8ba", "#a1a6b2")
-_STEPS = (0, 95, 135, 175, 215, 255)  # of the colour cube with 256 colours
+_STEPS = (0, 95, 135, 175, 215, 255)  # of the colour cube of the 256 colours
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ PLAIN = _Style()
 
 
 def strip_colours(text: str) -> str:
-    """The text without terminal control sequences."""
+    """Return the text without terminal control sequences."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def html_of(text: str) -> str:
-    """Text from a worker as HTML: harmless, its colours kept, each line's for itself."""
+    """Convert a worker's text to escaped HTML with its colours; each line is styled separately."""
     if "\x1b" not in text:
         return html.escape(text, quote=False)
     return "\n".join(_line_in_html(line) for line in text.split("\n"))
@@ -102,14 +102,14 @@ def _in_tone(style: _Style, code: int) -> _Style:
 
 
 def _take_colour(numbers: list[int]) -> str:
-    """One of 256 colours (`5;n`), or any (`2;r;g;b`); takes its numbers off the front."""
+    """Parse one of 256 colours (`5;n`) or any colour (`2;r;g;b`); remove its numbers from the front."""
     kind = numbers.pop(0) if numbers else 0
     if kind == 5 and numbers:
         return _one_of_256(numbers.pop(0))
     if kind == 2 and len(numbers) >= 3:
         rgb = [min(numbers.pop(0), 255) for _ in range(3)]
         return "#{:02x}{:02x}{:02x}".format(*rgb)
-    numbers.clear()  # cut off: what is left means nothing by itself
+    numbers.clear()  # truncated: the remaining numbers have no meaning by themselves
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a text that comes in chunks: its start, its end, and a count and a hash of the whole."""
+"""A bounded buffer for a text that arrives in chunks: it keeps start and end, and counts and hashes the whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import chain
 
 from meshbook.magics.output.grouping import Block, split_lines
 
-_LIVE_LINE = 400  # characters of a line that the live area can show: aligning endless lines would take it seconds
+_LIVE_LINE = 400  # characters of a line in the live area: aligning very long lines would take seconds
 _PIECE = 4096  # characters; smaller chunks are joined up to this size
 
 
 class TextBuffer:
-    """The start and end of a text that comes in chunks, in bounded memory; the rest is counted and hashed."""
+    """The start and end of a text that arrives in chunks, in bounded memory; the whole is counted and hashed."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(limit // 2, 1)
@@ -23,17 +23,17 @@ class TextBuffer:
         self._length = 0
         self._newlines = 0
         self._ends_open = False
-        self.live = ""  # rows after all that, which may still change
+        self.live = ""  # rows after the text that may still change
         self._digest = hashlib.blake2b(digest_size=16)
 
     @property
     def line_count(self) -> int:
-        """How many lines came in; a last one without a newline counts."""
+        """The number of lines received; a last line without a newline counts."""
         ends_open = self.live[-1] != "\n" if self.live else self._ends_open
         return self._newlines + self.live.count("\n") + ends_open
 
     def add(self, text: str) -> None:
-        """Take the next chunk; the cost is about that of hashing it, whatever came before."""
+        """Add the next chunk. The cost is about that of hashing it, regardless of earlier chunks."""
         if not text:
             return
         self._newlines += text.count("\n")
@@ -45,9 +45,9 @@ class TextBuffer:
         self._add_to_tail(text[room:][-self._half :])
 
     def block(self) -> Block:
-        """What is kept, as whole lines with a cut between them if some are missing.
+        """Return the kept text as whole lines, with a cut if lines are missing between start and end.
 
-        It depends on the text alone, not on its chunks: the same flood from two ranks makes equal blocks.
+        The result depends on the text alone, not on its chunks: equal floods from two ranks make equal blocks.
         """
         head, tail = "".join(self._head), "".join(self._tail)
         if self._length <= 2 * self._half:
@@ -63,7 +63,7 @@ class TextBuffer:
         return whole.digest()
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines, read from the last pieces only, because this is asked several times a second."""
+        """Return the last lines, read from the last pieces only, because callers need them several times a second."""
         pieces = [self.live]
         newlines = self.live.count("\n")
         for piece in chain(reversed(self._tail), reversed(self._head)):
@@ -89,7 +89,7 @@ def _without_first_line(text: str) -> str:
 
 
 def _append(pieces: deque[str], text: str) -> None:
-    # A rank that prints by the character would otherwise leave a piece, with its overhead, for each.
+    # Without joining, a rank that prints single characters would leave one piece, with its overhead, for each.
     if pieces and len(pieces[-1]) + len(text) <= _PIECE:
         pieces[-1] += text
     elif text:

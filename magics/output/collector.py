@@ -1,7 +1,7 @@
-"""What the ranks of one cell write and display: kept whole, shown as `CellOutput` decides, in that cell for ever.
+"""The collector of one cell's output: it stores everything that ranks write and display, and publishes it.
 
-Chunks are stored on the receiving thread, which waits while one is; the loop of the cell publishes, and no other
-thread. Not for what is shown and how (`output`).
+`CellOutput` decides what to show; the output always goes to the cell that caused it. The receiving thread stores chunks
+and blocks while it does. Only the event loop of the cell publishes. Not for what is shown and how (`model`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from meshbook.runtime.cells.outcome import ErrorKind, RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.spool import DisplaySpool, Spool
 
-LATE = 0.25  # seconds from text that comes after the cell's end until it is published
+LATE = 0.25  # seconds from text that arrives after the cell's end until it is published
 StreamName = Literal["stdout", "stderr"]
 _ENDINGS: dict[ErrorKind, Ending] = {"interrupted": "interrupted", "skipped": "skipped"}
 
 
 class OutputCollector:
-    """The output of one cell; made where its loop runs. Text is stored and read on any thread."""
+    """The output of one cell. Create it on the cell's event loop. Any thread may store and read text."""
 
     def __init__(self, output: CellOutput, publisher: Publisher) -> None:
         self._lock = threading.Lock()  # guards the model and the spools
@@ -39,7 +39,7 @@ class OutputCollector:
         self.final: Sequence[Publication] = ()  # what was published at its end
 
     def take(self, chunk: Chunk) -> None:
-        """A rank wrote or displayed something."""
+        """Store a chunk of text, a display or a clear request of a rank."""
         with self._lock:
             if isinstance(chunk, OutputChunk):
                 self._spool(chunk)
@@ -61,48 +61,48 @@ class OutputCollector:
             spool.live = chunk.live
 
     def finish(self, rank: int, error: RankError | None) -> None:
-        """A rank has come to its end."""
+        """Record how a rank ended."""
         with self._lock:
             self._output.finish(rank, "done" if error is None else _ENDINGS.get(error.kind, "failed"))
 
     def leave(self) -> None:
-        """The ranks go on without this notebook."""
+        """Record that the ranks continue without this notebook."""
         with self._lock:
             self._output.leave()
 
     def remark(self, line: str) -> None:
-        """Say this below the header."""
+        """Show this line below the header."""
         with self._lock:
             self._output.remark(line)
 
     def wait(self, ranks: frozenset[int], what_for: str) -> None:
-        """These ranks have not begun."""
+        """Record the ranks that have not begun, and why."""
         with self._lock:
             self._output.wait(ranks, what_for)
 
     def publish_due(self) -> None:
-        """Show what there is to show now."""
+        """Publish what is due now."""
         with self._lock:
             publications = self._output.due(self._loop.time())
         self._publisher.publish(publications)
 
     def pause(self) -> None:
-        """A prompt is about to be shown: what there is stands above it."""
+        """Publish all output so far in its final form, above the prompt that follows."""
         with self._lock:
             publications = self._output.pause(self._loop.time())
         self._publisher.publish(publications)
 
     def resume(self) -> None:
-        """The prompt is over."""
+        """Continue after a prompt."""
         with self._lock:
             self._output.resume(self._loop.time())
 
     def tell(self, text: str) -> None:
-        """Say this beside the prompt."""
+        """Publish this text beside the prompt."""
         self._publisher.publish([Stream("stdout", text)])
 
     def close(self, footer: Callable[[], str] = str) -> None:
-        """The cell has ended: show its output as it stays; of a longer one with a footer."""
+        """End the cell: publish its final output; a longer cell gets a footer."""
         with self._lock:
             publications = self._output.close(self._loop.time(), footer)
             self.final = self._output.final
@@ -110,23 +110,23 @@ class OutputCollector:
         self._publisher.publish(publications)
 
     def forget_final(self) -> None:
-        """Nobody will ask for it again: results live long, and their texts lead here."""
+        """Drop the final publications, which are not needed again: results are long-lived and refer to this object."""
         with self._lock:
             self.final, self._output.final = (), []
 
     def headline(self) -> str:
-        """The cell in a line."""
+        """Return the cell's state as one line."""
         with self._lock:
             return self._output.headline(self._loop.time())
 
     def text(self, rank: int, stream: StreamName) -> str:
-        """All that a rank wrote."""
+        """Return all text that a rank wrote."""
         with self._lock:
             spool = self._spools.get((rank, stream))
             return spool.read() if spool is not None else ""
 
     def live_rows(self) -> dict[int, str]:
-        """The rows of each rank that may still change; of those that have some."""
+        """Return the rows that may still change, for the ranks that have any."""
         with self._lock:
             rows: dict[int, str] = {}
             for (rank, _), spool in self._spools.items():
@@ -135,7 +135,7 @@ class OutputCollector:
             return rows
 
     def written(self) -> list[Chunk]:
-        """All that ranks wrote and displayed, that of each in order."""
+        """Return everything that ranks wrote and displayed; each rank's chunks in order."""
         with self._lock:
             texts = [self._chunk(rank, stream, spool) for (rank, stream), spool in self._spools.items()]
             return [*texts, *(chunk for spool in self._displays.values() for chunk in spool.read())]
@@ -149,13 +149,13 @@ class OutputCollector:
         return self._loop.time() - self._output.started
 
     def displays(self, rank: int) -> list[DisplayChunk]:
-        """All that a rank displayed."""
+        """Return everything that a rank displayed."""
         with self._lock:
             spool = self._displays.get(rank)
             return spool.read() if spool is not None else []
 
     def _publish_late(self) -> None:
-        """What threads of the cell print after its end goes to it all the same."""
+        """Publish text that threads of the cell print after its end, in the same cell."""
         with self._lock:
             self._late_planned = False
             publications = self._output.due(self._loop.time())

@@ -1,7 +1,7 @@
-"""Rich output of ranks, as a model: the n-th display of each rank is in one row, which is one output of the cell.
+"""The model of ranks' rich output: the n-th displays of all ranks form one row, which is one output of the cell.
 
-Pure: displays, updates and clearings come in, outputs to publish come out; the time is passed in. Not for their looks
-(`gallery`). Rows wait a moment for the other ranks, and are published anew where something in them changes.
+Pure: displays, updates and clear requests in, outputs to publish out; the caller passes the time in. Not for their
+layout (`gallery`). A row waits briefly for the other ranks, and is published again when its content changes.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Iterator, Mapping, Set
 from meshbook.magics.output.gallery import MimeBundle, RankDisplay, lay_out
 from meshbook.magics.output.messages import Display, LiveDisplay
 
-MOST_OUTPUTS = 40  # of a cell: JupyterLab shows 50, and trims the rest
-BYTES_PER_SECOND = 200_000  # of what is published anew
+MOST_OUTPUTS = 40  # of one cell: JupyterLab shows 50, and trims the rest
+BYTES_PER_SECOND = 200_000  # limit on what is published again
 
 
 class DisplayRows:
-    """The rows of one cell. `patience`: for how many seconds a row waits for the like from the other ranks."""
+    """The rows of one cell. `patience`: how many seconds a row waits for the displays of the other ranks."""
 
     def __init__(self, patience: float, interval: float = 0.25) -> None:
         self._patience = patience
         self._interval = interval
         self._of: dict[int, list[RankDisplay]] = {}
-        self._waiting: dict[int, float | None] = {}  # rows that are to be published, and since when that is known
+        self._waiting: dict[int, float | None] = {}  # rows to publish, and since when `take_ready` has seen them
         self._published: list[list[MimeBundle]] = []
-        self._count = 0  # of the outputs that were published
+        self._count = 0  # of published outputs
         self._next_at = 0.0
-        self.hidden: dict[int, int] = {}  # how many displays of each rank found no place
+        self.hidden: dict[int, int] = {}  # how many displays of each rank exceeded the limit
 
     def add(self, picture: RankDisplay) -> None:
-        """A rank displayed something."""
+        """Add a display of a rank."""
         rank = picture.rank
         row = self._of.setdefault(rank, [])
         if len(row) >= MOST_OUTPUTS:
@@ -39,24 +39,24 @@ class DisplayRows:
         self._waiting.setdefault(len(row) - 1, None)
 
     def update(self, picture: RankDisplay) -> None:
-        """A rank displays something else where it displayed something before, known by its id."""
+        """Replace the displays of this rank that have the same id."""
         for index, other in enumerate(self._of.get(picture.rank, ())):
             if other.display_id == picture.display_id:
                 self._of[picture.rank][index] = picture
                 self._waiting.setdefault(index, None)
 
     def clear(self, rank: int) -> None:
-        """A rank takes back what it displayed."""
+        """Remove the displays of a rank."""
         for index in range(len(self._of.pop(rank, ()))):
             self._waiting.setdefault(index, None)
 
     def take_ready(self, now: float, running: Set[int]) -> list[LiveDisplay]:
-        """The rows that all running ranks have come to, or that have waited long enough; not too often."""
+        """Return the rows that all running ranks have reached or that have waited long enough; limited in rate."""
         self._waiting = {index: now if since is None else since for index, since in self._waiting.items()}
         if now < self._next_at:
             return []
         ready = [index for index in sorted(self._waiting) if self._is_ready(index, now, running)]
-        # A row never comes before the one above it.
+        # A row is never published before the rows above it.
         rows = sorted({other for index in ready for other in self._waiting if other <= index})
         found = [display for index in rows for display in self._publish(index)]
         size = sum(len(str(content)) for display in found for content in display.data.values())
@@ -64,11 +64,11 @@ class DisplayRows:
         return found
 
     def take_all(self) -> list[LiveDisplay]:
-        """Every row as it is."""
+        """Return every waiting row as it is."""
         return [display for index in sorted(self._waiting) for display in self._publish(index)]
 
     def shown(self) -> list[Display]:
-        """All that has been published, as it is now."""
+        """Return everything that has been published, in its present state."""
         return [Display(bundle.data, bundle.metadata) for row in self._published for bundle in row if bundle != EMPTY]
 
     def _is_ready(self, index: int, now: float, running: Set[int]) -> bool:
@@ -78,7 +78,7 @@ class DisplayRows:
         return is_shown or is_complete or (since is not None and now - since >= self._patience)
 
     def _publish(self, index: int) -> Iterator[LiveDisplay]:
-        """What is new in a row: its outputs keep their places, those that are left over are emptied."""
+        """Yield what is new in a row: outputs keep their places, and surplus ones are emptied."""
         self._waiting.pop(index, None)
         row = {rank: mine[index] for rank, mine in sorted(self._of.items()) if index < len(mine)}
         self._published += [[] for _ in range(index + 1 - len(self._published))]

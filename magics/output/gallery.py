@@ -1,6 +1,6 @@
-"""Rich output of a rank as a piece of HTML, and such pieces of many ranks side by side.
+"""The layout of ranks' displays: each as a piece of HTML, and those of many ranks side by side.
 
-How the displays of many ranks look: equal ones once, under their ranks; others side by side, most behind a click.
+Equal displays appear once, under their ranks. Different ones appear side by side, most of them collapsed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from meshbook.magics.output.grouping import Block, Group, split_lines
 from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
 from meshbook.runtime.geometry.ranges import format_label
 
-MOST_OPEN = 4  # shown at once, the others behind a click
+MOST_OPEN = 4  # shown at once; the others are collapsed
 
 _GRID = "display:flex;flex-wrap:wrap;gap:8px 16px;align-items:flex-start"
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif")
 
 
-def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:  # never changed
-    """The HTML of a display bundle, or its image; empty where it has neither."""
+def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:  # never mutated
+    """Return the HTML of a display bundle, or its image as HTML; empty if it has neither."""
     if "text/html" in data:
         return str(data["text/html"])
     for name in _IMAGES:
@@ -32,26 +32,26 @@ def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:
 
 
 def side_by_side(pieces: Sequence[str]) -> str:
-    """Pieces of HTML in a grid, the first four open."""
+    """Arrange pieces of HTML in a grid; the first four are open."""
     more = pieces[MOST_OPEN:]
     rest = f"<details><summary>show {len(more)} more</summary>{_grid(more)}</details>" if more else ""
     return f"{_grid(pieces[:MOST_OPEN])}{rest}"
 
 
 def _grid(pieces: Sequence[str]) -> str:
-    # Without styles, as on GitHub, they stand below each other.
+    # Where styles are removed, as on GitHub, the pieces appear below each other.
     return f'<div style="{_GRID}">{"".join(f"<div>{piece}</div>" for piece in pieces)}</div>'
 
 
 def _as_base64(content: str | bytes, name: str) -> str:
-    # A bundle has images as base64 and SVG as text; some formatters leave images as bytes.
+    # Bundles contain images as base64 and SVG as text; some formatters leave images as bytes.
     if isinstance(content, str) and name != "image/svg+xml":
         return html.escape(content.replace("\n", ""))
     return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
 def _size_of(metadata: Any) -> str:
-    """A sharp image says how large it is to be shown."""
+    """Return the display size of an image as attributes; high-resolution images give it in their metadata."""
     if not isinstance(metadata, Mapping):
         return ""
     sizes = {name: metadata.get(name) for name in ("width", "height")}
@@ -59,23 +59,23 @@ def _size_of(metadata: Any) -> str:
 
 
 MOST_MARKUP = 1_000_000  # bytes of one gallery: front ends drop messages over a megabyte a second
-LARGE_IMAGE = 300_000  # bytes; a larger one is not there twice, as image and in HTML
+LARGE_IMAGE = 300_000  # bytes; a larger image is not published twice, as image and in HTML
 
 
 @dataclass(frozen=True, slots=True)
 class RankDisplay:
-    """A rich output as its rank sent it; by its id it may be replaced."""
+    """A rich output as its rank sent it. A display with the same id may replace it."""
 
     rank: int
     data: Mapping[str, Any]
     metadata: Mapping[str, Any]
     display_id: str = ""
-    mesh: str = ""  # whose rank it is, where there are several meshes
+    mesh: str = ""  # name of the rank's mesh, if there are several meshes
 
 
 @dataclass(frozen=True, slots=True)
 class MimeBundle:
-    """What is published of one output."""
+    """The published content of one output."""
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -83,7 +83,7 @@ class MimeBundle:
 
 @dataclass(frozen=True, slots=True)
 class _EqualDisplays:
-    """Ranks that displayed the same."""
+    """The ranks that displayed the same content."""
 
     ranks: tuple[int, ...]
     picture: RankDisplay
@@ -95,18 +95,18 @@ class _EqualDisplays:
 
     @property
     def text(self) -> str:
-        """Its plain text, labelled."""
+        """The labelled plain text."""
         lines = split_lines(str(self.picture.data.get("text/plain", ""))) or ("",)
         return render_text([Group(self.ranks, Block(lines), mesh=self.picture.mesh)]).removesuffix("\n").rstrip(" ")
 
     @property
     def is_foreign(self) -> bool:
-        """Whether only a front end can draw it: Markdown, LaTeX, a plot as JSON."""
+        """Whether only a front end can render it: Markdown, LaTeX, a plot as JSON."""
         return not self.markup and bool(self.picture.data.keys() - {"text/plain"})
 
 
 def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
-    """The outputs for one display of these ranks: one, and two more for each that only a front end can draw."""
+    """Return the outputs for one display of these ranks: one, plus two for each that only a front end can render."""
     alike = _join_same(row.values())
     foreign = [each for each in alike if each.is_foreign]
     own = [each for each in alike if not each.is_foreign]
@@ -127,7 +127,7 @@ def _join_same(pictures: Iterable[RankDisplay]) -> list[_EqualDisplays]:
 
 
 def _content_of(data: Mapping[str, Any]) -> str:
-    # The text of a figure may hold an address; where there is anything richer, that decides what is the same.
+    # The text of a figure may contain an address, so richer content, if any, decides what is equal.
     rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
     return repr(sorted((rich or data).items()))
 
@@ -140,7 +140,7 @@ def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
         parts["text/html"] = _in_html(own)
     if len(own) > 1:
         return [MimeBundle(parts, {})]
-    # As an image, too: a PDF cannot hold HTML, and an image can be copied.
+    # Also as an image: a PDF cannot contain HTML, and an image can be copied.
     images = {mime: content for mime, content in own[0].picture.data.items() if mime.startswith("image/")}
     return [MimeBundle(images | parts, own[0].picture.metadata)]
 

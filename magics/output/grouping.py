@@ -1,9 +1,9 @@
-"""The text of many ranks as one: what all said appears once, what differs stands beside its ranks.
+"""Grouping of the text of many ranks: equal text appears once, different text beside its ranks.
 
-Text in, groups out. Not for their looks (`rendering`), nor for keeping them within bounds (`fitting`).
+Text in, groups out. Not for rendering (`render`) or for limits on size (`truncation`).
 
-A group is lossless: its lines are what its ranks wrote; or, where blocks differ only in their numbers on many
-ranks, lines with the numbers as ranges over `members`, the groups that still have every rank's own lines.
+A group is lossless: its lines are the text of its ranks. Where the blocks of many ranks differ only in numbers, its
+lines show the numbers as ranges, and `members` are the groups that keep every rank's own lines.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from meshbook.runtime.geometry.ranges import format_label
 GroupMode = Literal["auto", "same", "rank", "order", "none"]
 StreamName = Literal["stdout", "stderr"]
 
-# Up to this many different blocks are all shown, so the losses of four ranks can be read; more make a range.
+# Up to this many different blocks are all shown, so that the losses of four ranks can be read; more become a range.
 MOST_DISTINCT = 4
 
-# A sign belongs to a number only where it cannot be a minus or a hyphen: `x=-1`, but not `3-1` or `rank-1`.
+# A sign is part of a number only where it cannot be a minus or a hyphen: `x=-1`, but not `3-1` or `rank-1`.
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|(?:(?<![\w.)\]])[-+])?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is kept of one rank's stream. Before `lines[cut]`, `hidden` lines were left out.
+    """The kept part of one rank's stream. `hidden` lines were left out before `lines[cut]`.
 
-    `identity` stands for the whole text where a part is missing: blocks are the same only if the whole was.
+    `identity` represents the whole text if a part is missing: blocks are equal only if the whole texts were.
     """
 
     lines: tuple[str, ...]
@@ -43,16 +43,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that said the same or, with `members`, the same but for numbers. No ranks: no label.
+    """Ranks with the same text or, with `members`, text that differs only in numbers. No ranks: no label.
 
-    `is_bar`: it is a progress bar, which stands on stderr without being trouble.
+    `is_bar` marks a progress bar, which goes to stderr without being an error.
     """
 
     ranks: tuple[int, ...]
     block: Block
     members: tuple[Group, ...] = ()
     is_bar: bool = False
-    mesh: str = ""  # whose ranks they are, where that is to be said
+    mesh: str = ""  # name of the ranks' mesh, if labels show it
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -63,21 +63,21 @@ class Group:
         return f"{self.mesh}{format_label(self.ranks)} " if self.ranks else ""
 
     def of_mesh(self, mesh: str) -> Group:
-        """The same with the name of its mesh in the labels."""
+        """Return this group with the name of its mesh in the labels."""
         return replace(self, mesh=mesh, members=tuple(each.of_mesh(mesh) for each in self.members)) if mesh else self
 
 
 def group_texts(texts: Mapping[int, str], mode: GroupMode = "auto") -> list[Group]:
-    """Groups of one stream's text by rank, in order of their lowest rank; a rank without text is in none."""
+    """Group one stream's text by rank, in order of the lowest rank; ranks without text are in no group."""
     return group_blocks({rank: Block(split_lines(text)) for rank, text in texts.items()}, mode)
 
 
 def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[Group]:
-    """Like `group_texts`, for text of which only a part was kept.
+    """Group like `group_texts`, for text that was only partly kept.
 
-    `rank` gives each rank a group, `same` joins equal blocks, `auto` also aligns blocks that differ only in
-    numbers, and makes one of progress bars with one title. `order` and `none` need the order of arrival, which a
-    mapping hasn't: they group like `rank`.
+    `rank` gives each rank a group. `same` joins equal blocks. `auto` also aligns blocks that differ only in numbers,
+    and merges progress bars with the same title. `order` and `none` need the order of arrival, which a mapping does not
+    have: they group like `rank`.
     """
     singles = [Group((rank,), blocks[rank]) for rank in sorted(blocks) if blocks[rank].lines]
     if mode in ("rank", "order", "none"):
@@ -86,9 +86,9 @@ def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[
 
 
 def split_lines(text: str) -> tuple[str, ...]:
-    """The lines of a text without their ends. Only a newline ends a line: U+2028 and form feed are content.
+    """Return the lines of a text without line ends. Only a newline ends a line: U+2028 and form feed are content.
 
-    A worker collapses carriage returns chunk by chunk, so the states of one line from two chunks meet here.
+    A worker collapses carriage returns chunk by chunk, so two states of one line from two chunks are collapsed here.
     """
     if not text:
         return ()
@@ -97,7 +97,7 @@ def split_lines(text: str) -> tuple[str, ...]:
 
 
 def _align(singles: Sequence[Group]) -> list[Group]:
-    """Bars where they are, if they are at the same places on all ranks; else below the text."""
+    """Keep bars in place if they are at the same places on all ranks; otherwise put them below the text."""
     parts = {single.ranks[0]: _split_at_bars(single.block.lines) for single in singles}
     places = {rank: tuple(_place_of(part) for part in each) for rank, each in parts.items()}
     if not any(any(each) for each in places.values()):
@@ -108,7 +108,7 @@ def _align(singles: Sequence[Group]) -> list[Group]:
 
 
 def _split_at_bars(lines: Sequence[str]) -> list[MergedBar | tuple[str, ...]]:
-    """Bars, and the lines between them."""
+    """Return the bars, and the lines between them."""
     parts: list[MergedBar | tuple[str, ...]] = []
     start = 0
     for index, line in enumerate(lines):
@@ -147,7 +147,7 @@ def _align_part(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]], inde
 
 
 def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) -> list[Group]:
-    """The n-th bars with one title are one."""
+    """Merge the n-th bars of all ranks that have the same title."""
     alike: dict[tuple[str, int], dict[int, MergedBar]] = {}
     for rank, each in parts.items():
         counts: Counter[str] = Counter()
@@ -174,7 +174,7 @@ def _join_same(singles: Sequence[Group]) -> list[Group]:
 
 
 def _align_families(same: Sequence[Group]) -> list[Group]:
-    """Put blocks of one skeleton side by side: as many lines, and the same words around the numbers."""
+    """Align blocks with the same skeleton: the same number of lines, and the same words around the numbers."""
     families: dict[Hashable, list[Group]] = {}
     for group in same:
         families.setdefault(_skeleton(group.block), []).append(group)
@@ -192,9 +192,9 @@ def _merge_family(family: list[Group]) -> list[Group]:
 
 
 def _factor_common(family: list[Group]) -> list[Group]:
-    """Say the first and last lines that all share once, and between them what each wrote, in one piece.
+    """Show the first and last lines that all groups share once, and each group's other lines in one piece.
 
-    Shared lines further inside stay where they are: a matrix torn apart row by row is harder to read.
+    Shared lines further inside stay where they are: a matrix split row by row is harder to read.
     """
     if any(group.block.hidden for group in family):
         return family
@@ -232,7 +232,7 @@ def _all_ranks(family: Iterable[Group]) -> tuple[int, ...]:
 
 
 def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str:
-    """One line for lines that differ in numbers: `loss 2.31 … 2.35 (max r3)`."""
+    """Merge lines that differ in numbers into one: `loss 2.31 … 2.35 (max r3)`."""
     if len(set(lines)) == 1:
         return lines[0]
     plain = [strip_colours(line) for line in lines]
@@ -250,7 +250,7 @@ def _merge_numbers(column: Sequence[str]) -> str:
 
 
 def _needs_marker(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> bool:
-    """A number that is the same everywhere has no largest; one that is the rank's own says nothing by it."""
+    """Whether the numbers differ and are not the rank numbers themselves; only then is the largest marked."""
     is_own_rank = all((text,) == tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True))
     return len(set(column)) > 1 and not is_own_rank
 
@@ -261,5 +261,5 @@ def _find_largest(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> i
 
 
 def _number_of(text: str) -> float:
-    # Only for finding the smallest and the largest: what is shown stays as it was written.
+    # Only to find the smallest and largest: the text is shown as it was written.
     return float(int(text, 16)) if text[:2] in ("0x", "0X") else float(text)

@@ -1,4 +1,4 @@
-"""What a cell publishes, before any front end is known: text, a display, the one live area."""
+"""The publications of a cell, independent of front ends: text, displays, the live area, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshbook.magics.output.grouping import StreamName
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Plain text, as a `stream` message."""
+    """Plain text, published as a `stream` message."""
 
     name: StreamName
     text: str
@@ -19,7 +19,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """A rich output of its own, as a `display_data` message."""
+    """A separate rich output, published as a `display_data` message."""
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -27,21 +27,21 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class LiveDisplay:
-    """An output that may change: `display_data` with its display_id, or `update_display_data`.
+    """An output that may change: `display_data` with a display_id, or `update_display_data`.
 
-    `name` tells the outputs of a cell apart; without one it is the live area.
+    `name` distinguishes the outputs of a cell; an empty name is the live area.
     """
 
     data: Mapping[str, Any]
     update: bool
-    is_final: bool = False  # as it stays: a terminal, which cannot take a line back, prints only this
+    is_final: bool = False  # its last state: a terminal, which cannot replace a line, prints only this
     name: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """What went wrong, as an `error` message; the traceback in lines, colours included."""
+    """A failure, published as an `error` message; the traceback as lines with ANSI colours."""
 
     name: str
     value: str

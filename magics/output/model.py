@@ -1,10 +1,11 @@
-"""The output area of one cell, as a model: text and figures of its ranks come in, what to publish comes out.
+"""The model of one cell's output area: it takes the text and figures of ranks and returns what to publish.
 
-Pure: it knows no socket, clock or display; the time is passed in. Not for how text is grouped
-(`grouping`), nor for the value of the cell (`results`) or its errors (`tracebacks`).
+Pure: no sockets, clocks or displays; the caller passes the time in. Not for the grouping of text (`grouping`), the
+value of the cell (`results`) or its errors (`results.cell_error`).
 
-A quick cell publishes plain streams when it ends. A longer one gets one live area, updated a few times a
-second and replaced by a static bundle at its end. Memory and publication are bounded; cuts are announced.
+A quick cell publishes plain streams when it ends. A longer one publishes one live area, updates it a few times a
+second, and replaces it with a static bundle at its end. Memory and published size are bounded; a note announces each
+cut.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
 @dataclass(frozen=True, slots=True)
 class OutputLimits:
-    """How much of a cell's output is kept and shown; times in seconds, sizes in characters.
+    """Limits on how much of a cell's output is kept and shown; times in seconds, sizes in characters.
 
-    `publication` holds for the text of a cell. Text and HTML both contain it, and the HTML has up to
-    `details` on top: a cell stays under 400 KB. `live` is for one update: 4 a second stay under 200 KB.
+    `publication` limits the text of a cell. Plain text and HTML both contain that text, and the HTML adds up to
+    `details`: a cell stays under 400 KB. `live` limits one update: 4 updates a second stay under 200 KB.
     """
 
     plain_time: float = 2.0  # a cell that ends sooner needs no live area
     update_interval: float = 0.25
-    display_patience: float = 1.0  # how long a figure waits for its like from the other ranks
+    display_patience: float = 1.0  # how long a figure waits for the figures of the other ranks
     late_interval: float = 1.0
-    capture: int = 128_000  # of one rank's stream, its start and end together
-    all_captures: int = 1_000_000  # of one stream of all ranks; with many ranks each keeps less
+    capture: int = 128_000  # of one rank's stream, start and end together
+    all_captures: int = 1_000_000  # of one stream of all ranks; with many ranks each rank keeps less
     least_capture: int = 2_000
     publication: int = 130_000
     details: int = 80_000
@@ -49,19 +50,19 @@ class OutputLimits:
     live_lines: int = 200
 
     def capture_of(self, ranks: int) -> int:
-        """What is kept of one stream of one rank, in a cell of so many ranks."""
+        """Return how much of one rank's stream to keep in a cell with this many ranks."""
         return max(self.least_capture, min(self.capture, self.all_captures // max(ranks, 1)))
 
     def live_lines_of(self, ranks: int) -> int:
-        """How many of its last lines a rank shows while it runs."""
+        """Return how many of its last lines a rank shows while it runs."""
         return max(1, min(12, self.live_lines // max(ranks, 1)))
 
 
 class CellOutput:
-    """What one cell shows while it runs and at its end. Not thread-safe: one owner feeds and asks it.
+    """The output of one cell while it runs and at its end. Not thread-safe: it has one owner.
 
-    `shown` are the ranks whose output is published, all if None; `quiet` publishes nothing. What they hold
-    back is in the spools. `mesh` stands before ranks, where there are several meshes.
+    `shown` are the ranks whose output is published, all if None. `quiet` publishes nothing. The spools hold the output
+    that is not published. `mesh` is the prefix of rank labels if there are several meshes.
     """
 
     def __init__(
@@ -86,15 +87,15 @@ class CellOutput:
         self._endings: dict[int, Ending] = {}
         self._slowest: int | None = None
         self._pictures = DisplayRows(limits.display_patience, limits.update_interval)
-        self._cleared: set[int] = set()  # ranks whose next output takes the place of all before
-        self.final: list[Publication] = []  # the whole output, once it is closed
+        self._cleared: set[int] = set()  # ranks whose next output replaces all earlier output
+        self.final: list[Publication] = []  # the whole output, after `close`
         self._part = 0
-        self._parts: list[Publication] = []  # the text of those that have ended
+        self._parts: list[Publication] = []  # the publications of the parts that have ended
         self._is_open = False  # whether the live area exists
         self._is_closed = False
         self._is_paused = False  # a prompt is shown
         self._is_left = False
-        self._part_started = started  # after a prompt what is printed begins anew, as in a cell of its own
+        self._part_started = started  # after a prompt, output starts anew, as in a separate cell
         self._aside_room = limits.publication
         self._ended: float | None = None
         self._waiting: frozenset[int] = frozenset()
@@ -105,16 +106,17 @@ class CellOutput:
         self._forget_texts()
 
     def add(self, rank: int, stream: StreamName, text: str, live: str | None = None) -> None:
-        """A rank wrote text; also after `close`, for what its threads still print.
+        """Add text of a rank; also after `close`, for threads that still print.
 
-        `live` are the rows after it that may still change, in the place of those before; None: as they were.
+        `live` are the rows after the text that may still change. They replace the rank's previous rows; None keeps
+        those.
         """
         if not self._is_shown(rank):
             self._unseen.add(rank)
             return
         if rank in self._cleared:
             self.clear(rank)
-        # What is published late, or beside a prompt, cannot be taken back: rows wait there until they are final.
+        # Text published late or beside a prompt cannot be replaced, so rows wait there until they are final.
         is_whole = self._is_closed or self._is_paused
         self._texts[stream].add(rank, text, None if is_whole else live)
         self._is_changed = True
@@ -128,7 +130,7 @@ class CellOutput:
         *,
         update: bool = False,
     ) -> None:
-        """A rank displayed something rich; with an id it may replace that, or replaces what has it (`update`)."""
+        """Add a rich output of a rank. With an id, a later one can replace it; `update` replaces those with its id."""
         if not self._is_shown(rank):
             self._unseen.add(rank)
             return
@@ -139,7 +141,7 @@ class CellOutput:
         self._is_changed = True
 
     def clear(self, rank: int, *, wait: bool = False) -> None:
-        """A rank takes back what it has shown in this cell; with `wait` only when it shows the next thing."""
+        """Remove what a rank has shown in this cell; with `wait`, only when it shows the next output."""
         if wait:
             self._cleared.add(rank)
             return
@@ -150,27 +152,27 @@ class CellOutput:
         self._is_changed = True
 
     def finish(self, rank: int, ending: Ending = "done") -> None:
-        """A rank has come to its end, or is `skipped` and will never begin; asking twice is harmless."""
+        """Record how a rank ended, or that it was `skipped` and never begins. Idempotent."""
         self._running.discard(rank)
         self._endings[rank] = ending
         self._is_changed = True
 
     def leave(self) -> None:
-        """The ranks go on without this notebook: what becomes of them is not known here."""
+        """Record that the ranks continue without this notebook, so that their endings stay unknown here."""
         self._is_left = self._is_changed = True
 
     def remark(self, text: str) -> None:
-        """Say this below the header while the cell runs, instead of what was said there; empty: nothing."""
+        """Show this text below the header while the cell runs; it replaces the previous remark. Empty: no remark."""
         if text != self._remark and not self._is_closed:
             self._remark, self._is_changed = text, True
 
     def wait(self, ranks: frozenset[int], what_for: str) -> None:
-        """These ranks have not begun the cell; why, in words, or the empty string."""
+        """Record the ranks that have not begun the cell, and the reason in words or an empty string."""
         if (ranks, what_for) != (self._waiting, self._waits_for):
             self._waiting, self._waits_for, self._is_changed = ranks, what_for, True
 
     def due(self, now: float) -> list[Publication]:
-        """What to publish now; to be asked some 4 to 10 times a second, also for a while after `close`."""
+        """Return what to publish now. Call it 4 to 10 times a second, and for a while after `close`."""
         if self._quiet:
             return []
         if self._is_closed:
@@ -183,7 +185,7 @@ class CellOutput:
         return [*self._update_live(now), *self._pictures.take_ready(now, running)]
 
     def close(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
-        """The cell ended: its output as it stays in the notebook; of a longer one with a footer."""
+        """End the cell: return its final output for the notebook; a longer cell gets a footer."""
         if self._ended is None:
             self._ended = now
         if self._is_closed or self._quiet:
@@ -192,19 +194,19 @@ class CellOutput:
         return self._end_part(now, footer)
 
     def pause(self, now: float) -> list[Publication]:
-        """A prompt is about to be shown: all there is by now, as it stays in the notebook above that."""
+        """Return all output so far in its final form, before a prompt is shown below it."""
         if self._is_closed or self._quiet:
             return []
         self._is_paused = True
         return self._end_part(now)
 
     def resume(self, now: float) -> None:
-        """The prompt is over."""
+        """Continue after a prompt."""
         self._is_paused = False
         self._part_started = now
 
     def _end_part(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
-        """What is shown, as it stays, and nothing of it any more."""
+        """Return what is shown in its final form, and forget it."""
         self._published = now
         text = [self._static_area(now, footer())] if self._is_open else self._quick_text()
         self._is_open = False
@@ -217,7 +219,7 @@ class CellOutput:
 
     @property
     def has_late_text(self) -> bool:
-        """Whether text came after `close` that `due` has not given out yet."""
+        """Whether text came after `close` that `due` has not returned yet."""
         return self._is_closed and self._is_changed and not self._quiet
 
     def _is_shown(self, rank: int) -> bool:
@@ -247,20 +249,20 @@ class CellOutput:
 
     @property
     def _area(self) -> str:
-        """The name of the live area: after a prompt there is another one."""
+        """The name of the live area; after a prompt there is a new area."""
         return f"part {self._part}" if self._part else ""
 
     def _last_headline(self, now: float) -> str:
-        """Of ranks that wait for a person a notebook is not to say for ever that they run."""
+        """Return the header of a final area. Before a prompt it must not claim permanently that ranks run."""
         return self.headline(now) if self._is_closed else f"up to the prompt · {format_elapsed(now - self._started)}"
 
     def _quick_text(self) -> list[Publication]:
-        """Plain streams, but for ranges: these open to show what each rank wrote, and a stream cannot."""
+        """Return plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot."""
         return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
 
     def _whole_text(self) -> dict[StreamName, list[Group]]:
         groups = self._groups()
-        if not any(groups.values()):  # as in most cells: nothing to fit
+        if not any(groups.values()):  # true in most cells: nothing to fit
             return groups
         return fit_details(fit_streams(groups, self._limits.publication), self._limits.details)
 
@@ -280,7 +282,7 @@ class CellOutput:
         return [group.of_mesh(self._mesh) for group in groups]
 
     def headline(self, now: float) -> str:
-        """The cell in a line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
+        """Return the cell's state as one line: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
         if self._is_left:
             return format_left(len(self._ranks), self._elapsed(now), self._mesh)
         if len(self._running) == 1 < len(self._ranks):
@@ -299,7 +301,7 @@ class CellOutput:
         return (now if self._ended is None else self._ended) - self._started
 
     def _publish_aside(self, now: float) -> list[Publication]:
-        """What ranks print while a prompt is shown: plain text, above it; too much waits for its end."""
+        """Publish output during a prompt as plain text above it; output over the budget waits until the prompt ends."""
         if not self._is_changed or self._aside_room <= 0 or now - self._published < self._limits.update_interval:
             return []
         streams = self._late_text(self._aside_room)
@@ -309,7 +311,7 @@ class CellOutput:
         return [*streams]
 
     def _publish_late(self, now: float) -> list[Publication]:
-        """Text of a thread that outlives its cell: appended to that cell, until its share is used up."""
+        """Publish text of threads that outlive the cell below that cell, until its budget is used up."""
         if not self._is_changed or now - self._published < self._limits.late_interval:
             return []
         streams = self._late_text(self._late_room) if self._late_room > 0 else []
@@ -342,7 +344,7 @@ class CellOutput:
 
 
 class _RankedText:
-    """One stream, each rank's text for itself."""
+    """One stream, with a separate buffer for each rank."""
 
     def __init__(self, limit: int, mode: GroupMode) -> None:
         self._limit = limit
@@ -366,12 +368,12 @@ class _RankedText:
 
     def last_groups(self, count: int) -> list[Group]:
         last = {rank: Block(each.last_lines(count)) for rank, each in self._captures.items()}
-        # The members behind a range would double each update of the live area; the static one has them.
+        # The members behind a range would double the size of each live update. The static area contains them.
         return [replace(group, members=()) for group in group_blocks(last, self._mode)]
 
 
 class _ArrivedText:
-    """One stream, the chunks of all ranks in order of arrival: bare (`none`), or labelled (`order`)."""
+    """One stream with the chunks of all ranks in order of arrival: unlabelled (`none`) or labelled (`order`)."""
 
     def __init__(self, limit: int, mode: GroupMode, mesh: str) -> None:
         self._mesh = mesh
@@ -387,7 +389,7 @@ class _ArrivedText:
             self._live[rank] = live
 
     def clear(self, rank: int) -> None:
-        """Only what may still change: other ranks' lines stand between those that came."""
+        """Remove only the rows that may still change: lines of several ranks are interleaved in the rest."""
         self._live.pop(rank, None)
 
     def groups(self) -> list[Group]:
@@ -399,7 +401,7 @@ class _ArrivedText:
         return [*([Group((), Block(lines))] if lines else []), *self._live_groups()]
 
     def _live_groups(self) -> list[Group]:
-        """The rows that may still change stand below what came, rank by rank."""
+        """Return the rows that may still change, rank by rank; they are shown below the other text."""
         rows = [(rank, split_lines(live)) for rank, live in sorted(self._live.items()) if live]
         return [Group((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
 

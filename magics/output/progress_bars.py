@@ -1,6 +1,6 @@
-"""Progress bars of many ranks as one: the least, the median and the most of them, and who is the slowest.
+"""Merging of many ranks' progress bars into one: the minimum, median and maximum, and the slowest rank.
 
-Pure: lines of text in, bars or a line out. For bars as tqdm writes them; a line of any other form is no bar.
+Pure: lines of text in, bars or a line out. It parses bars in tqdm's format; other lines are not bars.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALES = {letter: 1000.0**power for power, letter in enumerate("kMGTPEZY", 1)}
 
 @dataclass(frozen=True, slots=True)
 class MergedBar:
-    """What the line of a bar says. `total` and `drawn` are empty where the end is not known."""
+    """The fields of a bar's line. `total` and `drawn` are empty if the end is not known."""
 
     line: str
     title: str
@@ -35,22 +35,22 @@ class MergedBar:
     rate: str
     unit: str
     postfix: str
-    things: str = ""  # what a counter without an end counts
+    things: str = ""  # the noun that a counter without an end counts
 
     @property
     def key(self) -> str:
-        """Bars of different ranks with the same are one: the title, but for its numbers."""
+        """The key by which bars of different ranks are merged: the title without its numbers."""
         return _NUMBER.sub("#", self.title) + self.things
 
     @property
     def progress(self) -> float:
-        """The part that is done; without an end, how much."""
+        """The fraction that is done; without an end, the amount."""
         done = _value_of(self.count)
         return done / max(_value_of(self.total), 1e-9) if self.total else done
 
     @property
     def speed(self) -> float:
-        """Per second."""
+        """Items per second."""
         value = 0.0 if self.rate == "?" else float(self.rate)
         per_second = not self.unit.startswith("s/")
         scale = _SCALES.get(self.unit[:1], 1.0) if per_second else 1.0
@@ -58,13 +58,13 @@ class MergedBar:
 
     @property
     def lag(self) -> tuple[float, int, float]:
-        """Sorts the slowest last: who has done least; then who took longest."""
+        """The sort key that puts the slowest last: least progress first in rank, then the longest elapsed time."""
         return -self.progress, _seconds_of(self.elapsed), -self.speed
 
 
 def parse_bar(line: str) -> MergedBar | None:
-    """The bar of a line without colours; None for other text."""
-    if not line.endswith("]"):  # most lines: a regular expression would cost more
+    """Parse the bar in a line without colours; None for other text."""
+    if not line.endswith("]"):  # most lines; cheaper than a regular expression
         return None
     found = _BAR.fullmatch(line) or _COUNTER.fullmatch(line)
     if found is None:
@@ -74,9 +74,9 @@ def parse_bar(line: str) -> MergedBar | None:
 
 
 def merge_bars(bars: Mapping[int, MergedBar]) -> str:
-    """One line for bars: `train:  60%|██████    | 9–12–20/20 [00:07<00:05, 1.2–1.6it/s] · r3 slowest`.
+    """Merge bars into one line: `train:  60%|██████    | 9–12–20/20 [00:07<00:05, 1.2–1.6it/s] · r3 slowest`.
 
-    The part that is drawn is that of the median, the times are those of the slowest.
+    The drawn part is that of the median bar; the times are those of the slowest.
     """
     ordered = sorted(bars, key=lambda rank: bars[rank].lag)
     last, middle = bars[ordered[-1]], bars[ordered[len(ordered) // 2]]
@@ -100,7 +100,7 @@ def _percent(bar: MergedBar) -> float:
 
 
 def _spread(texts: Sequence[str]) -> str:
-    """`9–12–20`: least, median and most, each once."""
+    """Return `9–12–20`: minimum, median and maximum, each once."""
     ordered = sorted(texts, key=_value_of)
     return "–".join(dict.fromkeys([ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]]))
 
@@ -115,7 +115,7 @@ def _spread_rates(bars: Sequence[MergedBar], middle: MergedBar) -> str:
 
 
 def _merge_texts(texts: Sequence[str]) -> str:
-    """Texts that differ in their numbers as one; of others those that there are, in a row."""
+    """Merge texts that differ only in numbers; join other distinct texts in a row."""
     distinct = list(dict.fromkeys(texts))
     words = _NUMBER.split(distinct[0])
     if any(_NUMBER.split(text) != words for text in distinct):

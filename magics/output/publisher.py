@@ -1,6 +1,7 @@
-"""Where a cell's output is published: under that cell's own parent header, for ever, from any thread.
+"""Publishers: they send a cell's output under that cell's own parent header, at any time, from any thread.
 
-Never by `print` or `display()`: they follow "the last parent set", which any widget message changes.
+They do not use `print` or `display()` in a kernel: those follow the last parent that was set, which any widget message
+changes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publica
 
 
 class Publisher(Protocol):
-    """Publishes for one cell. `updates`: whether what was published can be replaced."""
+    """Publishes for one cell. `updates`: whether a published output can be replaced."""
 
     updates: bool
 
@@ -24,14 +25,14 @@ class Publisher(Protocol):
 
 
 class KernelPublisher:
-    """Over IOPub, for the cell that runs when this is made."""
+    """Publishes over IOPub for the cell that runs when this is created."""
 
     updates = True
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._parent = kernel.get_parent("shell")
-        self._display_id = ""  # of the live area, once there is one
+        self._display_id = ""  # of the live area, once it exists
 
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
@@ -52,7 +53,7 @@ class KernelPublisher:
                 return "display_data", _bundle(data, metadata)
             case LiveDisplay(data, update, _, name, metadata):
                 kind = "update_display_data" if update else "display_data"
-                if not (self._display_id and (update or name)):  # after a prompt the cell has another live area
+                if not (self._display_id and (update or name)):  # after a prompt the cell has a new live area
                     self._display_id = uuid.uuid4().hex
                 return kind, _bundle(data, metadata) | {"transient": {"display_id": f"{self._display_id}{name}"}}
             case Error(name, value, traceback):
@@ -64,7 +65,7 @@ def _bundle(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, A
 
 
 class TerminalPublisher:
-    """In plain IPython on a terminal: text, and of a live area only what is left at the end."""
+    """Publishes text to a terminal in plain IPython; of a live area only the final state."""
 
     updates = False
 
@@ -83,7 +84,7 @@ class TerminalPublisher:
 
 
 class CapturedPublisher:
-    """Below `%%capture`: into what captures now, be it streams, displays or both."""
+    """Publishes into an active `%%capture`, which captures streams, displays or both."""
 
     updates = False
 
@@ -96,7 +97,7 @@ class CapturedPublisher:
             match publication:
                 case Stream(name, text):
                     self._streams[name].write(text)
-                case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as the text of a quick one
+                case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as text
                     self._streams["stdout"].write(data.get("text/plain", ""))
                 case Display(data, metadata) | LiveDisplay(data, is_final=True, metadata=metadata):
                     self._displays.publish(dict(data), dict(metadata))
@@ -105,7 +106,7 @@ class CapturedPublisher:
 
 
 def publisher_for(shell: Any) -> Publisher:
-    """A publisher for the cell that runs now."""
+    """Return a publisher for the cell that runs now."""
     if isinstance(getattr(shell, "display_pub", None), CapturingDisplayPublisher):
         return CapturedPublisher(shell)
     kernel = getattr(shell, "kernel", None)

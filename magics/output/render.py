@@ -1,6 +1,6 @@
-"""Groups of text as plain text and as HTML, which needs neither style sheets nor scripts: GitHub shows it, too.
+"""Rendering of groups and of a cell's output area (header, text, footer) as plain text and as HTML.
 
-How the one output area of a cell looks: its header, its text, its footer, as plain text and as HTML.
+The HTML needs neither style sheets nor scripts, so GitHub renders it, too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PRE_STYLE = (
 
 
 def render_text(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
-    """The groups as plain text, the label before each line; ANSI colours stay."""
+    """Render the groups as plain text, with the label before each line; ANSI colours are kept."""
     return "".join(f"{line}\n" for group in groups for line in _labelled_lines(group, stream))
 
 
 def render_html(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
-    """The groups as HTML: text escaped, a range opens to show each rank's own lines."""
+    """Render the groups as HTML: text is escaped, and a range opens to show each rank's own lines."""
     parts: list[str] = []
     plain: list[Group] = []
     for group in groups:
@@ -74,7 +74,7 @@ HEADER_STYLE = (
 _STDERR_STYLE = "background:var(--jp-rendermime-error-background,rgba(255,0,0,.1))"
 
 
-Ending = Literal["done", "failed", "interrupted", "skipped"]  # of a cell on one rank
+Ending = Literal["done", "failed", "interrupted", "skipped"]  # how a cell ended on one rank
 _ENDINGS: dict[Ending, str] = {
     "done": "done",
     "failed": "failed",
@@ -93,7 +93,7 @@ def format_header(
     slowest: int | None = None,
     mesh: str = "",
 ) -> str:
-    """The line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
+    """Return the line above a longer cell's output: `8 ranks · 6 running · 2 done · 00:12 · r3 slowest`."""
     counts = [
         *((running, "running"), (waiting, "waiting")),
         *((endings.get(ending, 0), word) for ending, word in _ENDINGS.items()),
@@ -107,7 +107,7 @@ def format_header(
 
 
 def format_left(total: int, elapsed: float, mesh: str = "") -> str:
-    """The line of a cell whose ranks go on without the notebook."""
+    """Return the line of a cell whose ranks continue without the notebook."""
     return f"{_count_ranks(total, mesh)} · detached after {format_elapsed(elapsed)}: %mesh attach takes it over"
 
 
@@ -116,7 +116,7 @@ def _count_ranks(total: int, mesh: str) -> str:
 
 
 def render_area(groups: Mapping[StreamName, Sequence[Group]], header: str = "", footer: str = "") -> dict[str, str]:
-    """The bundle to publish: text/plain and text/html."""
+    """Return the bundle to publish: text/plain and text/html."""
     text = [
         *([f"{header}\n"] if header else []),
         render_text(groups["stdout"], "stdout"),
@@ -136,7 +136,7 @@ def _render_stderr_text(groups: Sequence[Group]) -> Iterable[str]:
 
 
 def _render_stderr_html(groups: Sequence[Group]) -> Iterable[str]:
-    """On the ground of errors; but bars, which are written there as well, on none."""
+    """Render stderr on the background of errors, except progress bars, which also go to stderr."""
     for is_bar, some in groupby(groups, lambda group: group.is_bar):
         shown = render_html(some, "stderr")
         yield shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>'

@@ -1,4 +1,4 @@
-"""Groups of text cut to a budget of bytes, so that no cell outgrows its notebook; every cut is announced."""
+"""Truncation of groups to a budget of bytes, so that no cell outgrows its notebook; a note announces each cut."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.grouping import Block, Group, StreamName
 from meshbook.runtime.geometry.ranges import format_label
 
-# Bytes that a line counts for at least: a page with tens of thousands of short lines is slow. 130,000 bytes are 4,062.
+# The least number of bytes that a line counts for: a page with tens of thousands of short lines is slow. 130,000 bytes
+# are 4,062 such lines.
 LEAST_COST = 32
-_LEAST_SHARE = 512  # of a publication, for one group: below that little of it could be read
+_LEAST_SHARE = 512  # of a publication, for one group: less could not be read
 _LEAST_LINE = 80
-_ANNOUNCEMENT_SIZE = 120  # about what the line takes that tells of a cut
+_ANNOUNCEMENT_SIZE = 120  # approximate size of the line that announces a cut
 
 
 def fit(groups: Sequence[Group], budget: int) -> list[Group]:
-    """The groups in about `budget` bytes: small ones whole, of large ones the start and the end.
+    """Fit the groups into about `budget` bytes: small ones whole, of large ones the start and the end.
 
-    Sizes are those in HTML, where escapes make text longest, so that the plain text fits as well.
+    Sizes are those in HTML, where escapes make text longest, so the plain text fits as well.
     """
     sizes = [_size_of(group.lines, group.prefix) for group in groups]
     count = _count_fitting([min(size, _LEAST_SHARE) for size in sizes], budget)
@@ -34,7 +35,7 @@ def fit(groups: Sequence[Group], budget: int) -> list[Group]:
 
 
 def fit_streams(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
-    # Errors must not be crowded out by a flood on stdout, nor take more than they need.
+    # Errors must not be displaced by a flood on stdout, nor take more than they need.
     stderr = fit(groups["stderr"], budget // 3)
     used = sum(_size_of(group.lines, group.prefix) for group in stderr)
     return {"stdout": fit(groups["stdout"], budget - used), "stderr": stderr}
@@ -50,7 +51,7 @@ def fit_details(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[S
 
 
 def _share_out(sizes: Sequence[int], budget: int) -> float:
-    """The largest size that each may have; what the small ones leave goes to the large ones."""
+    """Return the largest size that each may have; small groups leave their unused share to large ones."""
     rest = budget
     for index, size in enumerate(sorted(sizes)):
         share = rest / (len(sizes) - index)
@@ -63,11 +64,11 @@ def _share_out(sizes: Sequence[int], budget: int) -> float:
 def _shorten(group: Group, size: int) -> Group:
     block = group.block
     room = max(size - _ANNOUNCEMENT_SIZE, 0) // 2
-    # A character may take 6 bytes once it is escaped and encoded: a shortened line has to fit into the room.
+    # A character may take 6 bytes after escaping and encoding, and a shortened line has to fit into the room.
     lines = [_shorten_line(line, room // 8) for line in block.lines]
     prefix = group.prefix
     sizes = [_size_of([line], prefix) for line in lines]
-    # Where lines are missing already, the two parts must not grow across that gap.
+    # If lines are missing already, neither part may grow across that gap.
     first = _count_fitting(sizes[: block.cut] if block.hidden else sizes, room)
     back = sizes[block.cut :] if block.hidden else sizes[first:]
     last = len(lines) - _count_fitting(back[::-1], room)
@@ -88,7 +89,7 @@ def _announce_rest(groups: Sequence[Group]) -> Group:
 
 
 def cost_of(text: str) -> int:
-    """What a text takes of a budget: its characters, or more where its lines are short."""
+    """Return the cost of a text in a budget: its characters, or more if its lines are short."""
     return max(len(text), text.count("\n") * LEAST_COST)
 
 
@@ -97,5 +98,5 @@ def _size_of(lines: Iterable[str], prefix: str) -> int:
 
 
 def _count_fitting(sizes: Iterable[int], room: int) -> int:
-    """How many from the start fit."""
+    """Count how many sizes from the start fit into the room."""
     return sum(1 for _ in takewhile(lambda total: total <= room, accumulate(sizes)))
