@@ -1,7 +1,7 @@
-"""The dashboards of a notebook: what they show, and the actions of their buttons.
+"""The dashboards of a notebook: their contents, and the actions of their buttons.
 
-There is one per mesh (`registry`), however often it is shown, by the mesh's name; a mesh that is started again
-appears again. `source` gives the numbers, from the session's `History` and from the notebook. Buttons act as the
-verbs of `%mesh` do (`actions`), on threads of their own; Interrupt is SIGINT to this process where a cell holds the
-notebook, so it is Ctrl-C.
+There is one dashboard per mesh name (`registry`), in any number of views; a mesh that is started again appears in the
+same one. `source` supplies the numbers, from the session's `History` and from the notebook. Buttons act like the verbs
+of `%mesh` (`actions`), on their own threads. Interrupt sends SIGINT to this process if a cell blocks the notebook, so
+it acts like Ctrl-C.
 """

@@ -1,4 +1,4 @@
-"""What the buttons of a dashboard do to ranks: what `%mesh` does, on a thread of their own, whatever runs meanwhile."""
+"""The actions of a dashboard's buttons: those of `%mesh`, on a separate thread, also while cells run."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from meshbook.widgets.protocol import ACTIONS, Action
 from meshbook.widgets.source import StackGroup, Stacks
 
 PROFILE_SECONDS: Final = 3.0
-SENDER: Final = "the dashboard"  # whom a cell names whose ranks are ended by it
-EVERYONE: Final = ("", "all")  # selectors that mean the mesh and what runs on it, and not ranks that somebody chose
+SENDER: Final = "the dashboard"  # the sender in the errors of cells whose ranks the dashboard ends
+EVERYONE: Final = ("", "all")  # selectors that mean the whole mesh and its cell, not ranks that the user selected
 
 
-if TYPE_CHECKING:  # it has the dashboards
+if TYPE_CHECKING:  # circular: it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
 class DashboardActions:
-    """Of one dashboard. A `Mistake` or an error of the runtime's where something cannot be done."""
+    """The actions of one dashboard. Raises `UserError` or a runtime error if an action fails."""
 
     def __init__(self, notebook: Notebook, source: NotebookSource) -> None:
         self._notebook = notebook
         self._source = source
 
     def do(self, action: str, mesh: NotebookMesh, selector: str, cell: int | None = None) -> BackendReply:
-        """Do this to the ranks that the selector means; the answer says what was done.
+        """Run the action on the ranks of the selector; the reply reports what was done.
 
-        `cell`: what ran when somebody asked for it, None if that is not known. No other one is interrupted.
+        `cell` is the cell that ran when the user clicked, None if unknown. No other cell is interrupted.
         """
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
@@ -74,7 +74,7 @@ class DashboardActions:
     # -- one by one ----------------------------------------------------------------
 
     def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-        """As Ctrl-C does, each time with more force; where no cell holds the notebook, the jobs."""
+        """Interrupt like Ctrl-C, which escalates each time; if no cell blocks the notebook, interrupt the jobs."""
         if holds_the_notebook(self._notebook, mesh):
             os.kill(os.getpid(), signal.SIGINT)
             return f"interrupted cell {self._notebook.cell_number}"
@@ -111,15 +111,17 @@ class DashboardActions:
 
 
 def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """Interrupt what these ranks run; of those that a cell ended without, which may have ignored one, break the process
-    groups as well."""
+    """Interrupt the cells of these ranks.
+
+    If a cell ended without some of them, those may have ignored an interrupt: also break the process groups.
+    """
     stuck = mesh.stuck.intersection(ranks)
     said = lifecycle.interrupt(mesh, ranks)
     return lifecycle.break_groups(mesh, sorted(stuck)) if mesh.stuck & stuck else said
 
 
 def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """End these ranks, and let them be dead."""
+    """Kill these ranks without restarting them."""
     living = _living(mesh, ranks)
     procs = slice_of(mesh, living)
     ended = when_ended(current_node(), [address.node for address in procs.nodes])
@@ -134,16 +136,16 @@ def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 
 
 def _living(mesh: NotebookMesh, ranks: Sequence[int]) -> list[int]:
-    """Without the dead. MeshError where none is left."""
+    """Return the ranks that are not dead. Raises MeshError if none is left."""
     if living := [rank for rank in ranks if rank not in mesh.dead]:
         return living
     raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died already: Heal starts the dead again")
 
 
 class _Nowhere:
-    """A profile is shown by the dashboard, and by no cell."""
+    """A publisher that discards: the dashboard shows the profile, and no cell does."""
 
     updates = False
 
     def publish(self, publications: Sequence[Publication]) -> None:
-        """Show nothing."""
+        """Discard the publications."""

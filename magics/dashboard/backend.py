@@ -1,4 +1,4 @@
-"""What a dashboard of a notebook's mesh is put up for: what it shows, and what its views ask for."""
+"""The backend of a dashboard for a notebook's mesh: its data, and the requests of its views."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.logs import answer_logs
 
-if TYPE_CHECKING:  # it has the dashboards
+if TYPE_CHECKING:  # circular: it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
 class NotebookBackend:
-    """Of the mesh with this name (`widgets.board.Board`)."""
+    """The backend for the mesh with this name (`meshbook.widgets.backend.DashboardBackend`)."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self._notebook = notebook
         self._name = name
         self.source = NotebookSource(notebook, name)
         self._acts = DashboardActions(notebook, self.source)
-        self._lock = threading.Lock()  # guards these: a mesh may be seen first on any thread
+        self._lock = threading.Lock()  # guards the following: any thread may see a new mesh first
         self._wake: Callable[[], object] | None = None
         self._watched: Session | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self.source.when_new = self._follow
 
     def select(self, selector: str) -> tuple[int, ...]:
-        """The ranks that a selector means; those of this mesh, whichever is the default one."""
+        """Return the ranks of a selector within this mesh, even if another mesh is the current one."""
         return self._notebook.selector_of(self._mesh())(selector)
 
     def watch(self, wake: Callable[[], object] | None) -> None:
-        """Have the hosts measure more often while somebody looks, who hears of deaths and heals at once."""
+        """Let the hosts measure more often while a view is open; `wake` is called at once for deaths and heals."""
         self._wake = wake
         self._follow()
 
     def _follow(self) -> None:
-        """Watch the session that the mesh is of now."""
+        """Watch the present session of the mesh."""
         with self._lock:
             mesh, wake = self.source.mesh, self._wake
             session = None if mesh is None or wake is None else mesh.session
@@ -56,7 +56,7 @@ class NotebookBackend:
                 self._unwatch = watch_session(session, wake)
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
-        """What was asked for, on a thread of the request's own: there the notebook is the client that asks."""
+        """Answer a request, on the request's own thread; there the notebook's client sends the calls."""
         mesh = self._mesh()
         CURRENT.set(Context(mesh.session.context.actor_instance))
         selector = str(request.get("sel") or "").strip()
@@ -85,7 +85,7 @@ class NotebookBackend:
 
 
 def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], None]:
-    """Look closely at what a session measures, and at what happens there; what ends that."""
+    """Watch the measurements and events of a session closely; return the function that ends this."""
 
     def hear(report: Any) -> None:
         wake()

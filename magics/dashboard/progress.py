@@ -1,4 +1,4 @@
-"""The progress bars of a cell's ranks, those with one title as one. Pure: rows of text in."""
+"""The progress bars of a cell's ranks, merged by title. Pure: rows of text in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from meshbook.magics.output.progress_bars import MergedBar as RankBar
 from meshbook.magics.output.progress_bars import merge_bars, parse_bar
 from meshbook.widgets.source import ProgressBar
 
-MOST = 12  # bars that are shown
+MOST = 12  # bars shown
 
 
 def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
-    """The bars among the rows of each rank that may still change, in the order of the ranks."""
+    """Return the merged bars in the ranks' rows that may still change, in the order of the ranks."""
     alike: dict[str, dict[int, RankBar]] = {}
     for rank, text in sorted(rows.items()):
         for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""The dashboards of a notebook, one for each mesh that is looked at, wherever and how often that is shown."""
+"""The registry of a notebook's dashboards: one for each displayed mesh, in any number of views."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import atexit
 import threading
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it has these
+if TYPE_CHECKING:  # circular: it has these
     from meshbook.magics.notebook import Notebook
 
 
 class DashboardRegistry:
-    """By the names of meshes. They are kept: what is shown in the notebook lives as long as its kernel."""
+    """The dashboards by mesh name. They are kept: outputs in the notebook last as long as its kernel."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
@@ -20,8 +20,8 @@ class DashboardRegistry:
         self._hears_of_cells = False
 
     def open(self, name: str) -> Any:
-        """The dashboard of the mesh with this name: a widget; in IPython on a terminal a picture of the moment."""
-        # Widgets and numpy take a quarter of a second to import, which nobody is to wait for who shows no dashboard.
+        """Return the dashboard of a mesh: a widget; in IPython on a terminal a snapshot."""
+        # Widgets and numpy take a quarter of a second to import, so only a shown dashboard imports them.
         from meshbook.magics.dashboard.backend import NotebookBackend
 
         if getattr(self._notebook.shell, "kernel", None) is None:
@@ -32,16 +32,16 @@ class DashboardRegistry:
 
         with self._lock:
             known = self._by_name.get(name)
-            if known is None or known.comm is None:  # it was closed by hand
+            if known is None or known.comm is None:  # the user closed it
                 known = self._by_name[name] = MeshDashboard(NotebookBackend(self._notebook, name))
                 self._hear_of_cells()
             return known
 
     def _hear_of_cells(self) -> None:
-        """That a cell begins or ends is seen at once, and not at the next look."""
+        """Update at once when a cell begins or ends, not at the next poll."""
         if not self._hears_of_cells:
             self._hears_of_cells = True
-            atexit.register(self.close)  # a thread that still speaks would find the kernel's sockets closed
+            atexit.register(self.close)  # otherwise a running thread would find the kernel's sockets closed
             for moment in ("pre_run_cell", "post_run_cell"):
                 self._notebook.shell.events.register(moment, self._wake)
 
@@ -50,7 +50,7 @@ class DashboardRegistry:
             dashboard.wake()
 
     def close(self) -> None:
-        """The notebook ends: say nothing more."""
+        """Stop all updates because the notebook ends."""
         with self._lock:
             dashboards = list(self._by_name.values())
         for dashboard in dashboards:

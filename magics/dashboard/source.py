@@ -1,6 +1,6 @@
-"""What a dashboard shows of a mesh of the notebook: its processes' vitals, and what the notebook knows of its cells.
+"""The data that a dashboard shows of a mesh: the vitals of its processes, and the state of its cells in the notebook.
 
-It is asked several times a second, on the dashboard's thread: all of this lies in memory.
+The dashboard's thread reads it several times a second, so all of it is in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from meshbook.widgets.source import MeshEvent, MeshFacts, MeshSnapshot, PausedRa
 MOST_EVENTS = 10
 
 
-if TYPE_CHECKING:  # it has the dashboards
+if TYPE_CHECKING:  # circular: it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A mesh as it was seen last. It is replaced as a whole: who looks, on another thread, finds what fits together."""
+    """The last known state of a mesh, replaced as a whole, so that other threads always read a consistent one."""
 
     facts: MeshFacts
     mesh: NotebookMesh | None = None
@@ -42,24 +42,24 @@ class _Known:
 
 
 class NotebookSource:
-    """Of the mesh with this name, whichever that is: one that is brought up again under it is shown as well."""
+    """The data of the mesh with this name; a mesh started again under the name replaces the previous one."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self._notebook = notebook
         self._name = name
         self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
-        self.stacks: Stacks | None = None  # that were taken last
-        self.when_new: Callable[[], object] = lambda: None  # a mesh is seen for the first time
+        self.stacks: Stacks | None = None  # the last ones taken
+        self.when_new: Callable[[], object] = lambda: None  # called when a mesh is seen for the first time
 
     @property
     def mesh(self) -> NotebookMesh | None:
-        """None while no mesh of this name is up."""
+        """The mesh; None while no mesh of this name is up."""
         return next((mesh for mesh in self._notebook.meshes if mesh.name == self._name), None)
 
-    # -- what the model asks -----------------------------------------------------
+    # -- called by the model -----------------------------------------------------
 
     def look(self) -> MeshSnapshot:
-        """How the mesh is now."""
+        """Return the present state of the mesh."""
         mesh = self.mesh
         if mesh is None:
             return self._look_at_none()
@@ -77,7 +77,7 @@ class NotebookSource:
         )
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
-        """Float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN is not known."""
+        """Return float32 values of shape [ranks, metrics, points]: one per second, the newest last; NaN if unknown."""
         mesh = self.mesh
         if mesh is None:
             return _filled((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
@@ -85,14 +85,14 @@ class NotebookSource:
         return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
 
     def details(self, ranks: Sequence[int]) -> list[ProcessDetail | None]:
-        """What is told of these processes in words."""
+        """Return the details of these processes as text."""
         mesh, nodes = self.mesh, self._known.nodes
         return [None if mesh is None else mesh.session.history.detail(nodes[rank]) for rank in ranks]
 
-    # -- what it is made of ------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------
 
     def _look_at_none(self) -> MeshSnapshot:
-        """Its ranks as they were laid out, and nothing else."""
+        """Return the ranks in their last known layout, and nothing else."""
         facts = self._known.facts
         if facts.alive:
             facts = replace(facts, alive=False)
@@ -122,19 +122,19 @@ def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
 
 
 def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
-    """The vitals, with ranks idle that have given no sign of life since their last cell ended, so many seconds ago."""
+    """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
     is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
     return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
 
 
 def _host_name(history: History, address: Address) -> str:
-    """As the host's agent calls it; of a mesh that has just come up, its address."""
+    """Return the name that the host's agent reports; its address for a mesh that has just started."""
     told = history.detail(address.node)
     return (told.host if told is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
 
 
 def _unknown(size: int) -> Vitals:
-    """Of processes of which nothing is known."""
+    """Return vitals of processes without any measurements."""
     metrics = {name: _filled(size, numpy.nan) for name in METRICS}
     return Vitals(metrics, numpy.zeros(size, numpy.uint8), _filled(size, numpy.inf))
 
@@ -148,7 +148,7 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankCondit
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
     failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
-    for run in runs:  # a rank that has failed is to be seen before the others are done
+    for run in runs:  # show failed ranks before the others are done
         answers = run.answers
         failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
@@ -156,7 +156,7 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankCondit
 
 
 def _is_failure(error: RankError | None) -> bool:
-    # A rank that has died is dead, until it is healed; one that was interrupted is idle.
+    # A dead rank is shown as dead until it is healed, an interrupted one as idle.
     return error is not None and error.kind not in ("died", "interrupted")
 
 

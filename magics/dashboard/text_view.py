@@ -1,4 +1,4 @@
-"""A dashboard on a terminal, which shows no widgets: how the mesh is now, as text."""
+"""A dashboard for terminals without widgets: a snapshot of the mesh as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshbook.widgets.snapshot import at_rest, snapshot_text
 
 
 class TextDashboard:
-    """Each time it is shown, of that moment."""
+    """A dashboard that takes a new snapshot each time it is displayed."""
 
     def __init__(self, board: DashboardBackend) -> None:
         self._board = board
@@ -21,5 +21,5 @@ class TextDashboard:
         return {"text/plain": repr(self)}, {}
 
     def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The outputs that show it, as data and metadata."""
+        """Return the outputs to display, as data and metadata."""
         return [self._repr_mimebundle_()]

@@ -1,4 +1,4 @@
-"""Completion from what a rank told last, for when it cannot answer: pure."""
+"""Completion from a rank's last snapshot, for a rank that cannot answer. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from meshbook.runtime.cells.completing import Match, kind_of
 from meshbook.runtime.cells.snapshot import Snapshot
 
-GIVEN = ("device", "local_rank", "point", "rank", "world_size")  # that each rank has from its birth
+GIVEN = ("device", "local_rank", "point", "rank", "world_size")  # names that each rank has from its start
 _NAME = r"[^\W\d]\w*"
 _ATTRIBUTE = re.compile(rf"(?<![\w.\])])({_NAME})\.(\w*)\Z")
 _BARE = re.compile(rf"(?<![\w.])(?:{_NAME})?\Z")
 
 
 def complete_told(before: str, names: Iterable[str], snapshot: Snapshot) -> list[Match]:
-    """What the name at the end of the source may become: a name, or a public attribute of a name."""
+    """Complete the name at the end of the source: to a name, or to a public attribute of a name."""
     end = len(before)
     if attribute := _ATTRIBUTE.search(before):
         start = attribute.start(2)

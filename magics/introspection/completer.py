@@ -1,6 +1,6 @@
-"""What front ends get for a cell and a cursor: of the option lines from their parsers, of a body from its first rank.
+"""Completion for a cell and a cursor: of option lines from their parsers, of a body from its first rank.
 
-Never by stand-ins in the user's own namespace. Of all other places IPython's completer knows more.
+It places no stand-ins in the user's namespace. Other places are left to IPython's completer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completing import Match, complete, make_completer
 from meshbook.runtime.cells.snapshot import Snapshot
 
-LOADING_WITHIN = 1.0  # seconds for jedi's first work in a process, which IPython's own first completion waits for too
+LOADING_WITHIN = 1.0  # seconds for jedi's first use in a process, which also delays IPython's own first completion
 
 
 class NotebookCompleter:
@@ -37,10 +37,10 @@ class NotebookCompleter:
         self._beside: IPCompleter | None = None
 
     def install(self) -> None:
-        """Let the shell's own completer ask us first, in a kernel and on a terminal alike."""
+        """Make the shell's completer call this one first, in a kernel and on a terminal alike."""
         completer = self._notebook.shell.Completer
-        # Not by a custom matcher, which is IPython's way: one that finds nothing cannot keep the others from offering
-        # local names, which the ranks do not have.
+        # Not by a custom matcher, which is IPython's way: one that finds nothing cannot prevent the others from
+        # offering local names, which the ranks do not have.
         completer.completions = self._before(completer.completions)
         self._notebook.completion = self
         self._notebook.shell.events.register("post_run_cell", lambda result: self._ranks.after_cell())
@@ -53,7 +53,7 @@ class NotebookCompleter:
         return completions
 
     def complete(self, cell: str, cursor: int, *, with_jedi: bool = True) -> list[Match] | None:
-        """The matches; None where the place is none of ours."""
+        """Return the matches; None if IPython's completer is responsible."""
         match place_of(cell, cursor, self._notebook.mode.line):
             case OnOptions(text, start):
                 return complete_cell_options(text, start, self._scene())
@@ -67,9 +67,9 @@ class NotebookCompleter:
                 return None
 
     def complete_beside(self, cell: str, cursor: int, running: str) -> list[Match]:
-        """The matches while the user's code runs in this process; `running` is the source of that cell.
+        """Return the matches while the user's code runs in this process; `running` is the source of that cell.
 
-        Of ranks' cells nothing runs here, so jedi may work; else it is left out, as on ranks.
+        If that cell runs on ranks, jedi is used here; otherwise it is left out, as it is on ranks.
         """
         found = self.complete(cell, cursor, with_jedi=runs_on_ranks(running, self._notebook.mode.line))
         if found is None:
@@ -88,10 +88,10 @@ class NotebookCompleter:
         return SelectorScope(sizes, default.name if default else "", sorted(local), remote, jobs)
 
     def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
-        """What the first rank says, and what the body says itself; jedi works while the rank does."""
+        """Join matches from the first rank and from the body itself; jedi works while the rank does."""
         until = time.monotonic() + BUDGET
         targets = self._ranks.targets(options)
-        if targets is None:  # a mesh starts with the cell: its ranks have what all ranks have
+        if targets is None:  # the cell starts the mesh: its ranks will have the names of every rank
             return join(self._own(before, until) if with_jedi else [], complete_told(before, (), Snapshot()))
         mesh, rank = targets[0], targets[1][0]
         asked = self._ranks.ask_matches(mesh, rank, before)
@@ -103,12 +103,12 @@ class NotebookCompleter:
         within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN
         try:
             return self._aside.run(lambda: own_names(before), within)
-        except Exception:  # late, or of jedi's: it is made for what is half written, and yet stumbles over some of it
+        except Exception:  # late, or an error of jedi, which fails on some incomplete code
             return []
 
 
 def join(own: Sequence[Match], remote: Sequence[Match]) -> list[Match]:
-    """Both, each text once, over the same range of the source; a rank knows better what a name is."""
+    """Join both, each text once, over the same range of the source; the rank's kind of a name takes precedence."""
     start = min((match.start for match in remote), default=None)
     known = {match.text for match in remote}
     new = [match for match in own if match.text not in known and (start is None or match.start == start)]

@@ -1,6 +1,6 @@
-"""Where in a cell the cursor is: on an option line, on a line of `%mesh`, in what runs on ranks. Pure.
+"""The location of the cursor in a cell: on an option line, on a line of `%mesh`, in code for ranks. Pure.
 
-Offsets count code points, as Jupyter does, and so does Python.
+Offsets count code points, as in Jupyter and Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ON = re.compile(_ASSIGNED + r"%on[ \t]+(?P<selector>\S*)(?P<blank>[ \t]+)?")
 
 @dataclass(frozen=True)
 class OnOptions:
-    """On the line of `%%mesh` or `#mesh:`: its text up to the cursor, and where that begins in the cell."""
+    """On the line of `%%mesh` or `#mesh:`: its text up to the cursor, and the start of that text in the cell."""
 
     text: str
     start: int
@@ -28,7 +28,7 @@ class OnOptions:
 
 @dataclass(frozen=True)
 class OnVerb:
-    """On a line of `%mesh`: the text after it up to the cursor, and where that begins in the cell."""
+    """On a line of `%mesh`: the text after it up to the cursor, and the start of that text in the cell."""
 
     text: str
     start: int
@@ -36,7 +36,7 @@ class OnVerb:
 
 @dataclass(frozen=True)
 class OnSelector:
-    """In the selector of `%on`: its text up to the cursor, and where that begins in the cell."""
+    """In the selector of `%on`: its text up to the cursor, and the start of that text in the cell."""
 
     text: str
     start: int
@@ -44,7 +44,7 @@ class OnSelector:
 
 @dataclass(frozen=True)
 class InBody:
-    """In what ranks run: the cell with all else blotted out, so that offsets are those of the cell."""
+    """In code for ranks: the cell with all other text masked, so that offsets are those of the cell."""
 
     options: str
     source: str
@@ -54,13 +54,13 @@ Place: TypeAlias = OnOptions | OnVerb | OnSelector | InBody
 
 
 def runs_on_ranks(cell: str, mode: str | None = None) -> bool:
-    """Whether it is a cell of the mesh's."""
+    """Whether the cell runs on ranks."""
     end = len(cell.rstrip())
     return isinstance(place_of(f"{cell[:end]}\n", end + 1, mode), InBody)
 
 
 def place_of(cell: str, cursor: int, mode: str | None = None) -> Place | None:
-    """The place of the cursor; None where IPython's own completion and inspection are right.
+    """Return the location of the cursor; None if IPython's own completion and inspection apply.
 
     `mode` is the option line of mesh mode, if that is on.
     """
@@ -75,7 +75,7 @@ def place_of(cell: str, cursor: int, mode: str | None = None) -> Place | None:
 
 
 def _option_line(cell: str) -> tuple[int, int]:
-    """Where the line begins and ends on which `%%mesh` would be: the first, but for comments and one that times it."""
+    """Return start and end of the line for `%%mesh`: the first one after comments and a timing line."""
     lines = cell.split("\n")
     first = find_first_line(lines)
     if first is not None and read_timer(lines[first].rstrip()):
@@ -85,7 +85,7 @@ def _option_line(cell: str) -> tuple[int, int]:
 
 
 def _on_line(cell: str, cursor: int) -> Place | None:
-    """The place on a line of `%mesh` or `%on`."""
+    """Return the location on a line of `%mesh` or `%on`."""
     start = cell.rfind("\n", 0, cursor) + 1
     if (verb := _VERB.match(cell, start, cursor)) is not None:
         return OnVerb(cell[verb.end() : cursor], verb.end())

@@ -1,8 +1,8 @@
-"""Inspection in what runs on ranks: shift-tab and hover show what the first rank has, and which others have the same.
+"""Inspection in code for ranks: shift-tab and hover show the first rank's object and which other ranks have the same.
 
-Not `x?` in a cell that is run: there each rank inspects its own.
+Not for `x?` in a cell that is run: there each rank inspects its own object.
 
-Which ranks have the same under a name, in a line: `same on 0-6, differs on 7 (int)`. Pure.
+A line compares the ranks: `same on 0-6, differs on 7 (int)`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from meshbook.runtime.geometry.ranges import format_ranks
 
 MOST_RANKS = 64  # that are compared
 _MAGIC = re.compile(r"(?:\A|\n)\s*(%%?)mesh\Z")
-_HEAD = "\x1b[31mRanks:\x1b[39m"  # as IPython heads its fields
+_HEAD = "\x1b[31mRanks:\x1b[39m"  # in the style of IPython's fields
 
 
 class Inspector:
-    """Inspects in cells of a notebook, from any thread."""
+    """Inspects names in cells of a notebook, from any thread."""
 
     def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
         self._notebook = notebook
         self._ranks = ranks
 
     def install(self) -> None:
-        """Let the shell's kernel ask us first."""
+        """Make the shell's kernel call this inspector first."""
         self._notebook.inspection = self
         kernel = self._notebook.shell.kernel
         kernel.do_inspect = self._before(kernel.do_inspect)
@@ -51,7 +51,7 @@ class Inspector:
         return do_inspect
 
     def inspect_beside(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
-        """The content of an `inspect_reply` while the user's code runs in this process."""
+        """Return the content of an `inspect_reply` while the user's code runs in this process."""
         data = self.inspect(cell, cursor, detail, omitted)
         if data is None and (name := token_at_cursor(cell, cursor)):
             found = inspect_name(self._notebook.shell, name, detail, omitted, whole=True)
@@ -59,7 +59,7 @@ class Inspector:
         return _reply(data or {})
 
     def inspect(self, cell: str, cursor: int, detail: int = 0, omitted: Collection[str] = ()) -> dict[str, str] | None:
-        """What is at the cursor, by MIME type; empty where nothing is found, None where the place is none of ours."""
+        """Inspect what is at the cursor, by MIME type; empty if nothing is found, None if IPython is responsible."""
         if (magic := _MAGIC.search(cell, 0, cursor)) is not None:
             return {"text/plain": cell_parser().format_help() if magic[1] == "%%" else overview()}
         match place_of(cell, cursor, self._notebook.mode.line):
@@ -100,15 +100,15 @@ def _reply(data: dict[str, str]) -> dict[str, Any]:
 
 
 def _with_line(line: str, data: Any) -> dict[str, str]:
-    # The plain text alone: IPython's kernel shows the other to nobody, either.
+    # Only plain text: IPython's kernel does not show HTML, either.
     return {"text/plain": f"{_HEAD} {line}\n{data['text/plain']}"}
 
 
-MOST_KINDS = 3  # of what differs, that are told in words
+MOST_KINDS = 3  # of differing objects that are described
 
 
 def format_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
-    """Compare what ranks said with what the first did; None is a rank that has not answered."""
+    """Compare the ranks' answers with that of `first`; None marks a rank that has not answered."""
     mark = _mark_of(said[first])
     same = [rank for rank, each in said.items() if each is not None and each.mark == mark]
     other = {rank: each for rank, each in said.items() if each is not None and each.mark not in (mark, "")}

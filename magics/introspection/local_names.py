@@ -1,6 +1,6 @@
-"""The names that a body makes itself, before it has run anywhere: loop variables, arguments, imports. By jedi.
+"""Names that a body defines itself, before it has run: loop variables, arguments, imports. Found by jedi.
 
-Not what they stand for: to know that jedi would import the modules of the body into this process, torch among them.
+It does not resolve them: jedi would import the modules of the body into this process, torch among them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _LAST = re.compile(r"(?<![\w.])(?:[^\W\d]\w*)?\Z")
 
 
 def own_names(before: str) -> list[Match]:
-    """What the bare name at the end of the source may become, of those that it has made and that are visible there."""
-    import jedi  # weight: a tenth of a second, which the start of a kernel need not take
+    """Complete the bare name at the end of the source to names that it defines and that are visible there."""
+    import jedi  # weight: 0.1 s, which would delay the start of a kernel
 
     last = _LAST.search(before)
     if last is None:
@@ -32,7 +32,7 @@ def own_names(before: str) -> list[Match]:
 
 
 def _is_visible(name: Any, here: tuple[int, int]) -> bool:
-    """Whether the function or class that has this name encloses the cursor."""
+    """Whether the function or class that contains this name encloses the cursor."""
     if _is_import(name):
         return True
     scope = name.parent()
@@ -45,5 +45,5 @@ def _kind_of(name: Any) -> str:
 
 
 def _is_import(name: Any) -> bool:
-    # Of these nothing more is asked: jedi would follow the import to answer.
+    # Imports are not inspected further: jedi would follow the import.
     return str(name.get_line_code()).lstrip().startswith(("import ", "from "))

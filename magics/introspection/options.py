@@ -1,4 +1,4 @@
-"""What may come next on an option line: options, their values, verbs. Pure, and read off the parsers themselves."""
+"""Completion of an option line: options, their values, verbs. Pure; it reads the parsers themselves."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _offer(names: Iterable[str], text: str, start: int, kind: str) -> list[Match
 
 
 def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
-    """The last of names that commas separate; none is offered twice."""
+    """Complete the last of several comma-separated names; none is offered twice."""
     before, _, last = text.rpartition(",")
     begun, taken = start + len(text) - len(last), before.split(",")
     offered = (name for name in names if name.startswith(last) and name not in taken)
     return [Match(name, begun, begun + len(last), "variable") for name in offered]
 
 
-# What a value of this type may be; of others (numbers, new names) nothing is known.
+# The completion of a value by its type; other types (numbers, new names) have none.
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
@@ -58,12 +58,12 @@ _NUMBER = re.compile("-[0-9]")
 
 
 def complete_cell_options(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    """After `%%mesh`: `text` is the line up to the cursor, `start` its place in the cell."""
+    """Complete after `%%mesh`: `text` is the line up to the cursor, `start` its offset in the cell."""
     return _complete(cell_parser(), text, start, scene)
 
 
 def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    """After `%mesh`: a verb, or what comes after it."""
+    """Complete after `%mesh`: a verb, or its arguments."""
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
     at = start + len(text) - len(last)
     match done:
@@ -82,7 +82,7 @@ def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
 
 def _complete(parser: Parser, text: str, start: int, scene: SelectorScope) -> list[Match]:
     if text.count("'") % 2 or text.count('"') % 2:
-        return []  # within a quotation anything may stand
+        return []  # anything may occur within a quotation
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
     line = _Line(parser, done)
     at = start + len(text) - len(last)
@@ -95,19 +95,19 @@ def _complete(parser: Parser, text: str, start: int, scene: SelectorScope) -> li
 
 
 class _Line:
-    """The words before the one that is being typed: what they have used up."""
+    """The options and arguments used by the words before the one that is being typed."""
 
     def __init__(self, parser: Parser, words: list[str]) -> None:
         self.parser = parser
         self.used: list[argparse.Action] = []
-        self.wanting: argparse.Action | None = None  # an option whose value is to come
+        self.wanting: argparse.Action | None = None  # an option that lacks its value
         self._values = [action for action in parser.actions if not action.option_strings]
         for word in words:
             self._take(word)
 
     @property
     def next_value(self) -> argparse.Action | None:
-        """The argument by position that is to come."""
+        """The next positional argument."""
         return self._values[0] if self._values else None
 
     def _take(self, word: str) -> None:
@@ -115,7 +115,7 @@ class _Line:
             self.wanting = None
         elif _is_option(word):
             name, equals, _ = word.partition("=")
-            # Short options may be joined, `-Tq`, and so may their values, `-gnone`.
+            # Short options may be joined, `-Tq`, and so may an option and its value, `-gnone`.
             option = self.parser.option(name) or self.parser.option(word[:2])
             if option is not None:
                 self.used.append(option)
@@ -146,7 +146,7 @@ def _values(action: argparse.Action, word: str, at: int, scene: SelectorScope) -
 
 
 def takes_value(action: argparse.Action) -> bool:
-    """Whether a word follows this option."""
+    """Whether a value follows this option."""
     return action.nargs != 0
 
 

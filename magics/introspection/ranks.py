@@ -1,4 +1,4 @@
-"""What ranks say of their names, asked beside their cells: within a budget of time, or else as they told it last."""
+"""Queries of ranks' names while cells run, within a time budget; late answers are replaced by the last snapshot."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from meshbook.runtime.cells.inspecting import Inspected
 from meshbook.runtime.cells.snapshot import Snapshot
 from meshbook.runtime.errors import MeshbookError
 
-BUDGET = 0.15  # seconds: a person who types waits for no more
+BUDGET = 0.15  # seconds: a longer wait disturbs typing
 
 
 class RankNames:
-    """Of all meshes of a notebook."""
+    """The names on the ranks of all meshes of a notebook."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        # By node, whose names are never used twice in a run. Of each only the last question may be without answer.
+        # By node, whose names are unique in a run. At most one request per node is pending.
         self._open: dict[str, Future[Any]] = {}
         self._snapshots: dict[str, Future[Snapshot | None]] = {}
-        self._seen: dict[str, LastCell] = {}  # by mesh
-        self._names: dict[str, tuple[str, ...]] = {}  # as they were when the snapshot was asked for
+        self._seen: dict[str, LastCell] = {}  # the last cell, by mesh
+        self._names: dict[str, tuple[str, ...]] = {}  # at the time of the snapshot request
 
     def targets(self, options: str) -> tuple[NotebookMesh, list[int]] | None:
-        """The ranks that an option line means, the dead last; all, where it means none. None where no mesh is up."""
+        """Return the ranks of an option line, dead ranks last; all if it selects none. None if no mesh is up."""
         for line in (options, ""):
             try:
                 asked = parse_cell_options(line)
@@ -45,29 +45,29 @@ class RankNames:
         return None
 
     def ask_matches(self, mesh: NotebookMesh, rank: int, before: str) -> Future[list[Match] | None] | None:
-        """What may come at the end of a source; None where the rank has not even answered the last question."""
+        """Request the completions at the end of a source; None if the rank has not answered the previous request."""
         return self._ask(mesh, rank, "complete", before)
 
     def ask_inspections(
         self, mesh: NotebookMesh, ranks: Sequence[int], name: str, detail: int, omitted: Sequence[str]
     ) -> dict[int, Future[Inspected | None] | None]:
-        """What these ranks have under a name; the whole of it from the first."""
+        """Request a name from these ranks; the first sends all details."""
         arguments = name, detail, tuple(omitted)
         return {rank: self._ask(mesh, rank, "inspect", *arguments, rank == ranks[0]) for rank in ranks}
 
     def cached_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
-        """The kind of a name that this rank had after its last cell; None where it had none of that name."""
+        """Return the kind of a name that this rank had after its last cell; None if it had no such name."""
         told = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
         return told[0].kind if told else None
 
     def cached_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
-        """The same from what the rank told last."""
+        """Return the completions from the rank's last snapshot."""
         kept = self._snapshots.get(mesh.procs.nodes[rank].node)
         snapshot = kept.get() if kept is not None and _is_good(kept) else None
         return complete_told(before, mesh.names.get(rank, ()), snapshot or Snapshot())
 
     def after_cell(self) -> None:
-        """A cell has ended: where it made names, have them described while there is time."""
+        """Request a snapshot after a cell that made names, while there is time."""
         for mesh in self._notebook.meshes:
             if mesh.last is self._seen.get(mesh.name):
                 continue
@@ -76,7 +76,7 @@ class RankNames:
             if not ranks:
                 continue
             rank = min(ranks)
-            node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # one that was born anew has told of none
+            node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # a restarted rank has reported none
             if names is not self._names.get(node, ()) and (asked := self._ask(mesh, rank, "snapshot")) is not None:
                 self._names[node], self._snapshots[node] = names, asked
 
@@ -87,21 +87,21 @@ class RankNames:
             return None
         try:
             asked = ask(mesh, [rank], what, *arguments)[0]
-        except MeshbookError:  # the mesh is being taken down
+        except MeshbookError:  # the mesh is stopping
             return None
         self._open[node] = asked
         return asked
 
 
 def ask(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
-    """Ask these ranks beside their cells, from whatever thread; one future a rank."""
+    """Send a request to these ranks beside their cells, from any thread; return one future per rank."""
     ranks_asked: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
     client = Context(mesh.session.context.actor_instance)
     return list(client.run(getattr(ranks_asked, what).call_each, *arguments))
 
 
 def answer_of(asked: Future[Any] | None, until: float) -> Any:
-    """The answer, if it is there until then (of the monotonic clock), or None."""
+    """Return the answer if it arrives by then (on the monotonic clock), else None."""
     if asked is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Matches as a front end wants them: all over one range of the cell. Pure."""
+"""Conversion of matches to a completion reply, in which all cover one range of the cell. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from meshbook.runtime.cells.completing import Match
 
 
 def reply_of(cell: str, cursor: int, matches: Sequence[Match]) -> dict[str, Any]:
-    """The content of a `complete_reply`, kinds and signatures in IPython's way beside it."""
+    """Return the content of a `complete_reply`, with kinds and signatures in IPython's format."""
     start = min((match.start for match in matches), default=cursor)
     end = max((match.end for match in matches), default=cursor)
     typed = {
         text: {"start": start, "end": end, "text": text, "type": match.kind, "signature": match.signature}
-        for match in reversed(matches)  # of two that come to the same the first one stays
+        for match in reversed(matches)  # of two with equal text the first is kept
         for text in [cell[start : match.start] + match.text + cell[match.end : end]]
     }
     ordered = [*reversed(typed.values())]

@@ -1,4 +1,4 @@
-"""What may come next in a selector: words, meshes, dimensions, ranks. Pure: text and meshes in, matches out."""
+"""Completion of a selector: words, meshes, dimensions, ranks. Pure: text and meshes in, matches out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from meshbook.magics.syntax.selectors import WORDS
 from meshbook.runtime.cells.completing import Match
 
-MOST_RANKS = 16  # of a mesh or dimension that are offered one by one
+MOST_RANKS = 16  # of a mesh or dimension that are offered individually
 _SELECTOR = re.compile(r"(?P<head>(?:(?P<mesh>[^\W\d]\w*)\[)?(?P<no>!?)(?P<before>[^]]*,)?)(?P<piece>[^],]*)")
 
 
 @dataclass(frozen=True)
 class SelectorScope:
-    """What there is to choose from: each mesh's sizes by dimension, which one is meant without a name, and names."""
+    """The names to choose from: each mesh's sizes by dimension, the default mesh, variables and jobs."""
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     default: str = ""
@@ -29,7 +29,7 @@ class SelectorScope:
 
 
 def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    """What the end of a selector may become; it begins at `start` of the cell."""
+    """Complete the end of a selector, which begins at `start` in the cell."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
         return []
@@ -46,12 +46,12 @@ def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match
 
 
 def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    """The name of a mesh."""
+    """Complete the name of a mesh."""
     return _fitting([(name, "mesh") for name in scene.meshes], text, start)
 
 
 def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    """One rank of the default mesh."""
+    """Complete one rank of the default mesh."""
     ranks = range(min(_count(scene.sizes()), MOST_RANKS))
     return _fitting([(str(rank), "rank") for rank in ranks], text, start)
 
@@ -75,7 +75,7 @@ def _dimensions(sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _more(before: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """After a comma: dimensions that are not there yet, or more ranks."""
+    """Offer what may follow a comma: unused dimensions, or more ranks."""
     if "=" not in before:
         return _places(_count(sizes))
     taken = {part.partition("=")[0].strip() for part in before.split(",")}
@@ -83,7 +83,7 @@ def _more(before: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _places(size: int) -> Iterator[tuple[str, str]]:
-    """Places of a dimension, or ranks of a mesh."""
+    """Offer indices of a dimension, or ranks of a mesh."""
     if size:
         yield from ((str(place), "ranks") for place in range(min(size, MOST_RANKS)))
         yield from ((span, "ranks") for span in ("0:", "::2", "-1"))

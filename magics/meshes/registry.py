@@ -1,5 +1,4 @@
-"""The registry of a notebook's meshes by name: start, look up, stop. Each has the actors that cells need on its ranks.
-"""
+"""The registry of a notebook's meshes by name: start, look up, stop. Each mesh has the actors that cells need."""
 
 from __future__ import annotations
 
@@ -189,8 +188,7 @@ class Meshes:
         return mesh
 
     def select(self, text: str) -> tuple[NotebookMesh, SelectedRegion]:
-        """Return the mesh and ranks of a selector. Raises SelectionError if it selects none, MeshError without a mesh.
-        """
+        """Return a selector's mesh and ranks. Raises SelectionError if it selects none, MeshError without a mesh."""
         current = self.get()
         regions = {mesh.name: mesh.procs.region for mesh in self}
         parsed = parse(text)

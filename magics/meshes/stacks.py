@@ -1,5 +1,7 @@
 """`%mesh stack`: where all user threads are on all ranks; identical stacks appear once.
 
+Each distinct stack has a title line with its ranks, and the frames below:
+
     [0-2,5] main thread: in all_reduce
         cell 9:14               dist.all_reduce(x)
     [3] main thread: does not answer: stopped (SIGSTOP)

@@ -1,9 +1,9 @@
-"""The errors of a cell as one: a traceback per distinct failure, causes first, consequences in a line.
+"""The errors of a cell as one: a traceback per distinct failure, causes first, consequences in one line.
 
 Not for catching errors on a rank (`meshbook.runtime.cells`) or publishing them: IPython shows what is raised.
 
     CellError                 a cell failed on at least one rank; `by_rank` has each rank's error
-    └── one class a name      made on demand: the notebook says `ZeroDivisionError`, not `CellError`
+    └── one class per name    made on demand: the notebook shows `ZeroDivisionError`, not `CellError`
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
 
-if TYPE_CHECKING:  # An error only hands results on, and needs nothing of them.
+if TYPE_CHECKING:  # An error only holds results and does not use them.
     from meshbook.magics.results.result import MeshResult
 
-MOST_TRACEBACKS = 8  # shown in full; what differs on every rank would bury the first failure
-MOST_ALIKE = 16  # of one line each, below the traceback that is theirs, too
-MOST_LINES = 50  # of one line each, for the errors after those
+MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently
+MOST_ALIKE = 16  # shown in one line each below the traceback that applies to them, too
+MOST_LINES = 50  # shown in one line each, for the errors after those
 
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
@@ -42,11 +42,11 @@ _TIMEOUT = "TimeoutError"
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """One distinct error and the ranks that had it; `error` is that of the rank which failed first."""
+    """One distinct error and the ranks that had it; `error` is that of the rank that failed first."""
 
     ranks: tuple[int, ...]
     error: RankError
-    mesh: str = ""  # whose ranks they are, where there are several meshes
+    mesh: str = ""  # name of the ranks' mesh, if there are several meshes
 
     @property
     def is_consequence(self) -> bool:
@@ -65,15 +65,15 @@ class ErrorGroup:
 
 @dataclass(frozen=True, slots=True)
 class EndedBy:
-    """What was done to end the cell, beside interrupting it."""
+    """How the cell was ended, besides interrupts."""
 
-    timed_out: str = ""  # which time limit, and where the ranks were then
-    aborted: tuple[str, ...] = ()  # the process groups that were broken, in words
-    hints: tuple[str, ...] = ()  # what may have been the reason, and what to do
+    timed_out: str = ""  # the time limit, and where the ranks were when it expired
+    aborted: tuple[str, ...] = ()  # descriptions of the process groups that were broken
+    hints: tuple[str, ...] = ()  # possible reasons and remedies
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be known for the cells after it."""
+        """Remarks that matter to the cells after it."""
         broken = f"process groups were broken ({', '.join(self.aborted)}): initialize them again"
         return [*self.hints, *([broken] if self.aborted else [])]
 
@@ -82,9 +82,9 @@ PLAIN = EndedBy()
 
 
 class CellError(MeshbookError):
-    """A cell failed: `by_rank` every rank's error, `groups` the distinct ones, `result` what there is.
+    """A cell failed: `by_rank` has every rank's error, `groups` the distinct ones, `result` the partial result.
 
-    It pickles without `result`, which reaches into the running mesh.
+    It pickles without `result`, which refers to the running mesh.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CellError(MeshbookError):
 
     @property
     def ename(self) -> str:
-        """The name of the first error, as front ends have it."""
+        """The name of the first error, in front ends' terms."""
         return self.groups[0].error.type_name
 
     @property
@@ -114,23 +114,23 @@ class CellError(MeshbookError):
         return self.groups[0].error.message
 
     def print_traceback(self) -> None:
-        """Print what the notebook shows of it."""
+        """Print the traceback that the notebook shows."""
         print("\n".join(self._render_traceback_()))
 
     @property
     def is_interrupt(self) -> bool:
-        """Whether the cell was stopped rather than broken."""
+        """Whether the cell was interrupted rather than failed."""
         return are_interrupts(self.groups)
 
     def raise_from_rank(self, rank: int) -> NoReturn:
-        """Raise a rank's own exception, chained to this; a CellError of its own if it could not travel."""
+        """Raise a rank's own exception, chained to this error; a separate CellError if it could not be pickled."""
         if rank not in self.by_rank:
             raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
         error = self.by_rank[rank]
         raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result, mesh=self._mesh) from self
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks for this by name, instead of formatting the frames of the controller.
+        # IPython calls this by name, instead of formatting the frames of the controller.
         return [_red(str(self))] if _is_brief() else render(self.groups, self._ending)
 
     def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
@@ -144,11 +144,11 @@ def make_cell_error(
     ending: EndedBy = PLAIN,
     mesh: str = "",
 ) -> CellError:
-    """The error to raise for a cell; its class is named after the first group's error.
+    """Make the error to raise for a cell; its class is named after the first group's error.
 
-    `order` are the ranks as they failed; `mesh` names theirs, where there are several. An interrupted cell gives a
-    class named KeyboardInterrupt, but never a real one: asyncio lets that escape from a task and ends the loop, which
-    is the kernel's. One that was interrupted by its time limit gives a TimeoutError.
+    `order` are the ranks in the order of failure; `mesh` is the name of their mesh, if there are several. An
+    interrupted cell gets a class named KeyboardInterrupt, but never the real one: asyncio lets that escape from a task,
+    and it ends the event loop, which belongs to the kernel. A cell that its time limit interrupted gets a TimeoutError.
     """
     if not errors:
         raise ValueError("a cell without errors has not failed")
@@ -163,9 +163,9 @@ def _name_of(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
 
 
 def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: str = "") -> list[ErrorGroup]:
-    """One group per distinct error: what died, what failed in the given order, and consequences last.
+    """Make one group per distinct error: deaths first, then failures in the given order, and consequences last.
 
-    Errors are the same if type, message and place are.
+    Errors are equal if kind, type, message, place and `is_consequence` are.
     """
     ranks_of: dict[Hashable, list[int]] = {}
     for rank in [*order, *sorted(errors.keys() - set(order))]:
@@ -176,13 +176,13 @@ def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: st
 
 
 def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
-    """Whether the cell was stopped rather than broken: only interrupts, and what fell because of them."""
+    """Whether the cell was interrupted rather than failed: only interrupts, and consequences of them."""
     roots, _ = _split_roots(groups)
     return all(group.error.kind in ("interrupted", "skipped") for group in roots)
 
 
 def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
-    """The lines of the traceback, with their ANSI colours, as IPython shows them."""
+    """Return the lines of the traceback with ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
         return [_red(_name_of(groups, ending)), format_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
@@ -197,7 +197,7 @@ def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
 
 
 def summarise(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> str:
-    """The error in plain text, a line per distinct error: what papermill, nbclient and a log show."""
+    """Return the error in plain text, a line per distinct error, for papermill, nbclient and logs."""
     if are_interrupts(groups):
         return format_interrupt(groups, ending)
     roots, consequences = _split_roots(groups)
@@ -208,9 +208,9 @@ def summarise(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> str:
 
 
 def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> str:
-    """`interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`; then what became of who did not heed it.
+    """Return `interrupted; ranks 0-2 were at cell 3:2, rank 3 at cell 3:7 in step`, then ranks that did not react.
 
-    What a time limit has ended was looked at before.
+    If a time limit ended the cell, its text has the places already.
     """
     groups = list(groups)
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
@@ -227,14 +227,14 @@ def _format_interrupted(groups: Sequence[ErrorGroup]) -> str:
 
 
 def _for_ranks(said: str, count: int) -> str:
-    """What is said of one rank, of several."""
+    """Change a message about one rank to plural for several."""
     for one, many in _MANY if count > 1 else ():
         said = said.replace(one, many, 1)
     return said
 
 
 def _format_places(groups: Iterable[ErrorGroup]) -> str:
-    """Where those were that were interrupted; of one that has never answered that may not be known."""
+    """Format where the interrupted ranks were; the place may be unknown for a rank that never answered."""
     ranks_at: dict[str, set[int]] = {}
     for group in groups:
         place = format_place(group.error.frames)
@@ -246,7 +246,7 @@ def _format_places(groups: Iterable[ErrorGroup]) -> str:
 
 
 def format_consequences(groups: Sequence[ErrorGroup]) -> str:
-    """`ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`"""
+    """Return `ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`."""
     ranks = {rank for group in groups for rank in group.ranks}
     kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
@@ -254,7 +254,7 @@ def format_consequences(groups: Sequence[ErrorGroup]) -> str:
 
 
 def _format_consequential(groups: Sequence[ErrorGroup]) -> list[str]:
-    """Those that another one's failure has cost theirs, and those that it has cost their turn."""
+    """Format the ranks that failed as a consequence of another's failure, and those that were skipped for it."""
     fallen = [group for group in groups if group.error.kind != "skipped"]
     skipped = [group for group in groups if group.error.kind == "skipped"]
     return [*([format_consequences(fallen)] if fallen else []), *_format_skipped(skipped)]
@@ -265,7 +265,7 @@ def _format_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
 
 
 def _join_alike(groups: Sequence[ErrorGroup]) -> list[list[ErrorGroup]]:
-    """Errors that differ in the numbers of their messages alone: one traceback is enough for them."""
+    """Join errors that differ only in the numbers of their messages: one traceback is enough for them."""
     families: dict[Hashable, list[ErrorGroup]] = {}
     for group in groups:
         error = group.error
@@ -282,14 +282,14 @@ def _identity(error: RankError) -> Hashable:
 
 
 def _precedence(group: ErrorGroup) -> int:
-    # A process that died is why the others failed, even if their error was noticed first.
+    # A process that died is the cause of other failures, even if their errors were noticed first.
     if group.is_consequence:
         return 2
     return 0 if group.error.kind == "died" else 1
 
 
 def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[ErrorGroup]]:
-    """Causes and consequences; where nothing is known to be the cause, every error is shown as one."""
+    """Separate causes and consequences; if no cause is known, every error is shown as a cause."""
     roots = [group for group in groups if not group.is_consequence]
     return (roots, [group for group in groups if group.is_consequence]) if roots else (list(groups), [])
 
@@ -297,14 +297,14 @@ def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[E
 def _render_group(group: ErrorGroup) -> list[str]:
     body = list(group.error.rendered) or _render_frames(group.error)
     first, *more = _last_line(group.error).split("\n")
-    # As Python's, a traceback ends with the error once more; a death has none, but what the rank wrote last.
+    # Like Python's, a traceback ends with the error. A death has no traceback, only the rank's last output.
     has_traceback = body and group.error.kind != "died"
     return [_red(group.title), *body, *map(_red, [first, *more] if has_traceback else more)]
 
 
 def _render_frames(error: RankError) -> list[str]:
     lines: list[str] = []
-    # Without a rendering it is a misuse, which IPython tells in a line: where in a library that was found is no help.
+    # An error without a rendering is a misuse, which IPython shows in a line: the place in a library does not help.
     for frame in [frame for frame in error.frames if frame.is_user] or error.frames:
         lines.append(f"  {frame.filename.strip('<>')}:{frame.line} in {frame.function}")
         lines += [f"    {frame.source.strip()}"] if frame.source.strip() else []
@@ -332,7 +332,7 @@ def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
 
 
 def _is_brief() -> bool:
-    """Whether the notebook shows errors in a line (`%xmode Minimal`); the other modes are those of the ranks."""
+    """Whether the notebook shows errors in one line (`%xmode Minimal`); the ranks apply the other modes."""
     shell = get_ipython()
     return shell is not None and shell.InteractiveTB.mode == "Minimal"
 
@@ -342,7 +342,7 @@ def _red(text: str) -> str:
 
 
 def _load_exception(error: RankError) -> BaseException | None:
-    """The exception itself; None if it cannot be unpickled here, for which its class may have any reason."""
+    """Return the exception itself; None if it cannot be unpickled here, for which its class may raise anything."""
     if error.pickled is None:
         return None
     try:
@@ -354,5 +354,5 @@ def _load_exception(error: RankError) -> BaseException | None:
 
 @cache
 def _class_named(name: str) -> type[CellError]:
-    # Kept, so that two errors of one name are of one class, as anyone who compares types expects.
+    # Cached, so that two errors of one name have the same class, as comparisons of types require.
     return type(name, (CellError,), {"__module__": __name__, "__doc__": CellError.__doc__})

@@ -1,4 +1,4 @@
-"""What a cell cost on each rank: a table with the skew below, a line that sums it up, and how amounts are written."""
+"""The cost of a cell on each rank: a table, the skew below it, and a summary in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.outcome import CellCost
 
-MOST_ROWS = 64  # of the table, the slowest ranks
+MOST_ROWS = 64  # of the table; the slowest ranks
 
 _COLUMNS = ("rank", "wall", "CPU", "peak RSS", "peak GPU")
 _CELL = '<td style="text-align:right;font-family:var(--jp-code-font-family,monospace)">'
@@ -17,7 +17,7 @@ _CELL = '<td style="text-align:right;font-family:var(--jp-code-font-family,monos
 
 @dataclass(frozen=True, repr=False)
 class CostTable:
-    """What a cell cost on each rank, shown as a table with the skew below; of many ranks the slowest."""
+    """The cost of a cell on each rank, shown as a table with the skew below; with many ranks only the slowest."""
 
     by_rank: Mapping[int, CellCost]
 
@@ -43,7 +43,7 @@ class CostTable:
 
 
 def summarise_costs(costs: Mapping[int, CellCost]) -> str:
-    """The footer of a cell: `wall 3.21 s · slowest r5 +0.40 s over the median · peak mem r2 31 GB`."""
+    """Return the footer of a cell: `wall 3.21 s · slowest r5 +0.40 s over the median · peak mem r2 31 GB`."""
     if not costs:
         return "no ranks"
     slowest = max(costs, key=lambda rank: costs[rank].wall)
@@ -51,7 +51,7 @@ def summarise_costs(costs: Mapping[int, CellCost]) -> str:
     skew = wall - statistics.median(cost.wall for cost in costs.values())
     fullest = max(costs, key=lambda rank: _memory_of(costs[rank]))
     parts = [f"wall {format_seconds(wall)}"]
-    # In the unit of the whole, beside which it is read.
+    # In the same unit as the wall time beside it.
     more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
     if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")):
         parts.append(f"slowest r{slowest} +{more} over the median")
@@ -59,7 +59,7 @@ def summarise_costs(costs: Mapping[int, CellCost]) -> str:
 
 
 def _memory_of(cost: CellCost) -> tuple[bool, int]:
-    """Sorts by GPU memory where there is any: that is what runs out first."""
+    """Return a sort key that prefers GPU memory, which runs out first."""
     return (
         cost.peak_gpu_memory is not None,
         cost.peak_rss if cost.peak_gpu_memory is None else cost.peak_gpu_memory,

@@ -1,4 +1,4 @@
-"""Why ranks do not know a name, as far as the notebook can tell, and the command that brings it there. Pure."""
+"""Explanations for names that ranks do not have, with the command that brings each name there. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variables: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each name that ranks do not know and that is explained: `variables` are those of the notebook."""
+    """Yield a line for each missing name that can be explained; `variables` are those of the notebook."""
     for name, ranks in _missing(errors).items():
         if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
             yield f"{name_ranks(lost)} lost {name} when {_again(lost)} started again: run the cell that makes it there"
@@ -28,12 +28,12 @@ def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variabl
 
 
 def _is_known(name: str, mesh: NotebookMesh) -> bool:
-    """Whether some rank has this name; else it is a slip of the finger."""
+    """Whether some rank has this name; otherwise it is a typing error."""
     return any(name in names for names in mesh.names.values())
 
 
 def _missing(errors: Mapping[int, RankError]) -> dict[str, list[int]]:
-    """The ranks of each name that a NameError is about."""
+    """Return the ranks of each name in a NameError."""
     found: dict[str, list[int]] = {}
     for rank, error in errors.items():
         if error.type_name == "NameError" and (match := _NOT_DEFINED.match(error.message)):

@@ -1,7 +1,7 @@
-"""The result of a cell on every rank: what `Out[n]`, `_` and `-o NAME` hold, how it is read and shown.
+"""The result of a cell on every rank, which `Out[n]`, `_` and `-o NAME` hold: access and display.
 
-Not for running cells, and not for the text they print (`output`). A value that was too large to travel stays
-with its rank until it is asked for.
+Not for running cells or for the text they print (`output`). A value too large to send stays on its rank until it is
+accessed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def _no_displays(rank: int) -> Sequence[DisplayChunk]:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a result finds what has not come with the outcomes: output of its ranks, and values that stayed there."""
+    """Where a result finds data that did not come with the outcomes: ranks' output, and values that stayed there."""
 
     texts: ReadLog
     displays: ReadDisplays = _no_displays
     fetch: Fetch | None = None
-    mesh: str = ""  # stands before ranks, where there are several meshes
+    mesh: str = ""  # prefix of ranks, if there are several meshes
 
 
 class RankResult:
-    """What the cell gave on one rank. `value` is fetched from the rank if it stayed there, once."""
+    """The result of the cell on one rank. `value` is fetched once from the rank if it stayed there."""
 
     def __init__(self, rank: int, outcome: CellOutcome, sources: Sources) -> None:
         self.rank = rank
@@ -65,7 +65,7 @@ class RankResult:
 
     @cached_property
     def value(self) -> Any:
-        """The value of the last expression, None if there is none; LookupError if it is out of reach."""
+        """The value of the last expression, None if there is none. Raises LookupError if it cannot be fetched."""
         value = self.outcome.value
         if value is None:
             return None
@@ -77,23 +77,23 @@ class RankResult:
 
     @property
     def stdout(self) -> str:
-        """All that the rank printed in this cell."""
+        """All text that the rank printed in this cell."""
         return self._sources.texts(self.rank, "stdout")
 
     @property
     def stderr(self) -> str:
-        """All that the rank wrote to stderr in this cell."""
+        """All text that the rank wrote to stderr in this cell."""
         return self._sources.texts(self.rank, "stderr")
 
     @property
     def displays(self) -> list[RichOutput]:
-        """What the rank displayed in this cell, in its last state; `display(result[3].displays[0])` shows it again."""
+        """The rank's displays in this cell, in their last state; `display(result[3].displays[0])` shows one again."""
         return [RichOutput(data=each.data, metadata=each.metadata) for each in self._sources.displays(self.rank)]
 
-    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # it is there, and its value cannot be unpickled: that is the error to show
+            if hasattr(type(self), name):  # it exists, but its value cannot be unpickled: raise that error
                 return object.__getattribute__(self, name)
             hint = f": its value is `result[{self.rank}].value`" if name == "values" else ""
             raise AttributeError(f"the result of one rank has no attribute {name!r}{hint}", name=name, obj=self)
@@ -106,10 +106,10 @@ class RankResult:
 
 
 class MeshResult:
-    """What a cell gave on all its ranks: `result[3]`, `result.at(gpus=0)`, `result.values`, `result.stack()`.
+    """The result of a cell on all its ranks: `result[3]`, `result.at(gpus=0)`, `result.values`, `result.stack()`.
 
-    It has the dimensions of the mesh that ran the cell. Its ranks are those of the labels in the output:
-    ranks of the base mesh.
+    It has the dimensions of the mesh that ran the cell. Its ranks are those of the labels in the output: ranks of the
+    base mesh.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class MeshResult:
     ) -> None:
         self.region = region
         self._sources = sources
-        # A rank that died may have left no outcome; then it is not in the result.
+        # A dead rank may have left no outcome; then it is not in the result.
         self._outcomes = {rank: outcomes[rank] for rank in sorted(region.ranks()) if rank in outcomes}
         self._results = {rank: RankResult(rank, outcome, sources) for rank, outcome in self._outcomes.items()}
 
@@ -131,7 +131,7 @@ class MeshResult:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks there are, in order."""
+        """The ranks in this result, in order."""
         return tuple(self._results)
 
     @property
@@ -141,7 +141,7 @@ class MeshResult:
 
     @property
     def values(self) -> list[Any]:
-        """The values in rank order; None for a rank that failed or gave none."""
+        """The values in rank order; None for a rank that failed or has none."""
         return [each.value for each in self]
 
     @property
@@ -155,7 +155,7 @@ class MeshResult:
         return CostTable({rank: each.cost for rank, each in self._outcomes.items()})
 
     def at(self, /, **point: int) -> RankResult:
-        """The rank at these coordinates, `result.at(hosts=0, gpus=3)`; ValueError if they leave several."""
+        """Return the result at coordinates: `result.at(hosts=0, gpus=3)`. Raises ValueError if several match."""
         region = self.region.slice(**point)
         if len(region) != 1:
             free = ", ".join(region.labels)
@@ -163,13 +163,13 @@ class MeshResult:
         return self[region.ranks()[0]]
 
     def slice(self, /, **dims: Index) -> MeshResult:
-        """Part of the result: `result.slice(gpus=slice(0, 2))`; an int removes its dimension."""
+        """Return part of the result: `result.slice(gpus=slice(0, 2))`; an int removes its dimension."""
         return MeshResult(self.region.slice(**dims), self._outcomes, self._sources)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each rank, with its coordinates and its value, or what is in that where it is a dict.
+        """Return a row for each rank, with its coordinates and its value, or the items of a value that is a dict.
 
-        `pandas.DataFrame(result.rows())` is a table of them.
+        `pandas.DataFrame(result.rows())` makes a table of them.
         """
         return [self._row_of(each) for each in self]
 
@@ -179,14 +179,14 @@ class MeshResult:
         return {"rank": each.rank, **place, **(value if isinstance(value, Mapping) else {"value": value})}
 
     def stack(self) -> Any:
-        """The values as one tensor or array of shape (ranks, ...); ValueError if a rank has none."""
+        """Return the values as one tensor or array of shape (ranks, ...). Raises ValueError if a rank has none."""
         missing = [rank for rank, each in self._outcomes.items() if not has_value(each)]
         if missing:
             raise ValueError(f"nothing to stack from {name_ranks(missing)}: no value there")
         return _stack(self.values)
 
     def to_numpy(self) -> Any:
-        """Like `stack`, always as a NumPy array in the memory of the controller."""
+        """Stack the values like `stack`, always as a NumPy array in the memory of the controller."""
         stacked = self.stack()
         return stacked.detach().cpu().numpy() if hasattr(stacked, "detach") else stacked
 
@@ -197,8 +197,10 @@ class MeshResult:
     @overload
     def __getitem__(self, wanted: Mapping[str, Index]) -> RankResult | MeshResult: ...
     def __getitem__(self, wanted: int | builtins.slice | Mapping[str, Index]) -> RankResult | MeshResult:
-        """The result of a rank, where a negative one counts from the last; of several, `result[0:4]`; or by dimensions,
-        `result[{"gpus": 3}]`, which is a rank where they leave one.
+        """Return the result of one rank, or part of this result.
+
+        A negative rank counts from the last; `result[0:4]` selects several ranks. `result[{"gpus": 3}]` selects by
+        dimensions, and returns one rank's result if only one rank matches.
         """
         if isinstance(wanted, builtins.slice):
             return MeshResult(self.region.pick(self.ranks[wanted]), self._outcomes, self._sources)
@@ -222,7 +224,7 @@ class MeshResult:
             raise IndexError(f"no rank {index} in this result; it has {name_ranks(ranks)}")
         return self._results[index]
 
-    if not TYPE_CHECKING:  # a type checker reports what is not there by itself
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
@@ -246,8 +248,8 @@ class MeshResult:
 
 
 def _stack(values: Sequence[Any]) -> Any:
-    # torch and numpy cost up to seconds to import, and who stacks nothing needs neither. A value that is a
-    # tensor has brought torch with it, so numbers never load it.
+    # torch and numpy take up to seconds to import, so they are imported only to stack. A tensor value has imported
+    # torch already, so plain numbers never import it.
     if "torch" in sys.modules:
         import torch
 

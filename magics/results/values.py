@@ -1,6 +1,6 @@
-"""How the values of a cell's last expression look, rank by rank: equal ones once, tensors by what they have in common.
+"""The rendering of a last expression's values by rank: equal values once, tensors by their common properties.
 
-Pure: outcomes in, text and HTML out. Not for the objects that hold them (`results`).
+Pure: outcomes in, text and HTML out. Not for the objects that hold the values (`result`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from meshbook.magics.output.render import render_text
 from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError, TensorSummary
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
-MOST_VALUES = 32  # different values all shown; of more, those that differ in numbers become a range
-MOST_TEXT = 130_000  # characters of text; a value after that is only counted
-MOST_RICH = 300_000  # characters of HTML; a value after that is shown as text
-MOST_ELEMENTS = 8  # of a tensor that is shown itself; a larger one shows its statistics
+MOST_VALUES = 32  # up to this many different values are all shown; of more, numbers become ranges
+MOST_TEXT = 130_000  # characters of text; further values are only counted
+MOST_RICH = 300_000  # characters of HTML; further values are shown as text
+MOST_ELEMENTS = 8  # of a tensor whose elements are shown; a larger one shows its statistics
 
 _PRE = '<pre style="margin:0;background:none;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace)">'
 _LABEL = '<div style="color:var(--jp-ui-font-color2,#808080);font-family:var(--jp-code-font-family,monospace)">'
@@ -30,7 +30,7 @@ _LABEL = '<div style="color:var(--jp-ui-font-color2,#808080);font-family:var(--j
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some ranks' values as they are shown: `text` has its labels, `markup` is HTML without one."""
+    """The rendered values of some ranks: `text` is labelled, `markup` is HTML without a label."""
 
     ranks: tuple[int, ...]
     text: str
@@ -43,7 +43,7 @@ def has_value(outcome: CellOutcome) -> bool:
 
 
 def render_outcomes(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> str:
-    """The values, equal ones once, and the errors in a line each; before ranks the name of their `mesh`, if given."""
+    """Render the values, equal ones once, and each error in one line; `mesh` is the prefix of ranks, if given."""
     if not _has_content(outcomes):
         return f"{name_ranks(outcomes)}{f' of {mesh}' if mesh else ''}: no value" if outcomes else "no ranks"
     return _text_of(*_within_bounds(_parts_of(outcomes, mesh)))
@@ -58,7 +58,7 @@ def _text_of(parts: Sequence[_Part], omitted: Sequence[str]) -> str:
 
 
 def bundle_of(outcomes: Mapping[int, CellOutcome], mesh: str = "") -> dict[str, Any]:
-    """The display bundle: HTML only where a value has some, because plain text reads better as plain text."""
+    """Return the display bundle: HTML only if a value has HTML, because plain text reads better as plain text."""
     parts, omitted = _within_bounds(_parts_of(outcomes, mesh))
     text = _text_of(parts, omitted) if _has_content(outcomes) else render_outcomes(outcomes, mesh)
     bundle = {**_shared_mime(outcomes), "text/plain": text}
@@ -80,7 +80,7 @@ def _render_markup(parts: Sequence[_Part], mesh: str) -> str:
 
 
 def _within_bounds(parts: Sequence[_Part]) -> tuple[list[_Part], list[str]]:
-    """The parts whose text fits, at least one, and a line that counts the others."""
+    """Return the parts whose text fits, at least one, and a line that counts the others."""
     sizes = list(accumulate(len(part.text) for part in parts))
     count = max(sum(size <= MOST_TEXT for size in sizes), 1)
     note = [f"… {len(parts) - count} more; `values` has all\n"] if count < len(parts) else []
@@ -88,7 +88,7 @@ def _within_bounds(parts: Sequence[_Part]) -> tuple[list[_Part], list[str]]:
 
 
 def _shared_mime(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
-    """What only a front end's extension can draw (a plot as JSON), where all ranks have the same."""
+    """Return the content that only front-end extensions can render (a plot as JSON), if all ranks have the same."""
     mimes = [each.value.mime for each in outcomes.values() if each.value is not None]
     if not mimes or any(mime != mimes[0] for mime in mimes):
         return {}
@@ -96,7 +96,7 @@ def _shared_mime(outcomes: Mapping[int, CellOutcome]) -> dict[str, Any]:
 
 
 def _parts_of(outcomes: Mapping[int, CellOutcome], mesh: str) -> list[_Part]:
-    """The values in order of their lowest rank, then the ranks without one, then the errors."""
+    """Return the values in order of their lowest rank, then the ranks without one, then the errors."""
     values = {rank: each.value for rank, each in outcomes.items() if each.value is not None and has_value(each)}
     plain = {rank: each.mime for rank, each in values.items() if each.tensor is None}
     texts = {rank: str(mime.get("text/plain", "")) for rank, mime in plain.items() if not markup_of(mime)}
@@ -135,12 +135,12 @@ def _tensor_parts(values: Mapping[int, CellValue], mesh: str) -> list[_Part]:
 
 
 def _kind_of(tensor: TensorSummary) -> Hashable:
-    # Ranks mostly have a GPU each: cuda:0 to cuda:7 are one kind of device.
+    # Ranks usually have one GPU each: cuda:0 to cuda:7 count as one kind of device.
     return tensor.type_name, tensor.shape, tensor.dtype, tensor.device.partition(":")[0]
 
 
 def _format_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
-    """Type, shape, dtype and device once, and what is in them once or by rank."""
+    """Format type, shape, dtype and device once, and the contents once or by rank."""
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     device = devices[0] if len(devices) == 1 else f"{devices[0]} … {devices[-1]}"
@@ -154,7 +154,7 @@ def _format_tensors(values: Mapping[int, CellValue], mesh: str) -> str:
 
 
 def _format_content(value: CellValue) -> str:
-    """A small tensor itself, a larger one's statistics."""
+    """Format a small tensor's elements, or a larger one's statistics."""
     text = str(value.mime.get("text/plain", ""))
     tensor = value.tensor
     if tensor is None or (math.prod(tensor.shape) <= MOST_ELEMENTS and text and "\n" not in text):

@@ -1,7 +1,8 @@
-"""A trace as a file of the Chrome trace format: ui.perfetto.dev and chrome://tracing open it. Pure, but for writing.
+"""A trace as a file in the Chrome trace format, for ui.perfetto.dev and chrome://tracing. Pure except for writing.
 
-A process for the controller and for each rank; a row for each of its threads. A call is a slice where it is sent, with
-an arrow to the endpoint that it runs, and two bars beside the threads: in flight at the caller, queued at the callee.
+The file has a process for the controller and for each rank, with a row for each thread. A call is a slice where it is
+sent, with an arrow to the endpoint that it runs. Two bars beside the threads show it in flight at the caller and queued
+at the callee.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from meshbook.magics.tracing.collect import ReplyTimes, Trace, TracedProcess, ce
 from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.telemetry.spans import CallMark, Span
 
-MOST_SPANS = 300_000  # in a file; of more the shortest are left out
-MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; what does not fit is cut short by viewers
+MOST_SPANS = 300_000  # in a file; of more, the shortest are left out
+MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; viewers truncate what does not fit
 Event = dict[str, Any]
-Row = tuple[int, int]  # thread, and which of its rows
+Row = tuple[int, int]  # (thread, layer within it)
 
 
 def write_trace(trace: Trace, path: Path) -> int:
-    """Write the file, compressed where its name ends in `.gz`; its size in bytes. OSError where it cannot be."""
+    """Write the file, compressed if its name ends in `.gz`; return its size in bytes. Raises OSError if that fails."""
     data = msgspec.json.encode(make_chrome_trace(trace))
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path.stat().st_size
 
 
 def make_chrome_trace(trace: Trace) -> dict[str, Any]:
-    """The content of the file."""
+    """Return the content of the file."""
     kept, left_out = _bounded(trace)
     about = {
         "cells": list(trace.cells),
@@ -45,7 +46,7 @@ def make_chrome_trace(trace: Trace) -> dict[str, Any]:
 
 
 def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
-    """The spans of each process, and how many were left out."""
+    """Return the spans of each process, and the number of those left out."""
     spans = {each.node: tuple(filter(trace.window.has, each.recording.spans)) for each in trace.processes}
     if (count := sum(map(len, spans.values()))) <= MOST_SPANS:
         return spans, 0
@@ -69,14 +70,14 @@ def _events(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> Iterator[Event
 
 
 def _is_beside(span: Span) -> bool:
-    """Waits that we have made up for the controller; in the file the bars of its calls say the same."""
+    """Whether the span is a wait added for the controller; in the file, the bars of its calls show it."""
     return span.kind == "wait" and not span.thread
 
 
 def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
-    """Rows in which slices lie within each other or apart, as the format has it; overlapping ones get more rows."""
+    """Assign spans to rows in which they are nested or disjoint, as the format requires; overlaps get more rows."""
     rows: dict[Row, list[Span]] = {}
-    within: dict[Row, list[int]] = {}  # the ends of those that a later one may lie in
+    within: dict[Row, list[int]] = {}  # the ends of the spans that may enclose a later one
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         for layer in range(MOST_ROWS):
             row = span.thread, layer
@@ -91,7 +92,7 @@ def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
 
 
 def _tid(row: Row) -> int:
-    # Threads have addresses for numbers, which viewers cut to 32 bits.
+    # Thread ids are addresses, which viewers truncate to 32 bits.
     thread, layer = row
     return (hash((thread, layer)) & 0x3FFFFFFF) + 1
 
@@ -112,7 +113,7 @@ def _meta(what: str, pid: int, tid: int, **args: Any) -> Event:
 
 
 def name_span(span: Span) -> str:
-    """What a span is called: `cell 7`, `trainer.step`, `all_reduce`."""
+    """Return the label of a span: `cell 7`, `trainer.step`, `all_reduce`."""
     match span.kind:
         case "cell":
             return f"cell {cell_of(span) or span.name}"
@@ -155,7 +156,7 @@ def _slice(
 
 
 def _ran(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> dict[tuple[Any, ...], Span]:
-    """What ran of which call: by the node that asked, the number, and the actor."""
+    """Map each call (calling node, number, actor) to the span of its execution."""
     own = (span for process in trace.processes for span in spans[process.node])
     return {span.link: span for span in own if span.kind in ("run", "cell") and span.link}
 
@@ -200,5 +201,5 @@ def _bar(
 
 
 def _time(at: int, trace: Trace) -> float:
-    """Microseconds since the begin of the trace."""
+    """Return microseconds since the start of the trace."""
     return (at - trace.window.start) / 1000

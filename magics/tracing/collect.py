@@ -1,6 +1,6 @@
-"""What `%mesh trace` shows: which cells, between when and when, and what all processes recorded then, on one clock.
+"""The data of `%mesh trace`: the cells, their times, and what all processes recorded in these, on one clock.
 
-Nothing is drawn or written here (`timeline`, `tracefile`).
+Not for drawing or writing (`timeline_svg`, `chrome_trace`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from meshbook.runtime.telemetry.timeline_lanes import TimeWindow
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
-MOST_CELLS = 1000  # of which it is known when they ran
-ANSWER_WITHIN = 3.0  # seconds for a process to tell what it has recorded
+MOST_CELLS = 1000  # whose times are kept
+ANSWER_WITHIN = 3.0  # seconds for a process to send its recording
 PINGS = 5  # of a clock; the quickest counts
 CONTROLLER = "controller"
 
 
 @dataclass(frozen=True, slots=True)
 class CellTime:
-    """When a cell of the notebook ran here, in nanoseconds of this process's clock."""
+    """The time in which a notebook cell ran here, in nanoseconds of this process's clock."""
 
     number: int
     start: int
@@ -43,40 +43,40 @@ class CellTime:
 
 
 class CellTimes:
-    """When the last cells of the notebook ran. Cells may run cells: the outermost counts."""
+    """The times of the notebook's last cells. Cells may run cells: only the outermost counts."""
 
     def __init__(self) -> None:
         self._ended: deque[CellTime] = deque(maxlen=MOST_CELLS)
         self._begun: list[int] = []
 
     def install(self, shell: Any) -> None:
-        """Have the shell tell."""
+        """Register for the shell's events."""
         shell.events.register("pre_run_cell", self.begin)
         shell.events.register("post_run_cell", self.end)
 
     def begin(self, info: Any = None) -> None:
-        """A cell begins."""
+        """Record that a cell begins."""
         self._begun.append(now())
 
     def end(self, result: Any) -> None:
-        """It has ended."""
+        """Record that a cell has ended."""
         start = self._begun.pop() if self._begun else now()
         if not self._begun and result.execution_count is not None:
             self._ended.append(CellTime(result.execution_count, start, now()))
 
     @property
     def seconds(self) -> float:
-        """How long the present cell has run; 0 where none does."""
+        """How long the present cell has run; 0 if none runs."""
         return sum((now() - start) / 1e9 for start in self._begun[:1])
 
     def known(self, present: int) -> list[CellTime]:
-        """In order; the one that runs, which has this number, included."""
+        """Return the times in order, including the running cell, which has this number."""
         return [*self._ended, *(CellTime(present, start, now(), True) for start in self._begun[:1])]
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How much later it is by another host's clock than by ours, and by how much that may be wrong: nanoseconds."""
+    """The offset of another host's clock from ours (positive: theirs is ahead), and its error, in nanoseconds."""
 
     offset: int = 0
     error: int = 0
@@ -84,7 +84,7 @@ class ClockOffset:
 
 @dataclass(frozen=True, slots=True)
 class TracedProcess:
-    """One process of a trace: a rank of a mesh of the notebook's, another worker, or (rank -1) the controller."""
+    """One process of a trace: a rank of a notebook's mesh, another worker, or (rank -1) the controller."""
 
     node: str
     mesh: str
@@ -94,34 +94,34 @@ class TracedProcess:
 
     @property
     def label(self) -> str:
-        """`mesh rank 3`, `controller`."""
+        """`mesh rank 3`, or `controller`."""
         return f"{self.mesh} rank {self.rank}" if self.rank >= 0 else self.node
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was recorded of some cells. `silent` are the processes that did not answer."""
+    """The recordings of some cells. `silent` are the processes that did not answer."""
 
     cells: tuple[int, ...]
     window: TimeWindow
     processes: tuple[TracedProcess, ...]
     silent: tuple[str, ...] = ()
-    gone: int = 0  # ranks that took part, and have ended
-    # Nanoseconds since 1970 at the zero of our clock, so that a trace can be laid beside logs.
+    gone: int = 0  # ranks that took part and have ended
+    # Nanoseconds since 1970 at the zero of our clock, so that a trace can be compared with logs.
     epoch: int = field(default_factory=lambda: time.time_ns() - now())
 
     @property
     def clock_error(self) -> int:
-        """By how much times of different hosts may be apart that are the same: nanoseconds."""
+        """The largest error between the times of different hosts, in nanoseconds."""
         return max((process.clock.error for process in self.processes), default=0)
 
     @property
     def is_open(self) -> bool:
-        """Whether something of it still runs."""
+        """Whether one of its cells still runs."""
         return any(span.is_open and span.kind == "cell" for each in self.processes for span in each.recording.spans)
 
     def meshes(self) -> dict[str, dict[int, SpanRecording]]:
-        """The recordings of ranks, by mesh; without the controller."""
+        """Return the recordings of ranks, by mesh; without the controller."""
         found: dict[str, dict[int, SpanRecording]] = {}
         for process in self.processes:
             if process.rank >= 0:
@@ -135,7 +135,7 @@ class Trace:
 
 
 def choose(times: Sequence[CellTime], calls: Sequence[Span], *, number: int | None, last: int) -> list[CellTime]:
-    """The cell of this number, or the last so many that used a mesh. MeshError where there is none."""
+    """Return the cell of this number, or the last cells that used a mesh. Raises MeshError if there is none."""
     if number is not None:
         found = [each for each in times if each.number == number][-1:]
         if not found:
@@ -149,7 +149,7 @@ def choose(times: Sequence[CellTime], calls: Sequence[Span], *, number: int | No
 
 
 def is_use(call: Span) -> bool:
-    """Whether this call is something that a person did: cells, and calls of actors; not what readies a mesh."""
+    """Whether this call comes from the user: cells and calls of actors, but not the preparation of a mesh."""
     return call.kind == "call" and (name_of(call.link[2]) != "cells" or call.name == "run")
 
 
@@ -162,9 +162,9 @@ async def take_trace(
     number: int | None = None,
     last: int = 1,
 ) -> Trace:
-    """Ask all processes (`only`: these nodes) what they recorded of a cell.
+    """Collect the recordings of a cell from all processes (`only`: from these nodes).
 
-    `ranks` says which nodes are which rank of which mesh. MeshError where nothing was recorded.
+    `ranks` maps nodes to mesh name and rank. Raises MeshError if nothing was recorded.
     """
     if not session.node.recorder.on:
         raise MeshError("nothing is recorded, since MESHBOOK_SPANS is 0")
@@ -184,25 +184,25 @@ async def take_trace(
 
 
 def _asked(own: SpanRecording, window: TimeWindow) -> int:
-    """How many ranks the largest of the `%%mesh` cells was run on."""
+    """Return the number of ranks of the largest `%%mesh` cell."""
     calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
     of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
     return max((last - first + 1 for first, last, _ in of_cells), default=0)
 
 
 def _end_of(recording: SpanRecording, numbers: set[int]) -> int:
-    """When the last of these cells ended there: one that was not waited for may end later than here."""
+    """Return the end of the last of these cells there: a cell that was not awaited may end later than here."""
     return max((span.end for span in recording.spans if cell_of(span) in numbers), default=0)
 
 
 def cell_of(span: Span) -> int | None:
-    """The number of the `%%mesh` cell that a span is the run of, on a rank."""
+    """Return the number of the `%%mesh` cell whose run on a rank is this span."""
     number = span.origin.partition(".")[0]
     return int(number) if span.kind == "cell" and number.isdecimal() else None
 
 
 def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
-    """Worker nodes are named for their mesh and a number, which is the rank where the notebook knows no other."""
+    """Name a worker by its mesh and rank; a node unknown to the notebook by the mesh and number in its name."""
     mesh, _, number = process.node.rpartition(".")
     rank = int(number) if number.isdecimal() else 0
     mesh, rank = ranks.get(process.node, (mesh, rank))
@@ -210,7 +210,7 @@ def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> Trac
 
 
 def _with_cells(own: SpanRecording, cells: Sequence[CellTime]) -> SpanRecording:
-    """The controller's recording, with these cells, and their waits for answers."""
+    """Return the controller's recording, with these cells and their waits for answers."""
     answers = ReplyTimes(own)
     spans = [Span("cell", each.start, each.end, 0, f"{each.number}", is_open=each.is_open) for each in cells]
     for cell in cells:
@@ -222,7 +222,7 @@ def _with_cells(own: SpanRecording, cells: Sequence[CellTime]) -> SpanRecording:
 
 
 def union(times: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The times from begin to end that are in any of these."""
+    """Return the union of these intervals as disjoint (start, end) pairs."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(times):
         if joined and start <= joined[-1][1]:
@@ -233,7 +233,7 @@ def union(times: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class ReplyTimes:
-    """When the answers came in to the calls of a process."""
+    """The arrival times of the answers to the calls of a process."""
 
     def __init__(self, recording: SpanRecording) -> None:
         self._times = {mark.call: mark.time for mark in recording.marks if not mark.node}
@@ -241,7 +241,10 @@ class ReplyTimes:
         self._since = recording.marked_since
 
     def end_of(self, call: Span) -> int:
-        """When the last one came, or the time of the asking where one is missing; its own end if none was wanted."""
+        """Return the arrival of the call's last answer.
+
+        If an answer is missing, return the time of the recording; if the call has no answers, its own end.
+        """
         first, last, _ = call.link
         known = [self._times.get(number) for number in range(first, last + 1)] if first else []
         times = [time for time in known if time is not None]
@@ -250,11 +253,11 @@ class ReplyTimes:
         return max(times, default=call.end)
 
 
-# -- asking --------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------
 
 
 async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
-    """What these processes have recorded, by our clock; those that do not answer are left out."""
+    """Return the recordings of these processes, by our clock; processes that do not answer are left out."""
     clocks = await _clocks(session.node.address, addresses)
     asked = [
         _keeper(address).recording.call_one(since + clocks[host_of(address)].offset)
@@ -275,7 +278,7 @@ def _keeper(address: Address) -> Any:
 
 
 async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, ClockOffset]:
-    """The clock of each host; processes of one host share theirs."""
+    """Return the clock of each host; processes of one host share it."""
     clocks = {host_of(here): ClockOffset()}
     for address in addresses:
         if host_of(address) not in clocks and (clock := await read_clock(_keeper(address))) is not None:
@@ -284,7 +287,7 @@ async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Cloc
 
 
 async def read_clock(keeper: Any) -> ClockOffset | None:
-    """How another process's clock stands to ours: asked a few times, the quickest answer counts; None without any."""
+    """Measure another process's clock offset with a few pings, of which the quickest counts; None without an answer."""
     pings: list[tuple[int, int, int]] = []
     for _ in range(PINGS):
         sent = now()
@@ -296,13 +299,16 @@ async def read_clock(keeper: Any) -> ClockOffset | None:
 
 
 def best_clock(pings: Sequence[tuple[int, int, int]]) -> ClockOffset:
-    """Of pings as (sent, their clock, received): their clock was read half-way, give or take the other half."""
+    """Return the offset of a clock from pings (sent, their clock, received).
+
+    Their clock was read half-way between; the error is the other half.
+    """
     sent, there, received = min(pings, key=lambda ping: ping[2] - ping[0])
     return ClockOffset(there - (sent + received) // 2, (received - sent + 1) // 2)
 
 
 def shift(recording: SpanRecording, offset: int) -> SpanRecording:
-    """By a clock at which it is earlier by so many nanoseconds."""
+    """Convert a recording to a clock that is behind by `offset` nanoseconds."""
     if not offset:
         return recording
     move = msgspec.structs.replace
@@ -317,5 +323,5 @@ def shift(recording: SpanRecording, offset: int) -> SpanRecording:
 
 
 def ranks_of(meshes: Sequence[NotebookMesh]) -> dict[str, tuple[str, int]]:
-    """Which node is which rank of which mesh."""
+    """Map each node to mesh name and rank."""
     return {node: (mesh.name, rank) for mesh in meshes for node, rank in mesh.rank_of.items()}

@@ -1,4 +1,4 @@
-"""Profiles of several ranks as one: a summary that says where ranks differ, and one file with a lane for each. Pure."""
+"""Profiles of several ranks merged: a summary of their differences, and one file with a lane for each rank. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples
 
 MOST_ROWS = 12
-LEAST = 0.005  # of the time of some rank; what took less is not told
-DIFFERS = 0.2  # of the time of the longest rank: ranks that are as far apart in one function are told of
+LEAST = 0.005  # of the time of some rank; shorter entries are omitted
+DIFFERS = 0.2  # of the time of the longest rank: from this difference on, a function is reported
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _STYLE = (
     "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);"
@@ -29,21 +29,21 @@ _STYLE = (
 
 
 class Profile(Protocol):
-    """What was seen of some ranks."""
+    """The profile of some ranks."""
 
     @property
     def summary(self) -> ProfileSummary: ...
     @property
     def viewer(self) -> str:
-        """What opens the file."""
+        """The program that opens the file."""
 
     def content(self) -> dict[str, Any]:
-        """Of the file."""
+        """Return the content of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileLine:
-    """Something that took time: the seconds by rank, and (where it is a function) with what it called."""
+    """An entry of a profile: its seconds by rank, and (for a function) those with the functions it called."""
 
     name: str
     own: Mapping[int, float]
@@ -52,7 +52,7 @@ class ProfileLine:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSummary:
-    """What took the time on each rank. `ranks`: the seconds that were seen of each."""
+    """The times of each rank by entry. `ranks`: the profiled seconds of each."""
 
     title: str
     ranks: Mapping[int, float]
@@ -60,15 +60,15 @@ class ProfileSummary:
     notes: tuple[str, ...] = ()
 
     def share(self, seconds: Mapping[int, float], rank: int) -> float:
-        """Of all that was seen of this rank."""
+        """Return the share of all time profiled on this rank."""
         return seconds.get(rank, 0.0) / self.ranks[rank] if self.ranks[rank] else 0.0
 
     def mean(self, seconds: Mapping[int, float]) -> float:
-        """The mean share of the ranks."""
+        """Return the mean share over the ranks."""
         return sum(self.share(seconds, rank) for rank in self.ranks) / max(1, len(self.ranks))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """As a table: the largest shares first."""
+        """Return the entries as a table, the largest times first."""
         seen = [line for line in self.lines if any(self.share(line.own, rank) >= LEAST for rank in self.ranks)]
         largest = sorted(seen, key=lambda line: -max(line.own.values(), default=0.0))[:MOST_ROWS]
         has_totals = any(line.total for line in largest)
@@ -86,7 +86,7 @@ class ProfileSummary:
         return tuple(f"{format_seconds(line.own.get(rank, 0.0))} (rank {rank})" for rank in (least, most))
 
     def differences(self) -> list[str]:
-        """Where ranks are furthest apart."""
+        """Describe the largest differences between ranks."""
         apart = sorted((self._apart(line) for line in self.lines), reverse=True)[:3]
         return [text for share, text in apart if share >= DIFFERS]
 
@@ -101,7 +101,7 @@ class ProfileSummary:
         return share, f"ranks differ in {line.name}: {told[0]}, {told[1]}"
 
     def text(self) -> str:
-        """For terminals, and for places that show no HTML."""
+        """Render for terminals, and for front ends without HTML."""
         rows = self.rows() if self.lines else []
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
         table = [
@@ -110,7 +110,7 @@ class ProfileSummary:
         return "\n".join([self.title, *table, *self.differences(), *self.notes])
 
     def html(self) -> str:
-        """A table, which needs neither script nor kernel."""
+        """Render as a table, which needs neither scripts nor a kernel."""
         rows = "".join(f"<tr>{''.join(map(_field, row))}</tr>" for row in (self.rows() if self.lines else []))
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in [*self.differences(), *self.notes])
         table = f"<table style='color:inherit;font:inherit'>{rows}</table>"
@@ -131,7 +131,7 @@ def _span(times: Sequence[float]) -> str:
 
 
 def save(profile: Profile, path: Path) -> int:
-    """Write the file, compressed where its name ends in `.gz`; its size in bytes. OSError where it cannot be."""
+    """Write the file, compressed if its name ends in `.gz`; return its size in bytes. Raises OSError if that fails."""
     data = msgspec.json.encode(profile.content())
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path.stat().st_size
@@ -142,7 +142,7 @@ def save(profile: Profile, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SampleProfile:
-    """Samples of some ranks."""
+    """The samples of some ranks."""
 
     title: str
     by_rank: Mapping[int, RankSamples]
@@ -172,7 +172,7 @@ class SampleProfile:
                         yield rank, stack, seconds
 
     def content(self) -> dict[str, Any]:
-        """As speedscope has it: a profile for each rank, and more for its other threads."""
+        """Return speedscope's format: a profile for each rank, and one for each of its other threads."""
         frames: dict[CodeLine, int] = {}
         profiles = [
             _lane(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
@@ -202,12 +202,12 @@ def _function(line: CodeLine) -> tuple[str, str]:
 
 
 def _users_line(stack: Sequence[CodeLine]) -> CodeLine:
-    """The innermost line of the user's own code."""
+    """Return the innermost line of user code."""
     return next((line for line in reversed(stack) if is_user_code(line.filename)), stack[-1])
 
 
 def _name(function: tuple[str, str], lines: Counter[CodeLine]) -> str:
-    """`load (cell 7:12)`, `all_reduce, from cell 7:14`: with the line of the user's in which it was seen most."""
+    """Return `load (cell 7:12)` or `all_reduce, from cell 7:14`, with the user's line that was sampled most."""
     name, filename = function
     ((line, _),) = lines.most_common(1)
     short = line.filename.strip("<>") if line.filename.startswith("<") else "/".join(Path(line.filename).parts[-2:])
@@ -221,7 +221,7 @@ def _name(function: tuple[str, str], lines: Counter[CodeLine]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TorchProfile:
-    """What torch.profiler has seen of some ranks."""
+    """torch.profiler's data of some ranks."""
 
     title: str
     by_rank: Mapping[int, OperatorProfile]
@@ -230,7 +230,7 @@ class TorchProfile:
 
     @property
     def summary(self) -> ProfileSummary:
-        """Time on the device where any was spent there, else on the CPU."""
+        """The time on the device if any was recorded, otherwise on the CPU."""
         on_device = any(each.device for profile in self.by_rank.values() for each in profile.operators)
         spent: dict[str, dict[int, float]] = defaultdict(dict)
         for rank, profile in self.by_rank.items():
@@ -242,7 +242,7 @@ class TorchProfile:
         return ProfileSummary(f"{self.title} ({note})", seen, lines, self.notes)
 
     def content(self) -> dict[str, Any]:
-        """As torch writes it, with a process for each rank."""
+        """Return torch's format, with separate processes for each rank."""
         events: list[dict[str, Any]] = []
         for rank, profile in sorted(self.by_rank.items()):
             events += _of_rank(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
@@ -254,7 +254,7 @@ class TorchProfile:
 
 
 def _of_rank(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A rank's events, with numbers of processes and arrows that no other rank has."""
+    """Yield a rank's events, with process numbers and flow ids that no other rank has."""
     base = content.get("baseTimeNanoseconds", 0) / 1000
     pids: dict[Any, int] = {}
     for event in content["traceEvents"]:

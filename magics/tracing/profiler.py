@@ -1,6 +1,7 @@
-"""Taking a profile: of the next cell, of exactly this one, or of whatever ranks run for some seconds.
+"""Taking of profiles: of the next cell, of exactly this one, or of whatever ranks run for some seconds.
 
-py-spy looks from outside, where the host has it and may; else each rank samples itself. Merging is for `profiles`.
+py-spy samples from outside, if the host has it and permits it; otherwise each rank samples itself. Not for merging
+(`profile`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from meshbook.runtime.hosts.profiler import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 
-WITHIN = 10.0  # seconds for ranks and hosts to begin, or to hand over what they have seen; it takes less than one
+WITHIN = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
 T = TypeVar("T")
-Title = Callable[[float], str]  # of a profile that took so many seconds
+Title = Callable[[float], str]  # of a profile that took this many seconds
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What is to be profiled of a cell: these ranks (a selector; None: all of the cell), and how."""
+    """A request to profile a cell: on these ranks (a selector; None: all of the cell), and how."""
 
     selection: str | None = None
     torch: bool = False
@@ -44,31 +45,31 @@ class ProfileRequest:
 
 
 class ProfileRun(Protocol):
-    """A profile that is being taken of some ranks."""
+    """A profile in progress on some ranks."""
 
     async def begin(self) -> None:
-        """Returns once all ranks are looked at."""
+        """Start; returns once all ranks are being profiled."""
 
     async def end(self, title: Title, seconds: float) -> Profile:
-        """What was seen since, so many seconds ago."""
+        """Stop, and return the profile of the `seconds` since the start."""
 
 
 @dataclass
 class ProfilerState:
-    """What a notebook knows of profiles: the one that the next cell is to have, and the last that was taken."""
+    """The profiles of a notebook: the request for the next cell, and the last one taken."""
 
     armed: ProfileRequest | None = None
     last: Profile | None = None
 
     def take_request(self, *, wanted: bool) -> ProfileRequest | None:
-        """What is asked for the cell that begins: by its own option, or before it."""
+        """Remove and return the request for the cell that begins: its own option, or one made before it."""
         request, self.armed = self.armed, None
         return request if request is not None or not wanted else ProfileRequest()
 
     async def around(
         self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
     ) -> T:
-        """Run a cell while it is profiled, and show what was seen below what it has shown, however it ends."""
+        """Run and profile a cell, and show the profile below its output, however it ends."""
         taking = taking_of(mesh, told.ranks, torch=request.torch)
         try:
             await taking.begin()
@@ -94,19 +95,19 @@ class ProfilerState:
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """How a profile is told: of what, and where."""
+    """What a profile covers, and where it is shown."""
 
     what: str
     ranks: Sequence[int]
     publisher: Publisher
 
     def title(self, seconds: float) -> str:
-        """`profile of cell 7: 3.21 s on 4 ranks [0-3]`"""
+        """Return `profile of cell 7: 3.21 s on 4 ranks [0-3]`."""
         return f"profile of {self.what}: {format_seconds(seconds)} on {count_ranks(self.ranks)}"
 
 
 def _try_to_save(profile: Profile, name: str) -> str:
-    """Save it; where it is, or why it cannot be: a cell that ran well keeps its result."""
+    """Save the profile; return its location or the error as text, because the cell keeps its result."""
     try:
         return save_as(profile, name)
     except MeshError as error:
@@ -114,7 +115,7 @@ def _try_to_save(profile: Profile, name: str) -> str:
 
 
 def save_as(profile: Profile, name: str) -> str:
-    """Save it; where it is, in a line. MeshError where it cannot be saved."""
+    """Save the profile; return its location as a line. Raises MeshError if it cannot be saved."""
     path = Path(name).expanduser()
     try:
         size = save(profile, path)
@@ -124,7 +125,7 @@ def save_as(profile: Profile, name: str) -> str:
 
 
 async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
-    """Profile for so many seconds, or until it is stopped."""
+    """Profile for this many seconds, or until `stop` is set."""
     started = time.monotonic()
     try:
         await taking.begin()
@@ -136,18 +137,18 @@ async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event,
 
 
 def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
-    """A profile of these ranks, by samples or of torch's operators."""
+    """Return a profile run of these ranks, by samples or of torch's operators."""
     return OperatorProfileRun(mesh, ranks) if torch else SampleProfileRun(mesh, ranks)
 
 
 class SampleProfileRun:
-    """Samples of some ranks: from outside where that works, else from within."""
+    """Samples of some ranks: from outside where that works, otherwise from within."""
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], rate: int = RATE) -> None:
         self._mesh = mesh
         self._ranks = list(ranks)
         self._rate = rate
-        self._why: dict[int, str] = {}  # ranks that sample themselves
+        self._why: dict[int, str] = {}  # ranks that sample themselves, and why
         self._samplers: Any = None
 
     async def begin(self) -> None:
@@ -195,7 +196,7 @@ class SampleProfileRun:
 def _read(data: bytes) -> RankSamples | None:
     try:
         return from_speedscope(data, is_user_code) if data else None
-    except (msgspec.DecodeError, KeyError):  # it was killed while it wrote
+    except (msgspec.DecodeError, KeyError):  # the profiler was killed while it wrote
         return None
 
 
@@ -223,12 +224,12 @@ class OperatorProfileRun:
 
 
 def slice_of(mesh: NotebookMesh, ranks: Sequence[int]) -> ProcMesh:
-    """The processes of these ranks."""
+    """Return the processes of these ranks."""
     return mesh.procs._with_region(mesh.procs.region.pick(ranks))
 
 
 def spawn_on(mesh: NotebookMesh, ranks: Sequence[int], name: str, cls: type[Any]) -> Any:
-    """An actor of ours on these ranks, whose failure concerns nobody: it says so when it is asked."""
+    """Spawn an internal actor on these ranks. Its failure is not escalated: calls to it report the failure."""
     actors = slice_of(mesh, ranks).spawn(name, cls)
     heed_failures(actors, lambda failure: True)
     return actors

@@ -1,6 +1,6 @@
-"""The timeline of a cell as data, for a view that draws it itself: the dashboard's. Static pictures are in `timeline`.
+"""The timeline of a cell as data for the dashboard, which draws it itself. Static pictures are in `timeline_svg`.
 
-Small whatever was recorded: what is below a pixel is merged, and the more lanes there are, the less each has.
+Its size is bounded: short spans are merged, and the more lanes there are, the fewer spans each has.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ FEWEST_SPANS = 24
 
 
 async def take_timeline(notebook: Notebook, mesh: NotebookMesh, cell: int | None = None) -> TimelineReply:
-    """The timeline of the last cell, or of that one, on the ranks of a mesh; also of one that runs.
+    """Return the timeline of this or the last cell on the ranks of a mesh; also of a running cell.
 
-    On any event loop. Ranks that do not answer within three seconds are left out, which `notes` say. MeshError where
-    there is nothing to be shown. The reply to "timeline" in `meshbook.widgets.protocol`.
+    Works on any event loop. Ranks that do not answer within three seconds are left out, and `notes` reports them.
+    Raises MeshError if there is nothing to show. It is the reply to "timeline" in `meshbook.widgets.protocol`.
     """
     times = notebook.cell_times.known(notebook.cell_number)
     only = {node.node for node in mesh.procs.nodes}
     trace = await take_trace(notebook.session(), times, ranks_of([mesh]), only=only, number=cell)
-    # Beside the loop: of ranks with thousands of spans each it takes a while.
+    # On a thread, since it takes a while for ranks with thousands of spans each.
     return await asyncio.to_thread(timeline_of, trace, mesh.name)
 
 
 def timeline_of(trace: Trace, mesh: str) -> TimelineReply:
-    """What a view draws of a mesh's ranks, in seconds since the begin of the cell; nothing where a rank was idle."""
+    """Return what a view draws of a mesh's ranks, in seconds since the start of the cell; idle time is omitted."""
     timeline = Timeline(trace)
     lanes = timeline.lanes.get(mesh, {})
     most = min(MOST_SPANS, max(FEWEST_SPANS, MOST_IN_ALL // max(1, len(lanes))))

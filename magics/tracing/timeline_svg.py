@@ -1,7 +1,7 @@
-"""A trace as it is shown in the cell: a lane for each rank, who waited for whom, where the time went. Pure.
+"""A trace as shown in the cell: a lane for each rank, waits for other ranks, and the time by name. Pure.
 
-As text, and as HTML that needs no script and no kernel: it looks the same on a page that was exported. Colours are
-JupyterLab's own, so they are right in its dark theme, too; the height of a bar says the same as its colour.
+It is rendered as text, and as HTML that needs no scripts and no kernel, so an exported page looks the same. Colours are
+JupyterLab's own, so they also fit its dark theme. The height of a bar conveys the same as its colour.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from meshbook.runtime.telemetry.timeline_lanes import (
     totals_of,
 )
 
-MOST_LANES = 32  # that are drawn; of more those that worked longest, and those that waited longest
+MOST_LANES = 32  # that are drawn; of more, those that worked longest, and those that worked least
 MOST_BARS = 240  # in a lane
 MOST_MARKS = 48  # characters of a lane as text
 MOST_LINES = 6  # of each list below
-SHORT = 0.01  # of the window; shorter waits for others are not told
+SHORT = 0.01  # of the window; shorter waits for others are not reported
 _MARKS: dict[State, str] = {"running": "█", "collective": "▓", "transfer": "▒", "waiting": "░", "idle": "·"}
 _WORDS: dict[State, str] = {
     "running": "running",
@@ -72,7 +72,7 @@ class NamedLane:
 
     @property
     def share(self) -> str:
-        """`running 0.41 s · waiting 2.70 s`: what it did, without what it hardly did."""
+        """`running 0.41 s · waiting 2.70 s`: the time by state, without negligible states."""
         totals = self.totals
         least = sum(totals.values()) / 1000
         told = [f"{_WORDS[state]} {seconds(totals[state])}" for state in STATES if totals[state] > least]
@@ -81,7 +81,7 @@ class NamedLane:
 
 @dataclass(frozen=True, slots=True)
 class NamedTime:
-    """The time that ranks spent in what bears one name: the calls, and the seconds of each rank."""
+    """The time of ranks in spans of one name: the number of calls, and the nanoseconds of each rank."""
 
     name: str
     times: int
@@ -89,7 +89,7 @@ class NamedTime:
 
 
 def seconds(nanoseconds: int) -> str:
-    """`12 µs`, `0.4 ms`, `12 ms`, `3.21 s`."""
+    """Format nanoseconds: `12 µs`, `0.4 ms`, `12 ms`, `3.21 s`."""
     if nanoseconds < 1_000_000:
         return f"{nanoseconds / 1000:.0f} µs"
     if nanoseconds < 10_000_000:
@@ -112,7 +112,7 @@ class Timeline:
         ][:MOST_LINES]
         self.shown, self.left_out = self._choose()
 
-    # -- what is told ------------------------------------------------------------
+    # -- text parts ----------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -125,13 +125,13 @@ class Timeline:
         return f"{named}: {seconds(self._trace.window.length)}{so_far}{where}"
 
     def notes(self) -> Iterator[str]:
-        """Who was waited for; then what there is to know of the trace, and of the picture."""
+        """Yield the waits for other ranks, then remarks on the trace and on the picture."""
         yield from self.notes_on_trace()
         if self.left_out:
             yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
 
     def notes_on_trace(self) -> Iterator[str]:
-        """Who was waited for, and what is missing."""
+        """Yield the waits for other ranks, and what is missing from the trace."""
         for mesh, blame in self.blames:
             yield self._tell(mesh, blame)
         if self._trace.gone:
@@ -154,8 +154,11 @@ class Timeline:
 
     @functools.cached_property
     def spent(self) -> list[tuple[str, ...]]:
-        """Where the time went by name, what took longest first: name, calls, the most and the least time of a rank, and
-        for whom the others waited in it, as the notes say it."""
+        """The time by span name, the longest first.
+
+        Each row has the name, the number of calls, the most and the least time of a rank, and the ranks that the others
+        waited for, as in the notes.
+        """
         window = self._trace.window
         found = [(mesh, each) for mesh, own in self._trace.meshes().items() for each in spent_in(own, window)]
         found.sort(key=lambda each: -max(each[1].by_rank.values()))
@@ -170,11 +173,11 @@ class Timeline:
         return name, f"{spent.times:,}×", slowest, fastest if len(spent.by_rank) > 1 else "", straggler
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """The table below the lanes, with its heading; the last column only where ranks waited for others."""
+        """Return the table below the lanes, with its heading; the last column only if ranks waited for others."""
         rows = [("", "calls", "most time", "least time", "waited for"), *self.spent]
         return rows if any(row[-1] for row in self.spent) else [row[:-1] for row in rows]
 
-    # -- which lanes -----------------------------------------------------------------
+    # -- choice of lanes -------------------------------------------------------------
 
     def _choose(self) -> tuple[list[NamedLane], int]:
         everyone = [(mesh, rank, lane) for mesh, lanes in self.lanes.items() for rank, lane in sorted(lanes.items())]
@@ -192,7 +195,7 @@ class Timeline:
     # -- as text ----------------------------------------------------------------------
 
     def text(self) -> str:
-        """For terminals, and for places that show no HTML."""
+        """Render for terminals, and for front ends without HTML."""
         width = max(len(each.label) for each in self.shown)
         lines = [self.title]
         for each in self.shown:
@@ -207,7 +210,7 @@ class Timeline:
     # -- as HTML ----------------------------------------------------------------------
 
     def html(self) -> str:
-        """A static picture, with the notes below it."""
+        """Render a static picture, with the notes below it."""
         label_width = 8 * max(len(each.label) for each in self.shown) + 8
         height = _LANE * len(self.shown) + 18
         lanes = "".join(_draw(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown))
@@ -223,7 +226,7 @@ class Timeline:
     def _table(self) -> str:
         rows = self._rows()
         cells = ["".join(f'<td style="text-align:left">{_escape(field)}</td>' for field in row) for row in rows]
-        # Tables take their colour from the page, unless told otherwise, where that is no modern HTML.
+        # In quirks mode, tables without this style take their colour from the page.
         return (
             f"<table style='color:inherit;font:inherit'>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
             if len(rows) > 1
@@ -231,11 +234,11 @@ class Timeline:
         )
 
 
-# -- where the time went ------------------------------------------------------------------
+# -- time by name -------------------------------------------------------------------------
 
 
 def spent_in(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> list[NamedTime]:
-    """How long each rank was in what bears one name: endpoints, spans of the user's, collectives, transfers."""
+    """Sum each rank's time by name: endpoints, user spans, collectives, transfers."""
     times: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, recording in recordings.items():
         for span in filter(window.has, recording.spans):

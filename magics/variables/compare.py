@@ -1,6 +1,7 @@
-"""`%mesh diff`: compares a variable between ranks, in two steps: digests of all, then numbers of what differs.
+"""`%mesh diff`: compares a variable between ranks, first by digests, then number by number where the digests differ.
 
-So what is the same is never moved; of what differs the blocks that do, from a rank for each variant, within bounds.
+So equal data is never moved. Of different data only the differing blocks are moved, from one rank per variant, up to a
+limit.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_MOVED = 64 << 20  # bytes of one part in all its variants; of all parts together four times that
+MOST_MOVED = 64 << 20  # bytes of one part in all its variants; four times that for all parts together
 
 
 def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
-    """What is to be said of the differences. VariableError where no rank has such a variable."""
+    """Return the report of the differences. Raises VariableError if no rank has such a variable."""
     anatomies = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
     if all(anatomy is None for anatomy in anatomies.values()):
         raise VariableError(f"cannot compare {name}: it is not defined on {name_ranks(ranks)}")
@@ -41,7 +42,7 @@ def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
 
 @dataclass(frozen=True)
 class NumberComparison:
-    """A part that is to be compared number by number, in these blocks; `is_whole`: in all that differ."""
+    """A part to compare number by number in these blocks; `is_whole`: these are all blocks that differ."""
 
     difference: Difference
     numbers: NumberDigests
@@ -50,11 +51,11 @@ class NumberComparison:
 
     @property
     def speakers(self) -> list[int]:
-        """A rank for each variant."""
+        """One rank of each variant."""
         return [variant.ranks[0] for variant in self.difference.compared]
 
     def place_of(self, index: int) -> tuple[int, ...]:
-        """Where in the part a number is, by its place in what was fetched."""
+        """Convert an index into the fetched numbers to a position in the part."""
         block, offset = divmod(index, self.numbers.block_length)
         rest, place = self.blocks[block] * self.numbers.block_length + offset, []
         for size in reversed(self.numbers.shape):
@@ -64,7 +65,7 @@ class NumberComparison:
 
 
 def plan(differences: Sequence[Difference]) -> list[NumberComparison]:
-    """What is compared number by number: of the parts that are shown as much as may be moved."""
+    """Choose what to compare number by number: the shown parts, as far as the limit on moved bytes permits."""
     probes: list[NumberComparison] = []
     room = 4 * MOST_MOVED
     for difference in differences[:MOST_SHOWN]:
@@ -99,7 +100,7 @@ def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) 
 def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> Measured | None:
     arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.speakers]
     if len({*map(len, arrays)}) > 1 or not len(arrays[0]):
-        return None  # it was changed in between
+        return None  # the variable was changed in between
     gap = find_gap(arrays)
     place = probe.place_of(gap.index) if gap is not None else ()
     return Measured(gap, place, math.prod(probe.numbers.shape), probe.is_whole)

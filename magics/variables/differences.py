@@ -1,6 +1,6 @@
-"""How far numbers of ranks are apart, element by element. Pure.
+"""The differences of a variable between ranks: the parts that differ, the ranks that agree, the size of the difference.
 
-In which parts a variable differs between ranks, and which ranks agree: digests in, text out. Pure.
+Digests and arrays in, text out. Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 @dataclass(frozen=True, slots=True)
 class LargestDifference:
-    """Where values are farthest apart: the index, the two values, and which of the arrays they are in.
+    """The largest difference between arrays: its index, the two values, and the arrays they are in.
 
-    So many elements are not the same in all. Where only some arrays have a NaN, the index is of that.
+    `differing` counts the elements that are not the same in all arrays. If only some arrays have a NaN, the index is
+    that of the NaN.
     """
 
     index: int
@@ -30,13 +31,13 @@ class LargestDifference:
 
     @property
     def size(self) -> float:
-        """The largest absolute difference; NaN where one of the two is none."""
+        """The largest absolute difference; NaN if one of the two values is NaN."""
         return float(abs(self.most - self.least))
 
 
 def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
-    """The largest difference between flat arrays of one length; None where all numbers are the same."""
-    import numpy  # weight: who compares nothing needs none
+    """Find the largest difference between flat arrays of equal length; None if all numbers are the same."""
+    import numpy  # weight: only comparisons need it
 
     rows = numpy.stack([_as_numpy(array) for array in arrays])
     unlike = ((rows != rows[0]) & ~(numpy.isnan(rows) & numpy.isnan(rows[0]))).any(axis=0)
@@ -50,7 +51,7 @@ def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
 
 
 def _widest(rows: Any, unlike: Any) -> int:
-    """The index at which the values are farthest apart; where some are NaN and others are not, the first such."""
+    """Return the index of the largest difference, or the first at which only some values are NaN."""
     import numpy
 
     mixed = numpy.isnan(rows).any(axis=0) & unlike
@@ -58,7 +59,7 @@ def _widest(rows: Any, unlike: Any) -> int:
         return int(mixed.argmax())
     if rows.dtype.kind == "c":
         return int(abs(rows - rows[0]).max(axis=0).argmax())
-    with numpy.errstate(invalid="ignore"):  # two infinities of one sign are no distance apart
+    with numpy.errstate(invalid="ignore"):  # the difference of two infinities of one sign is NaN
         return int(numpy.where(unlike, rows.max(axis=0) - rows.min(axis=0), -math.inf).argmax())
 
 
@@ -83,13 +84,16 @@ def _as_numpy(values: Any) -> Any:
     return array if array.dtype.kind == "c" else array.astype("float64")
 
 
-MOST_SHOWN = 20  # parts; of a model that has diverged all of them differ
+MOST_SHOWN = 20  # parts; all parts of a diverged model differ
 MOST_VARIANTS = 8  # of one part
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The gap in a part, None where only bits differ; and where that is. `is_whole`: all that differs was compared."""
+    """A compared part: its largest difference and where it is. `gap` is None if only bits differ.
+
+    `is_whole`: all blocks that differ were compared.
+    """
 
     gap: LargestDifference | None
     place: tuple[int, ...]
@@ -99,7 +103,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Variant:
-    """What some ranks have of a part; None where they have no such part."""
+    """The ranks that have the same content in a part; `part` is None if they have no such part."""
 
     ranks: tuple[int, ...]
     part: DigestPart | None
@@ -114,22 +118,22 @@ class Difference:
 
     @property
     def compared(self) -> tuple[Variant, ...]:
-        """The variants whose numbers can be compared one by one; none where there is no sense in that."""
+        """The variants whose numbers can be compared one by one; empty if they are not comparable."""
         parts = [variant.part for variant in self.variants]
         kinds = {part.kind if part is not None and part.numbers is not None else None for part in parts}
         return self.variants[:MOST_VARIANTS] if len(kinds) == 1 and None not in kinds else ()
 
     @property
     def blocks(self) -> list[int]:
-        """Which blocks of their numbers are not the same in all."""
+        """The indices of the blocks of numbers that are not the same in all variants."""
         digests = [variant.part.numbers.blocks for variant in self.compared if variant.part and variant.part.numbers]
         return [index for index, column in enumerate(zip(*digests, strict=True)) if len(set(column)) > 1]
 
 
 def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Difference]:
-    """The parts that differ, in the order in which ranks have them. None stands for a rank without the variable."""
+    """Return the parts that differ, in the order of the ranks' parts. None marks a rank without the variable."""
     types = {rank: anatomy.type_name if anatomy is not None else None for rank, anatomy in by_rank.items()}
-    if len(set(types.values())) > 1:  # their parts would have nothing to do with each other
+    if len(set(types.values())) > 1:  # their parts would not correspond
         wholes = {rank: _whole(anatomy) if anatomy is not None else None for rank, anatomy in by_rank.items()}
         return [Difference("", _variants(wholes))]
     parts = {rank: {part.path: part for part in anatomy.parts} for rank, anatomy in by_rank.items() if anatomy}
@@ -146,7 +150,7 @@ def _whole(anatomy: VariableDigest) -> DigestPart:
 
 
 def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
-    """The most common one first."""
+    """Group ranks by content, the most common first."""
     ranks_of: dict[bytes | None, list[int]] = {}
     for rank, part in sorted(parts.items()):
         ranks_of.setdefault(part.digest if part is not None else None, []).append(rank)
@@ -155,7 +159,7 @@ def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
 
 
 def render_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
-    """`x is the same on ranks 0-3: …`"""
+    """Return `x is the same on ranks 0-3: …`."""
     anatomy = next(iter(by_rank.values()))
     assert anatomy is not None
     return f"{name} is the same on {name_ranks(by_rank)}: {_describe(_whole(anatomy))}"
@@ -167,7 +171,7 @@ def render(
     differences: Sequence[Difference],
     gaps: Mapping[str, Measured],
 ) -> str:
-    """What differs, who agrees, and how far numbers are apart, for the parts in `gaps`."""
+    """Render which parts differ, which ranks agree, and the numeric differences of the parts in `gaps`."""
     count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
     where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
     lines = [f"{name} differs{where}: {_format_agreement(_camps(by_rank))}"]
@@ -179,7 +183,7 @@ def render(
 
 
 def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
-    """The ranks that have the same in all parts."""
+    """Group the ranks that agree in all parts."""
     camps: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
     for rank, anatomy in sorted(by_rank.items()):
         key = None if anatomy is None else frozenset((part.path, part.digest) for part in anatomy.parts)
@@ -188,7 +192,7 @@ def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
 
 
 def _format_agreement(camps: Sequence[Sequence[int]]) -> str:
-    """`ranks 0-2 agree, rank 3 differs`"""
+    """Return `ranks 0-2 agree, rank 3 differs`."""
     agreeing = [f"{name_ranks(ranks)} agree" for ranks in camps if len(ranks) > 1]
     alone = [rank for ranks in camps if len(ranks) == 1 for rank in ranks]
     if not agreeing:
@@ -219,7 +223,7 @@ def _format_difference(measured: Measured, variants: Sequence[Variant]) -> str:
     gap = measured.gap
     if gap is None:
         return "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"
-    # Of what is large only the first blocks that differ were looked at.
+    # Of large parts only the first differing blocks were compared.
     seen, least = ("", "") if measured.is_whole else (" seen", "at least ")
     place = f" at {list(measured.place)}" if measured.place else ""
     ends = ((gap.least, gap.least_in), (gap.most, gap.most_in))

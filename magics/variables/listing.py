@@ -1,4 +1,4 @@
-"""What `%mesh who` and `%mesh whos` print: the variables of ranks, those alike once. Entries in, text out."""
+"""The output of `%mesh who` and `%mesh whos`: the variables of ranks, equal ones once. Entries in, text out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.cells.inventory import Entry
 from meshbook.runtime.geometry.ranges import format_label, format_ranks, name_ranks
 
-WIDTH = 100  # characters of a line of names
+WIDTH = 100  # characters in a line of names
 _COLUMNS = ("Variable", "Type", "Size", "Ranks", "Value")
 
 
 def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
-    """The names: those that the same ranks have in one paragraph."""
+    """Render the names, with one paragraph for each set of ranks."""
     ranks_of: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
         for entry in by_rank[rank]:
@@ -23,7 +23,7 @@ def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     names_on: dict[tuple[int, ...], list[str]] = {}
     for name in sorted(ranks_of):
         names_on.setdefault(tuple(ranks_of[name]), []).append(name)
-    # What most have comes first.
+    # The names on most ranks come first.
     groups = sorted(names_on.items(), key=lambda group: (-len(group[0]), group[0]))
     return "\n".join(_paragraph(ranks, names) for ranks, names in groups) or _nothing(by_rank)
 
@@ -34,7 +34,7 @@ def _paragraph(ranks: Sequence[int], names: Sequence[str]) -> str:
 
 
 def render_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
-    """A line for each variable, and one more for each other value that ranks have; many become a range."""
+    """Render a line for each variable, and one for each different value; many different numbers become a range."""
     entries: dict[str, dict[int, Entry]] = {}
     for rank in sorted(by_rank):
         for entry in by_rank[rank]:

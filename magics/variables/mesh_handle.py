@@ -1,4 +1,4 @@
-"""What the name of a mesh means in the notebook: its processes, and the variables that cells have made there."""
+"""The object to which the name of a mesh is bound in the notebook: its processes, and the variables of cells there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
 
-_NOTHING: Any = object()  # where no data is given: None would be data that cannot be split
+_NOTHING: Any = object()  # no data is given; None would be data that cannot be split
 
 
 class NotebookProcMesh(ProcMesh):
-    """The processes of a mesh that runs cells; `mesh["x"]`, `push`, `pull`, `scatter`, `gather` are of their variables.
+    """The processes of a mesh that runs cells, with its variables: `mesh["x"]`, `push`, `pull`, `scatter`, `gather`.
 
-    Each waits for its turn behind what runs on the ranks, and sees what the cells before it did. What travels to an
-    actor or a rank is a plain ProcMesh: the notebook alone moves variables.
+    Each operation waits for the cells that already run on the ranks, and sees their effects. It pickles to an actor or
+    a rank as a plain ProcMesh: only the notebook moves variables.
     """
 
     def __init__(self, procs: ProcMesh, mesh: NotebookMesh) -> None:
@@ -56,32 +56,32 @@ class NotebookProcMesh(ProcMesh):
     resize.__doc__ = ProcMesh.resize.__doc__
 
     def _make_runner(self, name: str) -> Runner:
-        """Items of a map run where cells do: they see the rank's variables."""
+        """Run the items of a map where cells run, so that they see the rank's variables."""
         return CellItemRunner(self._mesh, self._ranks(), name)
 
     @property
     def actors(self) -> dict[str, Any]:
-        own = {key for part in self._mesh.parts for key in part._keys}  # what cells need is none of the user's
+        own = {key for part in self._mesh.parts for key in part._keys}  # exclude the actors that cells need
         return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
 
     def dashboard(self) -> Any:
-        """The live dashboard of the mesh: a widget that shows its ranks, their output, and what may be done to them.
+        """The live dashboard of the mesh: a widget that shows its ranks and their output, with actions on them.
 
-        It is of the whole mesh, also on a slice; the same one each time, so that what is selected shows in all places.
-        On a terminal it is a picture of the moment, as text. VariableError where the mesh is down.
+        It shows the whole mesh, also on a slice. It is the same object each time, so all views share one selection. On
+        a terminal it is a snapshot as text. Raises VariableError if the mesh is down.
         """
         if not self._mesh.rank_of:
             name = self._mesh.name
             raise VariableError(
                 f"{name} is down: %mesh up --name {name} starts it again, and then its dashboard is here"
             )
-        self._ranks()  # says so where these are not there any more
+        self._ranks()  # raises if these ranks no longer exist
         return self._mesh.open_dashboard()
 
     def _ipython_display_(self) -> None:
-        """As a value: the dashboard of the mesh, where widgets are shown; else, and of a slice, a line."""
+        """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""
         if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
-            raise NotImplementedError  # IPython shows `repr` then
+            raise NotImplementedError  # IPython falls back to `repr`
         (data, metadata), picture = self._mesh.open_dashboard().outputs()
         publish_display_data(data | {"text/plain": repr(self)}, metadata)
         publish_display_data(*picture)
@@ -89,18 +89,18 @@ class NotebookProcMesh(ProcMesh):
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
 
-        All ranks get equal copies; tensors arrive on the CPU. VariableError where a value cannot be pickled, or cannot
-        be made on a rank: that rank has set none then.
+        All ranks get equal copies; tensors arrive on the CPU. Raises VariableError if a value cannot be pickled, or
+        cannot be created on a rank: that rank has then set none of them.
         """
         carry_out(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
 
     def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
-        """The values of a variable, as a list in rank order; on a slice that is one point, the value itself.
+        """Return the values of a variable as a list in rank order; on a slice that is one point, the value itself.
 
-        Of several names a tuple of that, `x, y = mesh.pull("x", "y")`. `reduce` makes one value of those of all ranks:
-        "mean", "cat" and "stack" along `dim`, "first" that of the first rank. Tensors arrive on the CPU. More than
-        1 GiB is asked about first, unless `force`. VariableError where a rank has no such variable, or cannot pickle
-        it.
+        For several names it returns a tuple: `x, y = mesh.pull("x", "y")`. `reduce` combines the values of all ranks
+        into one: "mean", "cat" and "stack" along `dim`, "first" takes that of the first rank. Tensors arrive on the
+        CPU. More than 1 GiB needs a confirmation, unless `force`. Raises VariableError if a rank has no such variable,
+        or cannot pickle it.
         """
         _check_reduction(reduce)
         wanted = [PullSpec(_checked(name), reduce) for name in names]
@@ -117,13 +117,13 @@ class NotebookProcMesh(ProcMesh):
     @overload
     def scatter(self, data: Any, /, *, dim: int = 0, along: str | None = None) -> None: ...
     def scatter(self, name: Any, data: Any = _NOTHING, dim: int = 0, *, along: str | None = None) -> None:
-        """Split data along its `dim`, its rows, and set the variable to one piece on each rank, in rank order.
+        """Split data along `dim` (0: its rows), and set the variable to one piece on each rank, in rank order.
 
-        `mesh.scatter("batch", data)`; `mesh.scatter(data)` gives it the name that it has in the notebook. Of tensors,
-        arrays, tables (Arrow, Polars, pandas, relations of DuckDB), sequences, datasets, and of dicts of these. Of a
-        dataset without slices a rank gets the list of its items. With `along="hosts"` there is a piece for each host,
-        and all ranks of a host get the same: so for any dimension of the mesh. The first pieces have one element
-        more where it does not come out even. VariableError for what cannot be split.
+        `mesh.scatter("batch", data)`; `mesh.scatter(data)` uses the name that the data has in the notebook. It accepts
+        tensors, arrays, tables (Arrow, Polars, pandas, DuckDB relations), sequences, datasets, and dicts of these. From
+        a dataset without slices a rank gets the list of its items. With `along="hosts"`, or another dimension of the
+        mesh, there is one piece per host, and all ranks of a host get the same. If the division leaves a remainder, the
+        first pieces have one element more. Raises VariableError for data that cannot be split.
         """
         if data is _NOTHING:
             name, data = _name_here(name), name
@@ -131,7 +131,7 @@ class NotebookProcMesh(ProcMesh):
         carry_out(operations.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
 
     def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
-        """The pieces of all ranks put together along `dim`: the inverse of `scatter`; numbers become a list."""
+        """Concatenate the pieces of all ranks along `dim`: the inverse of `scatter`; numbers become a list."""
         here = self
         if along is not None:
             here = self.slice(**{label: 0 for label in self.extent.labels if label != self._label(along)})
@@ -143,7 +143,7 @@ class NotebookProcMesh(ProcMesh):
         raise ValueError(f"{self!r} has no dimension {along!r}; it has {', '.join(self.extent.labels)}")
 
     def __getitem__(self, name: str) -> RemoteVariable:
-        """A variable on the ranks: shown it is what it is there, `mesh["x"].get()` brings it."""
+        """A variable on the ranks: its repr shows the present values, `mesh["x"].get()` fetches them."""
         return RemoteVariable(self, _key(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -156,14 +156,14 @@ class NotebookProcMesh(ProcMesh):
         """Whether every rank has a variable of this name."""
         return isinstance(name, str) and carry_out(operations.have(self._mesh, self._ranks(), name))
 
-    __iter__ = None  # else Python would ask for mesh[0], mesh[1], ...
+    __iter__ = None  # otherwise Python would iterate over mesh[0], mesh[1], ...
 
     def _ipython_key_completions_(self) -> list[str]:
-        """What `mesh["<TAB>` offers: the names after the last cell, which costs no question."""
+        """Complete `mesh["<TAB>` with the names after the last cell, which needs no request to the ranks."""
         return sorted({name for rank in self._ranks() for name in self._mesh.names.get(rank, ())})
 
     def _ranks(self) -> list[int]:
-        """Of the mesh as it is now: after a resize a process may have another one."""
+        """Return the present ranks of these processes: a resize may have changed them."""
         known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
             raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
@@ -171,7 +171,7 @@ class NotebookProcMesh(ProcMesh):
 
 
 def has_kernel() -> bool:
-    """Whether this runs in a kernel, so that there may be widgets."""
+    """Whether this runs in a kernel, which can show widgets."""
     return getattr(get_ipython(), "kernel", None) is not None
 
 
@@ -183,7 +183,7 @@ def _checked(name: Any) -> str:
 
 
 def _name_here(data: Any) -> str:
-    """The one variable of the notebook that is this very object."""
+    """Return the name of the only notebook variable that is this object."""
     shell = get_ipython()
     known = dict(shell.user_ns) if shell is not None and not isinstance(data, str) else {}
     names = [str(name) for name, value in known.items() if value is data and not name.startswith("_")]

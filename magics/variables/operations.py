@@ -1,6 +1,6 @@
-"""Variables between the notebook and the ranks of a mesh: push, pull, scatter, delete, as steps (`exchange`).
+"""Operations on variables of a mesh's ranks: push, pull, scatter, delete, as steps (`requests`).
 
-Not for where they stand in a notebook: `handles` has the methods of `mesh`, `verbs` and `cells` the magics.
+Not for their interfaces in a notebook: `mesh_handle` has the methods of `mesh`, `verbs` and `cells` the magics.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequ
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_UNASKED = 1 << 30  # bytes of one pull, of all ranks together
+MOST_UNASKED = 1 << 30  # bytes of one pull without confirmation, of all ranks together
 Ask = Callable[[str], str]
 
 
 def ask_nobody(prompt: str) -> str:
-    """Where no person waits for what is pulled."""
+    """Refuse to ask for confirmation, where no person waits for the pulled values."""
     raise StdinNotImplementedError(prompt)
 
 
 def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) -> Steps[None]:
-    """Set variables on the ranks, to the same values on all of them."""
+    """Set variables to the same values on all of these ranks."""
     request = PushRequest(pack_all(mesh, values))
     yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
     _note(mesh, ranks, values)
@@ -42,7 +42,7 @@ def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) ->
 def scatter(
     mesh: NotebookMesh, ranks: Sequence[int], name: str, data: Any, dim: int, places: Sequence[int] | None = None
 ) -> Steps[None]:
-    """Set a variable on the ranks, to a piece of the data on each; `places` says to which, where some share one."""
+    """Set a variable to one piece of the data on each rank; `places` are the pieces' indices if ranks share pieces."""
     places = range(len(ranks)) if places is None else places
     try:
         pieces = split(data, max(places) + 1, dim)
@@ -55,7 +55,7 @@ def scatter(
 
 
 def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
-    """The values as they travel. VariableError where one cannot, or has no proper name."""
+    """Pack values for the transfer. Raises VariableError for one that cannot be packed or has no valid name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise VariableError(f"{name!r} is not a name that a variable can have")
@@ -71,35 +71,35 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
 
 
 def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
-    """What is there now, should the rank die before its next cell tells it."""
+    """Record these names, in case the rank dies before its next cell reports them."""
     for rank in ranks:
         known = mesh.names.get(rank, ())
         mesh.names[rank] = (*known, *(name for name in names if name not in known))
 
 
 def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
-    """Let go of a variable on the ranks."""
+    """Delete a variable on the ranks."""
     yield RankRequest(mesh, dict.fromkeys(ranks, DeleteRequest((name,))), f"delete {name}")
 
 
 def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
-    """Whether all of the ranks have a variable of this name."""
+    """Return whether all of the ranks have a variable of this name."""
     answers = yield RankRequest(mesh, dict.fromkeys(ranks, HasRequest(name)), f"look for {name}")
     return all(answers.values())
 
 
 def inventory(mesh: NotebookMesh, ranks: Sequence[int]) -> Steps[dict[int, list[Entry]]]:
-    """The variables that cells have made, by rank."""
+    """Return the variables that cells have made, by rank."""
     return (yield RankRequest(mesh, dict.fromkeys(ranks, Inventory()), "list variables"))
 
 
 def pull(
     mesh: NotebookMesh, ranks: Sequence[int], wanted: Sequence[PullSpec], *, ask: Ask | None, dim: int = 0
 ) -> Steps[dict[str, Any]]:
-    """The values of variables by name: a list in the order of the ranks, or what `PullSpec.how` makes of them.
+    """Return the values of variables by name: a list in the order of the ranks, or reduced as `PullSpec.how` says.
 
-    More than 1 GiB is asked about first, unless `ask` is None. A kernel replaces `input` for each cell, so it is taken
-    where the cell runs.
+    More than 1 GiB needs a confirmation by `ask`, unless that is None. A kernel replaces `input` for each cell, so the
+    caller passes it from where the cell runs.
     """
     if not wanted:
         raise VariableError("there is nothing to pull: name a variable, as in mesh.pull('loss')")
@@ -111,7 +111,7 @@ def pull(
 
 
 def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Sequence[int]:
-    """The ranks that a value is taken from. VariableError for one that is none of these."""
+    """Return the ranks that a value is taken from. Raises VariableError if its rank is not among `ranks`."""
     if wanted.how == "first":
         return ranks[:1]
     if not isinstance(wanted.how, int):
@@ -123,7 +123,7 @@ def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Se
 
 
 def names_by_rank(sources: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, ...]]:
-    """What each rank is to give, of which rank gives what."""
+    """Return the names that each rank is to send."""
     asked = {rank for ranks in sources.values() for rank in ranks}
     return {rank: tuple(name for name in sources if rank in sources[name]) for rank in asked}
 
@@ -137,7 +137,7 @@ def collect(
     ask: Ask | None,
     dim: int = 0,
 ) -> Steps[dict[str, Any]]:
-    """The values of what ranks have answered; those that hold theirs back are asked again, if that is agreed to."""
+    """Return the values in the ranks' answers. After a confirmation, request again what ranks withheld for its size."""
     names, what = ", ".join(sources), f"pull {', '.join(sources)}"
     if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
         sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
@@ -150,7 +150,7 @@ def collect(
 
 
 def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, PullRequest]:
-    """Ranks that are asked for the same have the same request, which is then sent as one."""
+    """Return one request object for ranks with the same names, so that it is sent as one message."""
     made = {names: PullRequest(names, limit) for names in names_of.values()}
     return {rank: made[names] for rank, names in names_of.items()}
 
@@ -163,7 +163,7 @@ def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
 
 
 def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
-    """VariableError where so much is not to be moved."""
+    """Raise VariableError if this much needs a confirmation and does not get it."""
     if ask is None or size <= MOST_UNASKED:
         return
     amount = f"{size / (1 << 30):.1f} GiB from {count} {'rank' if count == 1 else 'ranks'}"

@@ -1,7 +1,7 @@
-"""Values of several ranks as one: mean, cat, stack. Pure. Not for the pieces of one value (`splitting`).
+"""Reduction of the values of several ranks to one: mean, cat, stack. Pure. Not for splitting one value (`split`).
 
-Tensors, arrays, numbers, sequences, tables. Of dicts each takes what is in them, and `mean` of lists and tuples as
-well. torch, numpy and the libraries of tables are asked only where something of theirs is here.
+It reduces tensors, arrays, numbers, sequences and tables. Every reduction descends into dicts, and `mean` into lists
+and tuples as well. torch, numpy and the table libraries are used only if already imported for the values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 
 class ReduceError(ValueError):
-    """Values that do not go together; says why."""
+    """Values that cannot be combined; the message gives the reason."""
 
 
 def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
-    """One value of those of all ranks, in rank order; `cat` and `stack` go along `dim`. Unmergeable for the rest."""
+    """Reduce values in rank order to one; `cat` and `stack` along `dim`. Raises ReduceError if impossible."""
     match how:
         case "first":
             return values[0]
@@ -55,7 +55,7 @@ def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
     torch = sys.modules["torch"]
     first = tensors[0]
     is_floating = first.is_floating_point() or first.is_complex()
-    # Half-precision numbers are added up in single precision, and what is no float becomes one.
+    # Half-precision numbers are summed in single precision, and other types become floats.
     wide = torch.promote_types(first.dtype, torch.float32)
     total = first.detach().to(wide, copy=True)
     for other in tensors[1:]:
@@ -75,7 +75,7 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
     if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
         return _joined_sequence(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
-        return list(values)  # one of each rank, as `scatter` would hand them out
+        return list(values)  # one number per rank, the inverse of `scatter`
     raise ReduceError(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
 
 
@@ -95,7 +95,7 @@ def _joined_tables(values: Sequence[Any], dim: int) -> Any:
         raise ReduceError(f"{_kinds(values)} cannot be put together")
     try:
         return join(values, dim)
-    except Exception as error:  # each library has its own words for columns that do not go together
+    except Exception as error:  # each library raises different errors for columns that do not match
         raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
 
 
@@ -114,7 +114,7 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
     try:
         if is_tensor(first):
             return sys.modules["torch"].stack([value.detach() for value in values], dim)
-        import numpy  # weight: who stacks no numbers needs none
+        import numpy  # weight: only stacking numbers needs it
 
         stacked = numpy.stack(values, dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -139,7 +139,7 @@ def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[
 def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
     if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
         raise ReduceError(f"{_kinds(values)} are not equally long")
-    make = getattr(type(values[0]), "_make", type(values[0]))  # a named tuple wants it
+    make = getattr(type(values[0]), "_make", type(values[0]))  # named tuples need it
     return make(combine(list(each)) for each in zip(*values, strict=True))
 
 
@@ -154,7 +154,7 @@ def is_array(value: Any) -> bool:
 
 
 def _kinds(values: Sequence[Any]) -> str:
-    """`Tensor (2, 3) and Tensor (2, 4)`, `str`: what they are, each once."""
+    """Describe the kinds of the values, each once: `Tensor (2, 3) and Tensor (2, 4)`, `str`."""
     kinds = dict.fromkeys(_kind(value) for value in values)
     return " and ".join(list(kinds)[:3]) + (" and others" if len(kinds) > 3 else "")
 

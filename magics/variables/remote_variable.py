@@ -1,4 +1,4 @@
-"""`mesh["x"]`: a variable on the ranks, to be looked at, fetched, and handed to actors of those ranks."""
+"""`mesh["x"]`: a variable on the ranks, to show, fetch, and pass to actors of those ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.geometry.ranges import name_ranks
 
-if TYPE_CHECKING:  # it makes references
+if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh
 
-LOOK_WITHIN = 3.0  # seconds: who shows it in passing must not wait for a cell that trains for hours
+LOOK_WITHIN = 3.0  # seconds: a repr must not wait for a cell that trains for hours
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 
 class RemoteVariable(MeshTrait):
-    """A variable on the ranks of a mesh; shown, it is what it is there now.
+    """A variable on the ranks of a mesh; its repr shows the present values.
 
-    `get()` brings the values, `[3]` that of rank 3, `slice(gpus=0)` narrows it. Handed to an actor on these ranks it
-    arrives as what each rank has: `trainers.train.call(mesh["model"])` moves no model.
+    `get()` fetches the values, `[3]` that of rank 3, `slice(gpus=0)` narrows it. Passed to an actor on these ranks it
+    arrives as each rank's own value: `trainers.train.call(mesh["model"])` moves no model.
     """
 
     def __init__(self, holder: NotebookProcMesh, name: str) -> None:
@@ -41,11 +41,11 @@ class RemoteVariable(MeshTrait):
         return RemoteVariable(self._holder._with_region(region), self.name)
 
     def get(self, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
-        """The values, as `mesh.pull` gives them."""
+        """Fetch the values, as `mesh.pull` does."""
         return self._holder.pull(self.name, reduce=reduce, dim=dim, force=force)
 
     def __getitem__(self, rank: int) -> Any:
-        """The value of a rank, as labels count them; a negative one counts from the last."""
+        """Fetch the value of one rank, numbered as in labels; a negative number counts from the last."""
         ranks = self.region.ranks()
         try:
             index = operator.index(rank)
@@ -57,7 +57,7 @@ class RemoteVariable(MeshTrait):
             raise IndexError(f"no rank {index} here: there are {name_ranks(ranks)}")
         return self._holder._with_region(self.region.pick([index])).pull(self.name)[0]
 
-    __iter__ = None  # else Python would ask for rank 0, 1, 2, ..., one after the other
+    __iter__ = None  # otherwise Python would fetch rank 0, 1, 2, ..., one after the other
 
     def __repr__(self) -> str:
         return str(self._repr_mimebundle_()["text/plain"])
@@ -65,7 +65,7 @@ class RemoteVariable(MeshTrait):
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         try:
             return self._look()._repr_mimebundle_()
-        except MeshbookError as error:  # what is only shown must not raise
+        except MeshbookError as error:  # a repr must not raise
             return {"text/plain": f"<{self.name}: {error}>"}
 
     def _look(self) -> MeshResult:

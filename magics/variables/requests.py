@@ -1,7 +1,7 @@
-"""Questions to ranks about their variables: sent, waited for on a thread or in a coroutine, broken off by Ctrl-C.
+"""Requests to ranks about their variables: sent, awaited on a thread or in a coroutine, cancelled by Ctrl-C.
 
-What a verb or a method does with variables is a generator (`Steps`): it yields exchanges and is given their answers,
-and does not know in which of the two ways they are waited for.
+An operation on variables is a generator (`Steps`): it yields requests and receives their answers. It is independent of
+which of the two ways waits for them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from meshbook.runtime.cells.variables import RequestError, VariableRequest
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import name_ranks
 
-QUIET = 2.0  # seconds without an answer, after which it is said for whom one waits
+QUIET = 2.0  # seconds without an answer until a message reports what the request waits for
 _serial = itertools.count(1)
 T = TypeVar("T")
-# Those that the steps which are being carried out here have made. Ctrl-C may come before one of them is waited for.
+# The requests that the steps in this context have created. Ctrl-C may arrive before one of them is awaited.
 _made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
 
 
 class VariableError(MeshbookError):
-    """Variables that cannot be moved or read; says which, on which ranks, and why."""
+    """Variables that cannot be moved or read; the message says which, on which ranks, and why."""
 
 
 class VariableUsageError(UserError, VariableError):
-    """The same where a line of magic asked for it: no line of the cell's code is to be shown."""
+    """A VariableError caused by a magic line: its traceback shows no line of the cell's code."""
 
 
 VariableUsageError.__name__ = VariableError.__name__
@@ -48,7 +48,7 @@ VariableUsageError.__name__ = VariableError.__name__
 
 @contextmanager
 def of_a_line() -> Iterator[None]:
-    """Around steps that a line of magic has asked for."""
+    """Convert the VariableError of a magic line's steps to VariableUsageError."""
     try:
         yield
     except VariableError as error:
@@ -56,7 +56,7 @@ def of_a_line() -> Iterator[None]:
 
 
 class RankRequest:
-    """One question to each of some ranks; it is under way once this is made. `what` completes "cannot …"."""
+    """One request to each of some ranks; the constructor sends it. `what` completes "cannot …"."""
 
     def __init__(self, mesh: NotebookMesh, requests: Mapping[int, VariableRequest], what: str) -> None:
         check_able(mesh, mesh.procs.region.pick(requests))
@@ -73,12 +73,12 @@ class RankRequest:
         try:
             self._send(requests)
         except BaseException:
-            for rank in requests.keys() - self._futures.keys():  # nobody is to wait for what was never sent
+            for rank in requests.keys() - self._futures.keys():  # no rank may wait for a request that was never sent
                 mesh.queues.leave(self._nodes[rank], self._operation)
             raise
 
     def _send(self, requests: Mapping[int, VariableRequest]) -> None:
-        """Ranks with the same request get it by one call: it is pickled once for all of them."""
+        """Send one call to all ranks with the same request, so that it is pickled once."""
         alike: dict[int, list[int]] = {}
         for rank in sorted(requests):
             alike.setdefault(id(requests[rank]), []).append(rank)
@@ -93,17 +93,17 @@ class RankRequest:
 
     @property
     def futures(self) -> Mapping[int, Future[Any]]:
-        """What each rank will have answered, as it came."""
+        """The future answer of each rank, unprocessed."""
         return self._futures
 
     @property
     def ahead(self) -> dict[int, str]:
-        """What the ranks are at, as far as that is to be waited for: `job 7 of cell 12`."""
+        """The tasks of the ranks that must end first: `job 7 of cell 12`."""
         ahead = self._mesh.queues.ahead_of(self._nodes, self._operation)
         return {rank: title for rank, title in ahead.items() if title}
 
     def wait(self) -> dict[int, Any]:
-        """The answers by rank; blocks this thread. Ctrl-C ends it, here and on the ranks."""
+        """Wait for the answers by rank; blocks this thread. Ctrl-C cancels the request, here and on the ranks."""
         with self._breakable():
             if not self._are_done_within(QUIET):
                 print(f"{self._format_waiting()} (interrupt to give it up)")
@@ -112,12 +112,12 @@ class RankRequest:
         return self._answers()
 
     def wait_at_most(self, seconds: float) -> dict[int, Any]:
-        """The answers that are here by then, refusals among them. Who is at something else is not waited for."""
+        """Return the answers that arrive in time, including refusals. Ranks that run something else are not awaited."""
         ahead = self.ahead
         with self._breakable():
             self._are_done_within(seconds, without=ahead)
         if self._open_ranks():
-            self.interrupt()  # who has not begun until now need not any more
+            self.interrupt()  # ranks that have not begun by now need not begin
         busy = {rank: RequestError(f"it is at {title}") for rank, title in ahead.items()}
         return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
 
@@ -139,12 +139,12 @@ class RankRequest:
         return True
 
     def _format_waiting(self) -> str:
-        """`waiting for job 7 of cell 12`, or for the ranks themselves."""
+        """Return `waiting for job 7 of cell 12`, or the ranks that are awaited."""
         told = format_waiting(self.ahead, len(self._nodes))
         return told or f"waiting for {name_ranks(self._open_ranks())}"
 
     async def settle(self) -> dict[int, Any]:
-        """The same, and the event loop stays free."""
+        """Wait like `wait`, without blocking the event loop."""
         broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def break_off() -> None:
@@ -164,13 +164,13 @@ class RankRequest:
         waiting: list[asyncio.Future[Any]] = [answers, broken_off]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for twin in twins:
-            twin.add_done_callback(asyncio.Future.exception)  # what went wrong is told by the futures themselves
+            twin.add_done_callback(asyncio.Future.exception)  # no warning: the futures report errors
 
     def _open_ranks(self) -> list[int]:
         return [rank for rank, future in self._futures.items() if not future.done()]
 
     def interrupt(self) -> None:
-        """Give up: the ranks stop what this has asked of them. Idempotent."""
+        """Cancel the request: the ranks stop what it requested. Idempotent."""
         if not self._is_given_up:
             ask_ranks(self._mesh, list(self._nodes)).interrupt.broadcast(self._operation)
             self._is_given_up = True
@@ -182,7 +182,7 @@ class RankRequest:
 
 
 def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
-    """VariableError where one of the answers is a refusal; with all of them, by rank."""
+    """Raise VariableError if any answer is a refusal, with all refusals by rank."""
     refused: dict[RequestError, list[int]] = {}
     for rank, answer in sorted(answers.items()):
         if isinstance(answer, RequestError):
@@ -206,7 +206,7 @@ Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
 
 
 def carry_out(steps: Steps[T]) -> T:
-    """Take the steps on this thread, which waits for each. Ctrl-C ends them, here and on the ranks."""
+    """Run the steps on this thread and block for each. Ctrl-C cancels them, here and on the ranks."""
     made: list[RankRequest] = []
     token = _made.set(made)
     try:
@@ -216,7 +216,7 @@ def carry_out(steps: Steps[T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except KeyboardInterrupt:
-        for exchange in made[-1:]:  # those before it have been answered
+        for exchange in made[-1:]:  # the earlier ones have been answered
             exchange.interrupt()
         raise
     finally:
@@ -224,7 +224,7 @@ def carry_out(steps: Steps[T]) -> T:
 
 
 async def carry_out_in_loop(steps: Steps[T]) -> T:
-    """Take the steps in a coroutine."""
+    """Run the steps in a coroutine."""
     try:
         exchange = next(steps)
         while True:

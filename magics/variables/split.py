@@ -1,7 +1,7 @@
-"""One value as pieces for several ranks, along a dimension: of tensors, arrays, tables, sequences, datasets. Pure.
+"""Splitting of one value into pieces for several ranks along a dimension. Pure.
 
-A piece is a view where the value has views, so nothing of it is copied before it is sent. Not for putting pieces
-together again (`merging`).
+It splits tensors, arrays, tables, sequences and datasets. A piece is a view if the type has views, so nothing is copied
+before it is sent. Not for joining pieces (`reduce`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from meshbook.magics.variables.reduce import ReduceError, is_array, is_tensor
 from meshbook.magics.variables.tables import NotReadableError, as_table, cut
 from meshbook.runtime.cells.tables import library_of
 
-Take = Callable[[int, int], Any]  # the piece from here to there
+Take = Callable[[int, int], Any]  # (start, end) -> the piece
 
 
 def split(data: Any, count: int, dim: int = 0) -> list[Any]:
-    """So many pieces of the data in order, as equal as can be; the first ones may have one element more.
+    """Split the data into `count` pieces in order, as equal as possible; the first ones may have one element more.
 
-    Unmergeable for what has no such dimension.
+    Raises ReduceError if the data has no such dimension.
     """
     if isinstance(data, Mapping):
         by_key = {key: split(value, count, dim) for key, value in data.items()}
@@ -64,7 +64,7 @@ def _taker(data: Any, dim: int) -> Take:
 
 
 def _taker_of_dataset(data: Any) -> Take | None:
-    """Of a torch dataset, and of one that has `select` and `shard` as those of the Hugging Face library do."""
+    """Return a function that slices a torch dataset, or one with `select` and `shard` as in Hugging Face."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(data) is torch_data.TensorDataset:
         return lambda start, end: torch_data.TensorDataset(*(tensor[start:end] for tensor in data.tensors))
@@ -79,7 +79,7 @@ def _taker_of_sequence(data: Any) -> Take:
     try:
         data[0:0]
         return lambda start, end: data[start:end]
-    except Exception:  # whatever a class raises that has no slices
+    except Exception:  # classes without slices raise different errors
         if not hasattr(data, "__getitem__"):
             kind = type(data).__name__
             raise ReduceError(

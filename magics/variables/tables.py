@@ -1,6 +1,7 @@
-"""Tables and columns of Arrow, Polars and pandas: parts of them, and one of several. Pure.
+"""Cutting and joining of tables and columns of Arrow, Polars and pandas. Pure.
 
-Which library a value is of is told by its class, so that none is imported for it. Parts are views: nothing is copied.
+The class of a value identifies its library, so no library is imported for the check. Parts are views: nothing is
+copied.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from meshbook.runtime.cells.tables import library_of
 
 
 class NotReadableError(ValueError):
-    """What has rows only once it is read; says how."""
+    """A value whose rows must first be read; the message says how."""
 
 
 def as_table(value: Any) -> Any:
-    """The same, as a table where it is a result that can be read as one: a relation of DuckDB, a reader of Arrow's.
+    """Return the value, as a table if it can be read as one: a DuckDB relation, an Arrow reader.
 
-    NotReadableError where it cannot.
+    Raises NotReadableError if it cannot be read.
     """
     if type(value).__module__.startswith("polars.") and hasattr(value, "collect"):
         raise NotReadableError(
@@ -29,14 +30,14 @@ def as_table(value: Any) -> Any:
     if library_of(value) or not hasattr(value, "__arrow_c_stream__"):
         return value
     try:
-        import pyarrow  # weight: only what speaks Arrow needs it
+        import pyarrow  # weight: only Arrow streams need it
     except ImportError:
         raise NotReadableError(f"to read a {type(value).__name__} pyarrow is needed: pip install pyarrow") from None
     return pyarrow.table(value)
 
 
 def cut(table: Any, dim: int, start: int, end: int) -> Any:
-    """These rows of it; with `dim` 1 these columns."""
+    """Return these rows of a table; with `dim` 1 these columns."""
     library, by_rows = library_of(table), dim % len(table.shape) == 0 if hasattr(table, "shape") else True
     if library == "pandas":
         return table.iloc[start:end] if by_rows else table.iloc[:, start:end]
@@ -46,7 +47,7 @@ def cut(table: Any, dim: int, start: int, end: int) -> Any:
 
 
 def join(tables: Sequence[Any], dim: int) -> Any:
-    """One of them all, row after row; with `dim` 1 column beside column. What the library raises where they differ."""
+    """Concatenate tables by rows; with `dim` 1 by columns. Raises the library's error if they do not fit together."""
     match library_of(tables[0]):
         case "pandas":
             return sys.modules["pandas"].concat(tables, axis=dim)
