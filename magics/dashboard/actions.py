@@ -71,7 +71,7 @@ class DashboardActions:
             case _:
                 return self._take_stacks(mesh, ranks)
 
-    # -- one by one ----------------------------------------------------------------
+    # -- the actions ---------------------------------------------------------------
 
     def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         """Interrupt like Ctrl-C, which escalates each time; if no cell blocks the notebook, interrupt the jobs."""
@@ -113,7 +113,7 @@ class DashboardActions:
 def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Interrupt the cells of these ranks.
 
-    If a cell ended without some of them, those may have ignored an interrupt: also break the process groups.
+    If ranks that a cell ended without stay stuck, also break the process groups: they may ignore interrupts.
     """
     stuck = mesh.stuck.intersection(ranks)
     said = lifecycle.interrupt(mesh, ranks)

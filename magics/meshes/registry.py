@@ -152,7 +152,7 @@ class Meshes:
     def __init__(self) -> None:
         self._by_name: dict[str, NotebookMesh] = {}
         self._current = ""
-        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by mesh name; set by the dashboards
+        self.open_dashboard: Callable[[str], Any] = lambda name: None  # by mesh name; set by the notebook
         self._lock = threading.Lock()  # guards both: meshes and cells may start on different threads
 
     def __iter__(self) -> Iterator[NotebookMesh]:
@@ -297,7 +297,7 @@ class Meshes:
         if now:
             mesh.procs.kill(sender="%mesh down --now")
         mesh.procs.stop("%mesh down").get()
-        mesh.unwatch()  # a mesh whose ranks had all died produces no more events
+        mesh.unwatch()  # needed if all ranks had died: no event follows
         current_session().output.forget(mesh.procs.name)
         current_session().history.forget(mesh.procs.name)
         return mesh

@@ -58,7 +58,7 @@ class MergedBar:
 
     @property
     def lag(self) -> tuple[float, int, float]:
-        """The sort key that puts the slowest last: least progress first in rank, then the longest elapsed time."""
+        """The sort key that puts the slowest last: least progress, then longest elapsed time, then lowest speed."""
         return -self.progress, _seconds_of(self.elapsed), -self.speed
 
 

@@ -28,7 +28,7 @@ Ask = Callable[[str], str]
 
 
 def ask_nobody(prompt: str) -> str:
-    """Refuse to ask for confirmation, where no person waits for the pulled values."""
+    """Raise StdinNotImplementedError, since no person waits for the pulled values."""
     raise StdinNotImplementedError(prompt)
 
 

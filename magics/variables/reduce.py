@@ -1,7 +1,8 @@
 """Reduction of the values of several ranks to one: mean, cat, stack. Pure. Not for splitting one value (`split`).
 
-It reduces tensors, arrays, numbers, sequences and tables. Every reduction descends into dicts, and `mean` into lists
-and tuples as well. torch, numpy and the table libraries are used only if already imported for the values.
+It reduces tensors, arrays, numbers, sequences and tables. `mean`, `cat` and `stack` descend into dicts, `mean` also
+into lists and tuples. torch, numpy and the table libraries are used only if already imported, except that `stack`
+imports numpy for numbers.
 """
 
 from __future__ import annotations
