@@ -1,1 +1,1 @@
-"""The Jupyter kernel: the controller of a mesh, and what only a kernel can do."""
+"""The Jupyter kernel: the controller of a mesh, and the features that need a kernel of our own."""

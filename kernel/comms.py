@@ -1,7 +1,7 @@
-"""Which messages of widgets are handled beside the main thread: those of dashboards, and of a page that comes back.
+"""Which widget messages are handled off the main thread: those of dashboards, and of a page that is reloaded.
 
-Of a widget of the user's none is, since its callbacks expect the main thread. But a page that is loaded anew while a
-cell runs asks for the state of all widgets at once, and shows none until it has that.
+Messages of the user's own widgets are not, since their callbacks expect the main thread. But a page that is reloaded
+while a cell runs requests the state of all widgets at once, and shows none until it has that.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any, TypeAlias
 
 from meshbook.widgets.comm import DashboardComm
 
-CONTROL = "jupyter.widget.control"  # the target of the comm by which a page asks for all widgets
+CONTROL = "jupyter.widget.control"  # the target of the comm by which a page requests all widgets
 KINDS = frozenset({"comm_open", "comm_msg"})
 Handle: TypeAlias = Callable[[dict[str, Any]], object]
 
 
 def handler_of(manager: Any, kind: str, content: dict[str, Any], *, is_busy: bool) -> Handle | None:
-    """What handles this message on the thread that receives it; None for one of the main thread's."""
+    """Return the handler for this message on the receiving thread; None if the main thread must handle it."""
     if kind == "comm_open":
         return _open_with(manager) if is_busy and content.get("target_name") == CONTROL else None
     comm = manager.comms.get(str(content.get("comm_id")))
     if isinstance(comm, DashboardComm):
-        # Always, so that they stay in order: all that is done there is to note them.
+        # Always, also without a running cell, so that they stay in order; handling one only queues it.
         return comm.handle_msg if _is_said_by_a_view(content) else None
     return _without_events(comm) if is_busy and getattr(comm, "target_name", "") == CONTROL else None
 
@@ -37,5 +37,5 @@ def _open_with(manager: Any) -> Handle:
 
 
 def _without_events(comm: Any) -> Handle:
-    """IPython's events would be told that a cell has run, while one does."""
+    """Skip IPython's events, which would report an executed cell while one still runs."""
     return lambda message: comm._msg_callback and comm._msg_callback(message)

@@ -1,7 +1,7 @@
-"""`MeshKernel`: IPython's kernel as the controller of a mesh. Only what a kernel alone can do is here.
+"""`MeshKernel`: IPython's kernel as the controller of a mesh. Only features that need a kernel are here.
 
-The magics are those of `%load_ext meshbook`; this adds interrupts that arrive while a cell waits for its ranks,
-answers to a front end while a cell runs, and an output channel that loses nothing.
+The magics are those of `%load_ext meshbook`. The kernel adds interrupts that arrive while a cell waits for its ranks,
+answers to a front end while a cell runs, and an output channel without message loss.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class MeshKernel(IPythonKernel):
 
     implementation = "meshbook"
     implementation_version = meshbook.__version__
-    # ipykernel rests for half a millisecond before each reply, for clients that read no output after it. Clients know a
-    # cell's end by the `idle` that follows its output.
+    # ipykernel sleeps for half a millisecond before each reply, for clients that read no output after it. Clients
+    # detect the end of a cell by the `idle` that follows its output.
     _execute_sleep = 0.0
 
     @property
     def banner(self) -> str:
-        """What a console shows at its start."""
+        """The text that a console shows at its start."""
         return f"meshbook {meshbook.__version__}: %%mesh runs a cell on ranks; see %mesh --help\n{super().banner}"
 
     def __init__(self, **options: Any) -> None:
@@ -42,12 +42,12 @@ class MeshKernel(IPythonKernel):
         self._services = Services(self)
 
     def start(self) -> None:
-        """Start serving, with the magics loaded and the workers' parent warming up."""
+        """Start serving, with the magics loaded and the workers' forkserver warming up."""
         self.notebook = load(self.shell)
         super().start()
 
     async def shell_channel_thread_main(self, msg: list[Any]) -> None:
-        """Hand a message of the shell channel to who handles it; on the channel's thread."""
+        """Dispatch a message of the shell channel; on the channel's thread."""
         if not self._services.take(msg):
             await super().shell_channel_thread_main(msg)
 
@@ -71,13 +71,13 @@ class MeshKernel(IPythonKernel):
     async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Interrupt this process alone; runs on the control thread, also while the main thread is busy.
 
-        The inherited one signals the whole process group, the workers of other libraries included.
+        ipykernel's version signals the whole process group, including the workers of other libraries.
         """
         os.kill(os.getpid(), signal.SIGINT)
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
-        """End the run before the client's patience does: a front end kills a kernel after about 5 s."""
+        """End the run before the client's timeout: a front end kills a kernel after about 5 s."""
         end_run(self.notebook)
         reply: dict[str, Any] = super().do_shutdown(restart)
         return reply
@@ -87,16 +87,16 @@ PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 class MeshKernelApp(IPKernelApp):
-    """The application that runs it."""
+    """The application that runs `MeshKernel`."""
 
     name = "meshbook-kernel"
     kernel_class = MeshKernel
 
     def init_path(self) -> None:
-        """Let cells import from the notebook's folder, after the standard library, as in a stock kernel.
+        """Add the notebook's folder to the import path after the standard library, as in a stock kernel.
 
-        The kernelspec starts Python with -P, so that nothing there hides this package while it is imported. IPython
-        takes that for the user's wish, which PYTHONSAFEPATH is.
+        The kernelspec starts Python with -P, so that no file there shadows this package during its import. IPython
+        would take -P for the user's choice, which PYTHONSAFEPATH is.
         """
         if "" in sys.path or self.ignore_cwd or os.environ.get("PYTHONSAFEPATH"):
             return
@@ -104,8 +104,10 @@ class MeshKernelApp(IPKernelApp):
         sys.path.insert(next(packages, 0), "")
 
     def init_iopub(self, context: Any) -> None:
-        """Bind the output channel without a high-water mark: at the default of 1000 ZeroMQ drops messages, and with
-        them the `idle` that ends a cell."""
+        """Bind the output channel without a high-water mark.
+
+        At the default of 1000 ZeroMQ drops messages, and with them the `idle` that ends a cell.
+        """
         make = context.socket
 
         def make_unbounded(kind: int, *arguments: Any, **keywords: Any) -> Any:

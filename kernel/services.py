@@ -1,10 +1,11 @@
-"""What the kernel answers while a cell runs: completion, inspection, history, dashboards, who asks what kernel this is.
+"""Requests that the kernel answers while a cell runs: completion, inspection, history, comms, kernel info.
 
 ipykernel hands each request to the main thread, where it waits for the running cell. Here the thread of the shell
-channel looks at what comes, and while cells are under way it gives such a request a thread of its own. Nothing there
-sets the parent header: what the cell prints and displays stays the cell's.
+channel inspects each message, and while cells run it answers such a request on a thread of its own. That thread never
+sets the parent header, so the cell's output stays the cell's.
 
-Not whether code is complete: to find that out IPython changes the warnings filters of the process, which the cell uses.
+`is_complete_request` is not among them: for it IPython changes the warnings filters of the process, which the cell
+uses.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.reply import reply_of
 from meshbook.runtime.cells.background_threads import BackgroundThreads
 
-WITHIN = 1.0  # seconds: then a request is answered with nothing, since an object of the user's hangs
+WITHIN = 1.0  # seconds; then the reply is empty, since an object of the user's hangs
 
 
 class Services:
-    """Of one kernel. `take` and `end` see each message of the shell channel, before and after the main thread.
+    """The requests of one kernel that do not wait for the running cell.
 
-    What front ends are told goes out from the channel's thread; only finding it out has one of its own.
+    `take` and `end` see each message of the shell channel, before and after the main thread. The channel's thread sends
+    all messages to front ends; only computing an answer has a thread of its own.
     """
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._aside = BackgroundThreads("request", most=8)
-        # Cells handed to the main thread, and those that it has done with. Each is counted by one thread only.
+        # Cells handed to the main thread, and cells that it has finished. Only one thread writes each counter.
         self._begun = 0
         self._ended = 0
-        self._speaking = threading.Lock()  # guards what front ends are told of the main thread's state, and its order
+        self._speaking = threading.Lock()  # guards the main thread's published state, and the order of status messages
         self._is_busy = False
         self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "complete_request": self._complete,
@@ -47,7 +49,7 @@ class Services:
         }
 
     def take(self, message: list[Any]) -> bool:
-        """Whether this message is answered here; on the thread of the shell channel."""
+        """Return whether this message is answered here; on the thread of the shell channel."""
         header = self._header_of(message)
         kind = header.get("msg_type", "")
         if header.get("subshell_id"):
@@ -67,8 +69,8 @@ class Services:
         return self._begun > self._ended
 
     def end(self, message: list[Any]) -> None:
-        """The main thread has done with this message."""
-        if b'"execute_request"' in self._header(message):  # not read as JSON: each cell waits for this
+        """Note that the main thread has finished this message."""
+        if b'"execute_request"' in self._header(message):  # not parsed as JSON: each cell waits for this
             self._ended += 1
 
     def tell(self, publish: Callable[[str], object], status: str) -> None:
@@ -80,12 +82,12 @@ class Services:
     def _header_of(self, message: list[Any]) -> dict[str, Any]:
         try:
             found = self._kernel.session.unpack(self._header(message))
-        except ValueError:  # it is no message of Jupyter's; ipykernel says so
+        except ValueError:  # no valid Jupyter message; ipykernel reports it
             return {}
         return found if isinstance(found, dict) else {}
 
     def _header(self, message: list[Any]) -> bytes:
-        # Only a look: a message that is deserialized counts as read, and could not be read again.
+        # Only peek: a message can be deserialized only once.
         try:
             header: bytes = self._kernel.session.feed_identities(message, copy=False)[1][1].bytes
         except (ValueError, IndexError):
@@ -93,7 +95,7 @@ class Services:
         return header
 
     def _take_comm(self, kind: str, message: list[Any]) -> bool:
-        """Here front ends are told busy and idle for it, which ipykernel does not do for one beside a cell."""
+        """Handle a comm message here, with busy and idle, which ipykernel does not send for one beside a cell."""
         content = self._content(message)
         handle = comms.handler_of(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
         if handle is None:
@@ -115,12 +117,12 @@ class Services:
         return found if isinstance(found, dict) else {}
 
     def _read(self, message: list[Any]) -> tuple[dict[str, Any], list[bytes]] | None:
-        """The message, and who has sent it."""
+        """Return the message and the identities of its sender."""
         session = self._kernel.session
         identities, frames = session.feed_identities(message, copy=False)
         try:
             return session.deserialize(frames, copy=False), identities
-        except (ValueError, TypeError):  # not signed by who may ask, or cut off
+        except (ValueError, TypeError):  # a wrong signature, or truncated
             self._kernel.log.exception("invalid message")
             return None
 
@@ -131,7 +133,7 @@ class Services:
         self._publish("busy", request)
         name = "meshbook request"
         thread = threading.Thread(target=self._find_out, args=(request, identities), name=name, daemon=True)
-        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger that stops the cell stops all others
+        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger stops all other threads
         thread.start()
 
     def _reply(self, request: dict[str, Any], identities: list[bytes], content: dict[str, Any]) -> None:
@@ -143,7 +145,7 @@ class Services:
     def _conclude(self, request: dict[str, Any]) -> None:
         with self._speaking:
             self._publish("idle", request)
-            if self._is_busy:  # a front end shows what it was told last
+            if self._is_busy:  # a front end shows the last state that it received
                 self._publish("busy", self._kernel.get_parent("shell"))
 
     def _publish(self, status: str, parent: dict[str, Any]) -> None:
@@ -151,7 +153,7 @@ class Services:
         content = {"execution_state": status}
         kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=kernel._topic("status"))
 
-    # -- on a thread of the request's own ----------------------------------------
+    # -- on a thread per request -------------------------------------------------
 
     def _find_out(self, request: dict[str, Any], identities: list[bytes]) -> None:
         content = self._answer(request["header"]["msg_type"], request["content"])
@@ -185,7 +187,7 @@ class Services:
 
 
 def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The answer where there is none: nothing was found."""
+    """Return an empty answer."""
     if kind == "complete_request":
         return reply_of(content["code"], content["cursor_pos"], ())
     if kind == "inspect_request":

@@ -1,8 +1,8 @@
 """The front end of the dashboard as one script and one style sheet, joined from `static/`.
 
-anywidget takes a single ES module, and there is no build step. So the files stay real ES modules, which a browser can
-load one by one, and are joined here, without comments: each becomes a function that returns what it exports, so that no
-name of one meets one of another.
+anywidget takes a single ES module, and there is no build step. So the files stay ES modules, which a browser can load
+one by one. This module joins them, without comments: each becomes a function that returns its exports, so names of
+different modules do not collide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LISTED = re.compile(r"^export\s*\{(?P<names>[^}]*)\};?[ \t]*$", re.MULTILINE)
 _DEFAULT = re.compile(r"^export\s+default\s+", re.MULTILINE)
 _LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 _AS = re.compile(r"\s+as\s+")
-# JSDoc and line comments that have their lines to themselves. A cast, `/** @type {A} */ (x)`, is followed by code.
+# JSDoc and line comments on lines of their own. A cast, `/** @type {A} */ (x)`, is followed by code.
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:(?!\*/).)*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
 
 
@@ -32,22 +32,23 @@ class AssetError(ValueError):
 
 @cache
 def script() -> str:
-    """The whole front end as one ES module, for `_esm` of the widget."""
+    """Return the whole front end as one ES module, for `_esm` of the widget."""
     return join_modules(_read, ENTRY)
 
 
 @cache
 def style() -> str:
-    """All style sheets as one, for `_css` of the widget; in the order of their names."""
+    """Return all style sheets as one, for `_css` of the widget; in the order of their names."""
     sheets = (item for item in files(__package__).joinpath("static").iterdir() if item.name.endswith(".css"))
     return "\n".join(sheet.read_text("utf-8") for sheet in sorted(sheets, key=lambda sheet: sheet.name))
 
 
 def join_modules(read: Callable[[str], str], entry: str) -> str:
-    """The module `entry` and all that it imports, as one module with the same default export.
+    """Return the module `entry` and all its imports as one module with the same default export.
 
-    `read` gives the text of a module by its path. What can be joined: `import {a, b as c} from "./other.js"`, `export`
-    before a declaration, `export {a, b as c}`, and `export default` in the entry. Else, and for a circle: AssetError.
+    `read` returns the text of a module by its path. Supported: `import {a, b as c} from "./other.js"`, `export` before
+    a declaration, `export {a, b as c}`, and `export default` in the entry. Anything else, and a circular import, raises
+    AssetError.
     """
     texts = _in_order(read, entry)
     return "\n".join(_enclosed(path, _COMMENT.sub("", text), is_entry=path == entry) for path, text in texts.items())
@@ -58,7 +59,7 @@ def _read(path: str) -> str:
 
 
 def _in_order(read: Callable[[str], str], entry: str) -> dict[str, str]:
-    """The modules by their paths, each after those that it imports."""
+    """Return the modules by their paths, each after the modules that it imports."""
     ordered: dict[str, str] = {}
 
     def visit(path: str, importers: tuple[str, ...]) -> None:
@@ -80,7 +81,7 @@ def _resolved(importer: str, path: str) -> str:
 
 
 def _enclosed(path: str, text: str, *, is_entry: bool) -> str:
-    """A module as a constant that holds what it exports; the entry stays a module."""
+    """Return a module as a constant that holds its exports; the entry stays a module."""
     body = _IMPORT.sub(
         lambda found: f"const {{{_renamed(found['names'])}}} = {_name(_resolved(path, found['path']))};", text
     )
@@ -100,12 +101,12 @@ def _checked(path: str, body: str, allowed: re.Pattern[str] | None = None) -> st
 
 
 def _renamed(names: str) -> str:
-    """`a, b as c` of an import, as the pattern that takes it out of an object: `a, b: c`."""
+    """Return `a, b as c` of an import as a destructuring pattern: `a, b: c`."""
     return ", ".join(_AS.sub(": ", name.strip()) for name in names.split(",") if name.strip())
 
 
 def _exported(names: str) -> str:
-    """`a, b as c` of an export, as the object that has it: `a, c: b`."""
+    """Return `a, b as c` of an export as an object literal: `a, c: b`."""
     pairs = [_AS.split(name.strip()) for name in names.split(",") if name.strip()]
     return ", ".join(f"{pair[-1]}: {pair[0]}" for pair in pairs)
 

@@ -1,4 +1,4 @@
-"""What a dashboard is put up for: a mesh that it can show, and do things to. The words of it, for whoever has one."""
+"""The seam between a dashboard and its mesh: what a mesh must offer to be shown and acted on."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class BackendReply:
 
 
 class DashboardBackend(Protocol):
-    """A mesh, of a notebook or simulated. What cannot be done raises an error whose text says what to do instead."""
+    """A mesh, of a notebook or simulated. Its methods raise errors whose text names the remedy."""
 
     @property
     def source(self) -> Source:
-        """What is shown; asked on the dashboard's own thread."""
+        """The data source; used on the dashboard's own thread."""
         ...
 
     def select(self, selector: str) -> Collection[int]:
-        """The ranks that a selector means; from any thread, at once."""
+        """Return the ranks of a selector at once; from any thread."""
         ...
 
     def watch(self, wake: Callable[[], object] | None) -> None:
-        """Somebody begins to look, and is to be woken when something has happened; None: nobody looks any more."""
+        """Call `wake` after each event on the mesh from now on; None: the last view was closed."""
         ...
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
-        """What the request `act`, `logs` or `timeline` asks for; it may take its time, on a thread of its own."""
+        """Answer the request `act`, `logs` or `timeline`; called on a thread of its own, and may block."""
         ...

@@ -1,7 +1,7 @@
-"""The comm of a dashboard: it speaks from a thread of its own, and hears while a cell runs.
+"""The comm of a dashboard: it sends from a thread of its own, and receives while a cell runs.
 
-A comm of ipykernel's publishes under the parent that was set last, which may be a cell's, and tells IPython's events of
-each message as if a cell had run. Both would reach into the cell that runs beside it.
+ipykernel's comm publishes under the parent that was set last, which may be a cell's. For each message it also fires
+IPython's events as if a cell had run. Both would disturb the cell that runs at the same time.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Any
 from ipykernel.comm.comm import BaseComm
 from ipykernel.kernelbase import Kernel
 
-# The message that is handled here: front ends that ask for a widget's state look for the answer by it.
+# The message that is being handled. Front ends that request a widget's state find the reply by this parent.
 _HANDLED: ContextVar[dict[str, Any] | None] = ContextVar("meshbook_comm_message", default=None)
 
 
 class DashboardComm(BaseComm):
-    """Of one widget. What it sends belongs to no cell."""
+    """The comm of one widget. Its messages have no cell as their parent, except for replies to a state request."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        self._heard: deque[Any] = deque()  # what was handed on before its turn
-        self._lock = threading.Lock()  # guards it: turns come on the main thread, and on those of subshells
+        self._heard: deque[Any] = deque()  # messages that were handed on as soon as they arrived
+        # guards _heard: messages are handled on the main thread and on those of subshells
+        self._lock = threading.Lock()
         super().__init__(*arguments, **keywords)
 
     def _reply_subshell_for(self, data: Any, default: Any) -> Any:
-        """ipykernel asks this of a comm where it receives a message for it, also while sync code runs.
+        """Hand on a view's message as soon as it arrives, and return the default.
 
-        What a view says is handed on there: in its turn it would have to wait for the cell. MeshKernel has a way of its
-        own, and a version of ipykernel that asks nothing has the turn.
+        ipykernel calls this for a comm on receipt of a message, also while sync code runs. Handled in its turn, the
+        message would wait for the cell. MeshKernel has its own mechanism; in versions of ipykernel without this call
+        the message waits for its turn.
         """
         if isinstance(data, dict) and data.get("method") == "custom":
             with self._lock:
@@ -39,12 +41,15 @@ class DashboardComm(BaseComm):
         return default
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
-        """Hand on what a front end has sent, unless that was done before; from any thread."""
+        """Hand on a message of a front end, unless that was done on receipt; from any thread."""
         if not self._was_heard(msg["content"].get("data")):
             self._hand_on(msg)
 
     def _was_heard(self, data: Any) -> bool:
-        """Whether this was handed on before its turn. What was heard before it and had no turn will have none."""
+        """Return whether the message was handed on when it arrived.
+
+        Earlier entries are dropped: their messages were skipped and will not come.
+        """
         with self._lock:
             if data not in self._heard:
                 return False
@@ -71,9 +76,9 @@ class DashboardComm(BaseComm):
         """Send to all front ends; from any thread."""
         if not Kernel.initialized():
             return
-        kernel = self.kernel = Kernel.instance()  # ipywidgets looks whether there is one
-        # Not the cell's, nor where it is opened: what runs notebooks without a front end would save the widget with the
-        # notebook, its script included, and that would be shown in the place of the picture.
+        kernel = self.kernel = Kernel.instance()  # ipywidgets checks that a kernel is set
+        # Neither the cell's parent nor that of opening: nbconvert and other runners without a front end would save the
+        # widget with the notebook, its script included, and show it in place of the picture.
         parent = _HANDLED.get()
         content = {"data": data or {}, "comm_id": self.comm_id, **keys}
         kernel.session.send(

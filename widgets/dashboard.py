@@ -22,11 +22,11 @@ PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 class MeshDashboard(anywidget.AnyWidget):
     """The live dashboard of a mesh; it may be shown in several places at once.
 
-    A second output beside it has a picture of the mesh, which is seen where the widget is not live: in a notebook that
-    is opened again, and on pages. Front ends renew it when they save the notebook.
+    A second output beside it has a picture of the mesh, which shows where the widget is not live: in a reopened
+    notebook, and on web pages. Front ends renew the picture when they save the notebook.
     """
 
-    picture_id = traitlets.Unicode().tag(sync=True)  # by which front ends know the outputs with its picture
+    picture_id = traitlets.Unicode().tag(sync=True)  # front ends find the outputs with its picture by this id
 
     def __init__(self, board: DashboardBackend) -> None:
         self._esm = script()
@@ -38,28 +38,29 @@ class MeshDashboard(anywidget.AnyWidget):
         self.on_msg(lambda widget, content, buffers: self._conversation.receive(content))
 
     def open(self) -> None:
-        """Make the widget known to front ends, by a comm that can be used beside a running cell."""
+        """Register the widget with front ends, by a comm that works while a cell runs."""
         if not self._is_open:
             self._is_open = True
             data = {"state": self.get_state(), "buffer_paths": []}  # its traits are the script and the style: text
             self.comm = DashboardComm(target_name="jupyter.widget", data=data, metadata={"version": PROTOCOL_VERSION})
-            self.comm.on_close(lambda message: self.close())  # by a front end: whoever asks next gets another one
+            # closed by a front end: the next request makes a new dashboard
+            self.comm.on_close(lambda message: self.close())
 
     def wake(self) -> None:
-        """Something has happened to the mesh."""
+        """Report an event on the mesh to the server; from any thread."""
         self._conversation.wake()
 
     def end(self) -> None:
-        """Stop looking at the mesh; what is shown stays as it is."""
+        """Stop watching the mesh; the views stay as they are."""
         self._conversation.close()
 
     def close(self) -> None:
-        """Take it down in all places where it is shown, and stop looking at the mesh."""
+        """Close all views, and stop watching the mesh."""
         self._conversation.close()
         super().close()
 
     def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The outputs that show it, as data and metadata: the widget, and after it the picture of this moment."""
+        """Return the outputs that show it, as data and metadata: the widget, then a picture of this moment."""
         return [self._repr_mimebundle_(), (self._picture(), {"meshbook": {"picture_id": self.picture_id}})]
 
     def _ipython_display_(self) -> None:

@@ -1,7 +1,7 @@
-"""Arrays on their way to the views: whole, or only what has changed, whichever is shorter. Pure.
+"""Encode arrays for the views: whole, or only the changes, whichever is shorter. Pure.
 
-A value that has changed by less than can be seen stays what it was for the views; what they have is remembered, so such
-changes never add up.
+A change too small to be seen is not sent. The comparison is with the values that the views have, so small changes
+cannot add up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshbook.widgets.protocol import BufferName
 
 Array: TypeAlias = npt.NDArray[np.generic]
 ArrayName = Literal["state", "value"]
-# The whole array; the ranks that changed, and their values.
+# Names of the buffers: the whole array; the ranks that changed; their values.
 _BUFFERS: Final[dict[ArrayName, tuple[BufferName, BufferName, BufferName]]] = {
     "state": ("states", "state_ranks", "state_values"),
     "value": ("values", "value_ranks", "value_values"),
@@ -26,20 +26,20 @@ _RANK_BYTES = 4
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Buffers by their names, in this order; none where nothing has changed."""
+    """Buffers by their names, in this order; empty if nothing has changed."""
 
     names: tuple[BufferName, ...] = ()
     buffers: tuple[bytes, ...] = ()
 
 
 def pack_whole(name: ArrayName, array: Array) -> PackedArrays:
-    """All of an array."""
+    """Pack the whole array."""
     whole, _, _ = _BUFFERS[name]
     return PackedArrays((whole,), (_bytes_of(array),))
 
 
 def pack_changes(name: ArrayName, array: Array, changed: npt.NDArray[np.bool_]) -> PackedArrays:
-    """What has changed, as ranks and their values; the whole array where that is shorter."""
+    """Pack the changed ranks and their values; the whole array if that is shorter."""
     ranks = np.flatnonzero(changed)
     if not len(ranks):
         return PackedArrays()
@@ -55,8 +55,8 @@ def _bytes_of(array: Array) -> bytes:
 
 
 def differ(before: Array, after: Array, tolerance: float = 0.0) -> npt.NDArray[np.bool_]:
-    """Where two arrays differ by more than this; NaN is the same as NaN."""
-    with np.errstate(invalid="ignore"):  # infinite values have no difference
+    """Return where two arrays differ by more than the tolerance; NaN equals NaN."""
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
         near = (np.abs(after - before) <= tolerance) | (after == before)
     different: npt.NDArray[np.bool_] = ~(near | (np.isnan(before) & np.isnan(after)))
     return different

@@ -1,4 +1,4 @@
-"""What the views have of each rank, so that they are told only what is new to them. Pure."""
+"""The state of the grid that the views have, so that only changes are sent. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from meshbook.widgets.deltas import PackedArrays, differ, pack_changes, pack_who
 from meshbook.widgets.grid_metrics import Values
 from meshbook.widgets.states import States
 
-STEPS = 250  # of a scale that can be told apart; smaller changes are not sent
+STEPS = 250  # distinguishable steps of a scale; smaller changes are not sent
 
 
 class SentGrid:
-    """The states and values that the views have; None where they have none yet."""
+    """The states and values that the views have; None before the first message."""
 
     def __init__(self) -> None:
         self.states: States | None = None
         self.values: Values | None = None
 
     def pack(self, states: States, values: Values | None, span: float) -> PackedArrays:
-        """What has to be sent so that the views have these. `values`: None where the channel has none.
+        """Return the buffers that bring the views to these arrays. `values`: None if the channel has none.
 
-        `span` is how wide the scale of the values is.
+        `span`: the width of the values' scale.
         """
         first, second = self._pack_states(states), self._pack_values(values, span / STEPS)
         return PackedArrays(first.names + second.names, first.buffers + second.buffers)
@@ -39,6 +39,6 @@ class SentGrid:
             return pack_whole("value", values)
         changed = differ(self.values, values, tolerance)
         packed = pack_changes("value", values, changed)
-        # What was sent whole is known whole, small changes too.
+        # A whole array also sends the small changes.
         self.values = values if "values" in packed.names else np.where(changed, values, self.values)
         return packed

@@ -1,4 +1,4 @@
-"""What may colour the grid: a value for each rank, its unit, and a scale that does not flicker. Pure."""
+"""The metrics that can colour the grid: a value for each rank, its unit, and a scale that does not flicker. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from meshbook.widgets.protocol import Channel, RankState
 from meshbook.widgets.states import States
 
 Values: TypeAlias = npt.NDArray[np.float32]
-_TAILS = (2, 98)  # percentiles: a single rank far out leaves the others their colours
-SHRINKS_AFTER = 10.0  # seconds in which a scale was wider than twice what it has to be
+_TAILS = (2, 98)  # percentiles: a single outlier does not take the colours from the other ranks
+SHRINKS_AFTER = 10.0  # seconds for which a scale must have been more than twice as wide as needed
 
 
 @dataclass(frozen=True)
 class GridMetric:
-    """`metric`: what it is, or is made of. `low`, `high`: ends of its scale that are fixed.
+    """`metric`: the metric that it shows or is computed from. `low`, `high`: fixed ends of its scale.
 
-    The scale is at least as wide as `least`, and as this share of its upper end (`share`): where all ranks are nearly
-    the same they have nearly the same colour.
+    The scale is at least as wide as `least`, and as this share of its upper end (`share`): if all ranks have nearly the
+    same value, they get nearly the same colour.
     """
 
     unit: str
@@ -48,7 +48,7 @@ KINDS: Final[dict[Channel, GridMetric]] = {
 
 
 def values_of(channel: Channel, vitals: Vitals, states: States) -> Values:
-    """The channel's value of each rank; NaN where it is not known, and of ranks that are dead."""
+    """Return the channel's value of each rank; NaN if it is unknown, or the rank is dead."""
     values = _raw(channel, vitals, len(states))
     values[(states == RankState.DEAD) | np.isinf(values)] = np.nan
     if channel == "skew":
@@ -63,13 +63,13 @@ def _raw(channel: Channel, vitals: Vitals, size: int) -> Values:
 
 
 def median(values: Values) -> float:
-    """The median of what is known; 0 where nothing is."""
+    """Return the median of the known values; 0 if none is known."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else 0.0
 
 
 class MetricScale:
-    """The ends of a channel's scale: it widens as soon as it has to, and shrinks only after a while."""
+    """The ends of a channel's scale: it widens at once, and shrinks only after a while."""
 
     def __init__(self, channel: Channel) -> None:
         self._kind = KINDS[channel]
@@ -78,11 +78,11 @@ class MetricScale:
 
     @property
     def span(self) -> float:
-        """From end to end; 0 before there are any."""
+        """The width of the scale; 0 before the first values."""
         return self._ends[1] - self._ends[0] if self._ends else 0.0
 
     def follow(self, values: Values, now: float, least: float = 0.0) -> tuple[float, float]:
-        """The ends for these values, by a clock in seconds. `least`: how wide it has to be in any case."""
+        """Return the ends for these values, by a clock in seconds. `least`: the minimum width."""
         wanted = self._wanted(values, least)
         if self._ends is None or not self._holds(wanted) or self._is_long_too_wide(wanted, now):
             self._ends, self._wide_since = wanted, None
@@ -112,7 +112,7 @@ class MetricScale:
 
 
 def _rounded_outwards(low: float, high: float) -> tuple[float, float]:
-    """Round numbers, which stay the same while the values move a little: 0.23 ... 0.81 gives 0.2 ... 0.85."""
+    """Round outwards to numbers that stay the same while the values move a little: 0.23 ... 0.81 gives 0.2 ... 0.85."""
     if not high > low:
         return low, high
     step = 10.0 ** math.floor(math.log10(high - low)) / 2

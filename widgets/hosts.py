@@ -1,4 +1,4 @@
-"""What the ranks of each host amount to: how many are how, and what they use together. Pure."""
+"""Sums over the ranks of each host: how many are in each state, and what they use together. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import MeshFacts
 from meshbook.widgets.states import States
 
-_DIGITS = 3  # that are told: a sum that changes in the fourth one is no news
-_DECIMALS = 2  # the rest is what an idle process uses
+_DIGITS = 3  # significant digits; smaller changes of a sum are not sent
+_DECIMALS = 2  # decimals; less is what an idle process uses
 _NAMES = [state.name.lower() for state in RankState]
 
 
 def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
-    """The section "hosts": an entry for each host, in the mesh's order. Sums; of `gpu` it is the mean."""
+    """Return the section "hosts": an entry for each host, in the mesh's order. Sums; for `gpu` the mean."""
     host_of = np.asarray(mesh.host_of)
     counts = _count(host_of, states, len(mesh.hosts))
     columns = [_summed(metric, mesh, host_of, vitals) for metric in ("cpu", "memory", "gpu", "gpu_memory")]
@@ -42,7 +42,7 @@ def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tu
     return list(map(tuple, counts.reshape(hosts, len(RankState)).tolist()))
 
 
-@functools.lru_cache(maxsize=1024)  # most hosts are like others
+@functools.lru_cache(maxsize=1024)  # most hosts have the same counts as others
 def _told(counts: tuple[int, ...]) -> dict[str, int]:
     return {name: count for name, count in zip(_NAMES, counts, strict=True) if count}
 
@@ -51,7 +51,7 @@ def _summed(metric: Metric, mesh: MeshFacts, host_of: npt.NDArray[np.intp], vita
     if (values := vitals.metrics.get(metric)) is None:
         return [None] * len(mesh.hosts)
     known = np.isfinite(values)
-    # Sums of nothing are whole numbers to numpy, which a share could not be put into.
+    # numpy sums an empty group to an integer, which cannot hold a fraction.
     sums = np.bincount(host_of[known], np.asarray(values)[known], len(mesh.hosts)).astype(float)
     counts = np.bincount(host_of[known], minlength=len(mesh.hosts))
     amounts = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0) if metric == "gpu" else sums
@@ -60,7 +60,7 @@ def _summed(metric: Metric, mesh: MeshFacts, host_of: npt.NDArray[np.intp], vita
 
 
 def _shortened(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Amounts from 0 on, as a person would tell them: all of thousands of hosts at once."""
+    """Round amounts from 0 on for display: those of thousands of hosts at once."""
     units = 10.0 ** np.floor(np.log10(np.maximum(amounts, 1000)) - (_DIGITS - 1))
     short: npt.NDArray[np.float64] = np.where(
         amounts < 1000, amounts.round(_DECIMALS), np.rint(amounts / units) * units
@@ -69,7 +69,7 @@ def _shortened(amounts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def rounded(value: float, digits: int = _DIGITS) -> float | None:
-    """The value with so many digits that count; None, which JSON knows, for what is no number."""
+    """Round to so many significant digits; None, which JSON has, for NaN and infinity."""
     if not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Answers a view's question for the logs: what is asked may be anything, what is answered is plain JSON."""
+"""Answer a view's request for logs: the request is untrusted, the reply is plain JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.widgets.protocol import LogsReply
 
 
 class LogsRequest(msgspec.Struct, frozen=True):
-    """The part of a "logs" message that says which lines are wanted."""
+    """The part of a "logs" message that selects lines."""
 
     query: LogQuery = LogQuery()
     after: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -23,9 +23,9 @@ class LogsRequest(msgspec.Struct, frozen=True):
 
 
 def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> LogsReply:
-    """The reply to a "logs" message, but for its id. `ranks`: the processes that are meant, and their numbers.
+    """Return the reply to a "logs" message, without its id. `ranks`: the processes to search, and their numbers.
 
-    Takes half a second at most, from any thread. QueryError where the message cannot be read.
+    Takes half a second at most, from any thread. Raises QueryError if the message is invalid.
     """
     try:
         request = msgspec.convert(content, LogsRequest)
@@ -38,7 +38,7 @@ def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str
 
 
 def reply_of(page: LogPage) -> LogsReply:
-    """A page as the view reads it."""
+    """Return a page as the views receive it."""
     return {
         "lines": page.lines,
         "live": page.live,

@@ -1,12 +1,12 @@
-"""The dashboard's model: what a mesh is now, as the messages that its views need. Pure: time is passed in.
+"""The dashboard's model: the state of a mesh as the messages that its views need. Pure: time is passed in.
 
     model = DashboardModel(source, choose)
     update = model.tick(now)        # four times a second: what has changed, or None
     update = model.full(now)        # a view was opened: everything
     model.show("memory"); model.select("failed")
 
-It asks its source at each tick, and remembers what it has told the views, which all have the same. Its owner calls it
-from one thread at a time.
+The model reads its source at each tick and remembers what it has sent to the views, which all have the same state. Its
+owner calls it from one thread at a time.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from meshbook.widgets.straggler_detector import StragglerDetector
 from meshbook.widgets.worst import lag_of, metric_of, worst_of
 
 Choose = Callable[[str], Collection[int]]
-SLOWLY = 1.0  # seconds between two states of the sections that are long or cost much
-HOSTS_A_SECOND = 128  # that are told of: with more of them they are told less often
+SLOWLY = 1.0  # seconds between two states of the sections that are long or expensive
+HOSTS_A_SECOND = 128  # hosts sent per second; meshes with more hosts send this section less often
 _AT_WORK = (RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.STARTING)
-# What is only measured changes for ever, also where nothing happens.
+# These sections change all the time, also while the mesh is at rest.
 _MEASURED = {"channel", "worst", "hosts", "topology"}
 
 
 @dataclass(frozen=True)
 class ModelUpdate:
-    """One message for all views. `eventful`: it tells more than new measurements of a mesh at rest."""
+    """One message for all views. `eventful`: it has more than new measurements of a mesh at rest."""
 
     content: StateMessage
     buffers: list[bytes]
@@ -70,21 +70,21 @@ class ModelUpdate:
 
 @dataclass(frozen=True)
 class SelectedRanks:
-    """The ranks that all views have selected, and the selector that said so."""
+    """The ranks that all views have selected, and their selector."""
 
     sel: str = ""
     ranks: tuple[int, ...] = ()
 
     def section(self) -> SelectedSection:
-        """As the views get it."""
+        """Return the selection as a section of the protocol."""
         return {"sel": self.sel, "ranks": format_ranks(self.ranks), "count": len(self.ranks)}
 
 
 class DashboardModel:
-    """What the views of one mesh have been told, and what they are to be told next."""
+    """Compares a mesh with the state that its views have, and makes the next message for them."""
 
     def __init__(self, source: Source, choose: Choose) -> None:
-        """`choose` gives the ranks of a selector, and raises an error whose text a person understands."""
+        """Initialize; `choose` returns the ranks of a selector, and raises an error whose text is fit for the user."""
         self._source = source
         self._choose = choose
         self._mesh: MeshFacts | None = None
@@ -97,11 +97,11 @@ class DashboardModel:
 
     @property
     def channel(self) -> Channel:
-        """What colours the grid."""
+        """The metric that colours the grid."""
         return self._channel
 
     def show(self, channel: str) -> None:
-        """Let the grid show this channel from the next tick on; ValueError where there is none of that name."""
+        """Show this channel in the grid from the next tick on; ValueError if there is no channel of that name."""
         known = next((each for each in CHANNELS if each == channel), None)
         if known is None:
             raise ValueError(f"there is no channel {channel!r}; there are {', '.join(CHANNELS)}")
@@ -111,7 +111,7 @@ class DashboardModel:
             self._due_at.pop("worst", None)
 
     def select(self, sel: str) -> SelectedRanks:
-        """Select the ranks that a selector means, none if it is empty or wrong; raises what `choose` raises."""
+        """Select the ranks of a selector, none if it is empty or invalid; raises what `choose` raises."""
         self.selected = SelectedRanks()
         ranks = self._choose(sel) if sel.strip() else ()
         self.selected = SelectedRanks(sel.strip(), tuple(sorted(int(rank) for rank in ranks)))
@@ -119,18 +119,18 @@ class DashboardModel:
         return self.selected
 
     def tick(self, now: float) -> ModelUpdate | None:
-        """What has changed since the last update, or None; everything, where the mesh is another one."""
+        """Return what has changed since the last update, or None; everything if the mesh was replaced."""
         try:
             return self._update(self._source.look(), now)
         except Exception:
-            self._forget()  # what had been packed by then is told to nobody
+            self._forget()  # arrays packed before the error are never sent
             raise
 
     def full(self, now: float) -> ModelUpdate:
-        """Everything, for a view that has nothing yet."""
+        """Return the full state, for a new view."""
         self._forget()
         update = self._update(self._source.look(), now)
-        assert update is not None  # the mesh is told in any case
+        assert update is not None  # after _forget() the update always has the mesh
         return update
 
     def _show(self, channel: Channel) -> None:
@@ -138,7 +138,7 @@ class DashboardModel:
         self._scale = MetricScale(channel)
 
     def _forget(self) -> None:
-        """Nothing counts as told any more."""
+        """Treat nothing as sent any more."""
         self._grid = SentGrid()
         self._told: Sections = {}
         self._cell_told_at = 0.0
@@ -170,14 +170,14 @@ class DashboardModel:
 
     def _begin(self, mesh: MeshFacts) -> None:
         if self._mesh is None or self._mesh.dims != mesh.dims:
-            self.selected = SelectedRanks()  # its ranks are others now
+            self.selected = SelectedRanks()  # the rank numbers have changed
             self._awaited = StragglerDetector(mesh.size)
         self._mesh = mesh
         self._show(self._channel)
         self._forget()
 
     def _colour(self, look: MeshSnapshot, states: States, now: float) -> tuple[PackedArrays, ChannelSection]:
-        """The arrays that colour the grid, and the channel with its scale."""
+        """Return the arrays that colour the grid, and the channel with its scale."""
         values = values_of(self._channel, look.vitals, states)
         least = lag_of(look.vitals, states) if self._channel == "skew" else 0.0
         low, high = self._scale.follow(values, now, least)
@@ -185,7 +185,7 @@ class DashboardModel:
         return packed, {"name": self._channel, "unit": KINDS[self._channel].unit, "low": low, "high": high}
 
     def _at_once(self, look: MeshSnapshot, states: States) -> Sections:
-        """The sections that cost little."""
+        """Return the sections that are cheap to compute."""
         mesh: Sections = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
         return mesh | {
             "counts": counts_of(states),
@@ -198,7 +198,7 @@ class DashboardModel:
         }
 
     def _slow(self, look: MeshSnapshot, states: States, now: float) -> Sections:
-        """The sections that are long, or change with every measurement, where they are due."""
+        """Return the sections that are due among those that are long or change with every measurement."""
         slow: Sections = {}
         before, self._ill = self._ill, count_ill(states)
         if self._is_due("worst", now) or before != self._ill:
@@ -228,7 +228,7 @@ class DashboardModel:
         return topology_section(look.mesh, ranks, self._source.details(ranks))
 
     def _news(self, found: Sections, now: float) -> Sections:
-        """The sections that the views do not have yet. They count as sent."""
+        """Return the sections that the views do not have yet, and mark them as sent."""
         news = {name: section for name, section in found.items() if not self._is_told(name, section, now)}
         if "cell" in news:
             self._cell_told_at = now

@@ -1,4 +1,4 @@
-"""Parts of a look as the views get them: the words of `protocol`, in types that JSON knows. Pure."""
+"""Sections of the dashboard's messages: a snapshot in the terms of `protocol`, in types that JSON has. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from meshbook.widgets.source import CellFacts, MeshEvent, MeshFacts, PausedRanks
 from meshbook.widgets.worst import WorstRank
 
 MOST_EVENTS = 10
-MOST_PROCESSES = 64  # of which actors are told
+MOST_PROCESSES = 64  # processes whose actors are listed
 HISTORY_POINTS = 60
 _HISTORY_DIGITS = 5
-DRIFT = 1.0  # seconds by which a cell's clock has to be wrong to be set
+DRIFT = 1.0  # seconds by which a view's cell clock must be wrong before it is set
 
 
 def mesh_section(mesh: MeshFacts) -> MeshSection:
-    """What a mesh is."""
+    """Return the facts of a mesh."""
     host_of = np.asarray(mesh.host_of).tolist()
     return {
         "name": mesh.name,
@@ -46,7 +46,7 @@ def mesh_section(mesh: MeshFacts) -> MeshSection:
 
 
 def cell_section(cell: CellFacts | None) -> CellSection | None:
-    """The cell that runs."""
+    """Return the running cell."""
     if cell is None:
         return None
     return {
@@ -61,7 +61,9 @@ def cell_section(cell: CellFacts | None) -> CellSection | None:
 
 
 def counts_on(before: CellSection | None, after: CellSection | None, passed: float) -> bool:
-    """Whether a view that had the section `before`, so many seconds ago, and counts on knows what `after` says."""
+    """Return whether a view that counts on from the section `before`, `passed` seconds old, shows the content of
+    `after`.
+    """
     if before is None or after is None:
         return before == after
     is_same = {**before, "seconds": 0} == {**after, "seconds": 0}
@@ -69,7 +71,7 @@ def counts_on(before: CellSection | None, after: CellSection | None, passed: flo
 
 
 def worst_section(worst: Sequence[WorstRank], histories: npt.NDArray[np.float32]) -> list[WorstEntry]:
-    """The worst, with the history of each: float32 of the shape [worst, points], the newest last."""
+    """Return the worst ranks, each with its history: float32 of the shape [worst, points], the newest last."""
     return [
         {"rank": each.rank, "value": rounded(each.value), "text": each.text, "history": _shortened(history)}
         for each, history in zip(worst, histories, strict=True)
@@ -77,21 +79,21 @@ def worst_section(worst: Sequence[WorstRank], histories: npt.NDArray[np.float32]
 
 
 def _shortened(history: npt.NDArray[np.float32]) -> list[float | None]:
-    """Means of equal pieces, at most sixty; of a piece in which nothing is known, None."""
+    """Return means of equal pieces, at most sixty; None for a piece without a known value."""
     each = -(-len(history) // HISTORY_POINTS) or 1
     missing = -len(history) % each
     pieces = np.pad(history, (missing, 0), constant_values=np.nan).reshape(-1, each)
     known = np.isfinite(pieces)
-    with np.errstate(invalid="ignore"):  # of a piece in which nothing is known
+    with np.errstate(invalid="ignore"):  # a piece may have no known value
         means = np.where(known, pieces, 0).sum(axis=1) / known.sum(axis=1)
-    # More digits than a person reads: a curve that fills its height shows what they leave out as steps.
+    # More digits than a reader needs: a curve drawn at full height would show rounding as steps.
     return [rounded(mean, _HISTORY_DIGITS) for mean in means.tolist()]
 
 
 def topology_section(
     mesh: MeshFacts, ranks: Sequence[int], details: Sequence[ProcessDetail | None]
 ) -> list[HostProcesses]:
-    """Hosts with their processes, of these ranks, and the actors of each."""
+    """Return the hosts with their processes, of these ranks, and the actors of each."""
     hosts: dict[str, list[ProcessEntry]] = {}
     for rank, detail in zip(ranks, details, strict=True):
         hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(_process(rank, detail))
@@ -109,12 +111,12 @@ def _actor(actor: ActorLoad) -> ActorEntry:
 
 
 def pauses_section(pauses: Sequence[PausedRanks]) -> list[PauseEntry]:
-    """Who waits for a person."""
+    """Return the ranks that wait for the user."""
     return [{"ranks": format_ranks(each.ranks), "what": each.what, "place": each.place} for each in pauses]
 
 
 def bars_section(bars: Sequence[ProgressBar]) -> list[BarEntry]:
-    """The progress bars, as shares with three digits."""
+    """Return the progress bars, as fractions with three digits."""
     return [
         {
             "text": bar.text,
@@ -128,7 +130,7 @@ def bars_section(bars: Sequence[ProgressBar]) -> list[BarEntry]:
 
 
 def events_section(events: Sequence[MeshEvent]) -> list[EventEntry]:
-    """The last ten events, the newest last."""
+    """Return the last ten events, the newest last."""
     return [
         {"at": event.at, "kind": event.kind, "ranks": format_ranks(event.ranks), "text": event.text}
         for event in events[-MOST_EVENTS:]
@@ -136,7 +138,7 @@ def events_section(events: Sequence[MeshEvent]) -> list[EventEntry]:
 
 
 def stacks_section(stacks: Stacks | None) -> StacksSection | None:
-    """The stacks that were asked for last."""
+    """Return the stacks that were taken last."""
     return None if stacks is None else {"at": stacks.at, "groups": [_group(group) for group in stacks.groups]}
 
 

@@ -1,10 +1,10 @@
-"""What a dashboard and its views say to each other: one thread hears, ticks and sends; what may take long has its own.
+"""The messages between a dashboard and its views: one thread handles them; slow requests get a thread each.
 
     a view -> receive -> mail ─> the dashboard's thread ─> send -> all views
                           ^            │ act, logs, timeline
-                          └── answer ──┘ on a thread of the request's own
+                          └── answer ──┘ on a thread per request
 
-The thread is there while somebody looks. When it speaks is decided by `pulse`, what it says by the model.
+The thread runs while a view is open. `UpdateScheduler` decides when it sends, the model decides what.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler
 logger = logging.getLogger(__name__)
 Draw: TypeAlias = Callable[[], Mapping[str, str]]
 Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
-ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may take long
-MOST_ASIDE = 8  # of them at once
-ACTIVE_FOR = 2.0  # seconds after something has changed
+ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may block
+MOST_ASIDE = 8  # such requests at once
+ACTIVE_FOR = 2.0  # seconds after a change
 MOST_IN_HISTORY = 64  # ranks of one request
-PICTURE_BYTES = 10_000  # a second, of pictures
+PICTURE_BYTES = 10_000  # of pictures, per second
 
 
 class DashboardServer:
-    """Of one dashboard, with all of its views.
+    """The server of one dashboard, with all of its views.
 
-    `send` takes what is for them, from any thread; `draw` makes the picture for the saved notebook.
+    `send` takes messages for the views, from any thread; `draw` makes the picture for the saved notebook.
     """
 
     def __init__(
@@ -58,29 +58,29 @@ class DashboardServer:
         self._budget = SendBudget()
         self._mail: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._outbox: deque[tuple[Mapping[str, object], Sequence[bytes], int]] = deque()
-        self._lock = threading.Lock()  # guards the thread's begin and end
+        self._lock = threading.Lock()  # guards the start and end of the thread
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._aside = 0  # requests that are under way
+        self._aside = 0  # slow requests in progress
         self._seq = 0
         self._happened_at = -math.inf
         self._is_picture_old = False
         self._picture_due_at = -math.inf
-        self._faults: set[tuple[str, int]] = set()  # the lines of ours at which some were told of
+        self._faults: set[tuple[str, int]] = set()  # source lines whose errors were already logged
 
     # -- from any thread ---------------------------------------------------------
 
     def receive(self, content: Mapping[str, Any]) -> None:
-        """A view says something; what it asks for is answered later."""
+        """Queue a message of a view; the reply follows later."""
         self._post(functools.partial(self._take, dict(content)))
 
     def wake(self) -> None:
-        """Something has happened: let views know soon, if there are any."""
+        """Bring the next update forward, if there are views."""
         if self._thread is not None:
             self._mail.put(self._pulse.hurry)
 
     def close(self) -> None:
-        """Say nothing more, and end the thread."""
+        """Stop sending, and end the thread."""
         with self._lock:
             self._is_closed, thread = True, self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -110,12 +110,12 @@ class DashboardServer:
         with self._lock:
             idle = not (self._pulse.has_views or self._outbox or self._aside) and self._mail.empty()
             if idle or self._is_closed:
-                self._watch(None)  # before another thread may begin, which watches
+                self._watch(None)  # before another thread may start and watch
                 self._thread = None
         return self._thread is not threading.current_thread()
 
     def _work_through_mail(self) -> None:
-        """Until it is time to tick or to send."""
+        """Handle mail until the next tick or send is due."""
         seconds = max(0.0, self._next_at() - self._clock())
         try:
             self._guard(get_within(self._mail, seconds) if seconds < math.inf else self._mail.get())
@@ -125,7 +125,7 @@ class DashboardServer:
             return
 
     def _guard(self, work: Callable[[], object]) -> None:
-        """A fault in one step is no reason to fall silent; nor to say it four times a second."""
+        """Run a step; log an error, once for each source line, and go on."""
         try:
             work()
         except Exception as error:
@@ -137,7 +137,7 @@ class DashboardServer:
     def _next_at(self) -> float:
         now = self._clock()
         send_at = self._budget.room_at(self._outbox[0][2], now) if self._outbox else math.inf
-        # While something waits to go out there is no room for another state.
+        # No tick while a message waits in the outbox: the limit has no room for another state.
         tick_at = math.inf if self._outbox else self._pulse.next_tick(is_active=self._is_active(now))
         return min(send_at, tick_at)
 
@@ -171,7 +171,7 @@ class DashboardServer:
         self._is_picture_old |= update.eventful
 
     def _put_picture(self) -> None:
-        """The picture, where something has happened since the last one."""
+        """Queue a picture if something has happened since the last one."""
         now = self._clock()
         if self._is_picture_old and now >= self._picture_due_at:
             self._is_picture_old = False
@@ -213,7 +213,7 @@ class DashboardServer:
             case "ack":
                 view = _text(content, "view")
                 if not self._pulse.acknowledged(view, int(content.get("seq", 0)), self._seq):
-                    self._open(view)  # its tab had been asleep
+                    self._open(view)  # the view was dropped, for example because its browser tab slept
             case "channel":
                 self._model.show(_text(content, "name"))
                 self._stir()
@@ -240,11 +240,11 @@ class DashboardServer:
         return BackendReply({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
 
     def _stir(self) -> None:
-        """A person is at it: what follows shows at once, and nothing is quiet any more."""
+        """Publish at once after a user's request, and end the quiet period."""
         now = self._clock()
         was_quiet = self._pulse.is_quiet(now)
         self._pulse.happened(now)
-        if was_quiet:  # views have missed what was only measured meanwhile
+        if was_quiet:  # views have missed the measurements of the quiet period
             self._publish(self._model.full(now))
         self._pulse.hurry()
 
@@ -268,7 +268,7 @@ class DashboardServer:
 
     def _refuse(self, request: dict[str, Any], error: BaseException) -> None:
         if request.get("id") is None:
-            raise error  # nobody waits for an answer: it is told as a fault
+            raise error  # no reply was requested: log it as an error of the dashboard
         text = str(error) or type(error).__name__
         reply: ReplyMessage = {"kind": "reply", "id": request["id"], "ok": False, "error": text}
         self._put(reply)
@@ -278,23 +278,23 @@ class DashboardServer:
             return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
         try:
             _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
-        except RuntimeError as error:  # at the limit of threads
+        except RuntimeError as error:  # the process cannot start another thread
             return self._refuse(request, error)
         self._aside += 1
         return None
 
     def _answer(self, request: dict[str, Any]) -> None:
-        """On a thread of its own."""
+        """Answer a request; runs on a thread of its own."""
         try:
             answer = self._board.answer(request)
-        except BaseException as error:  # whoever asks gets an answer
+        except BaseException as error:  # every request gets a reply
             self._post(functools.partial(self._end_aside, functools.partial(self._refuse, request, error)))
         else:
             self._post(functools.partial(self._end_aside, functools.partial(self._reply, request, answer)))
 
     def _end_aside(self, ended: Callable[[], object]) -> None:
         self._aside -= 1
-        self._pulse.hurry()  # what was done shows at once
+        self._pulse.hurry()  # show the effect at once
         ended()
 
 
@@ -306,12 +306,12 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 
 def _place_of(error: BaseException) -> tuple[str, int]:
-    """Where it was raised: its text may be another one each time."""
+    """Return where the error was raised: its text may differ each time."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return frame.filename, frame.lineno or 0
 
 
 def _thread(name: str, run: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no dashboard
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # breakpoints must not stop it
     return thread

@@ -1,6 +1,6 @@
-"""A picture of a mesh that stands still, as text and as HTML: for saved notebooks, and where no widget is shown. Pure.
+"""A static picture of a mesh, as text and as HTML: for saved notebooks, and where no widget can be shown. Pure.
 
-The HTML brings its own styles, and reads well where these are taken away, as on GitHub: then letters show the states.
+The HTML has its own styles. Where these are removed, as on GitHub, it stays readable: letters show the states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshbook.widgets.worst import WorstRank, worst_of
 
 MOST_HOSTS = 8
 MOST_PAUSES = 4
-MOST_CHARACTERS = 120  # of a name, or of what comes from ranks
+MOST_CHARACTERS = 120  # of a name, or of text from ranks
 _STYLE = (
     "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.6;"
     "color:var(--jp-ui-font-color1,inherit)"
@@ -33,8 +33,8 @@ _TABLE = "border-collapse:collapse;margin:6px 0;font-size:12px"
 _CELL = "padding:1px 12px 1px 0;text-align:left;border:0"
 
 
-# In a notebook that is opened again JupyterLab shows an error in the place of the widget, which is right before.
-# Until it has rendered an output, that has no type.
+# In a reopened notebook JupyterLab shows an error in place of the widget, just before the picture. An output has no
+# type until JupyterLab has rendered it.
 _WIDGET = ':not([data-mime-type]),[data-mime-type="application/vnd.jupyter.widget-view+json"]'
 _HIDDEN = (
     f".jp-OutputArea-child:has(> .jp-OutputArea-output:is({_WIDGET}))"
@@ -44,11 +44,11 @@ _HIDDEN = (
 
 @dataclass(frozen=True)
 class _Facts:
-    """What both forms say: the same words in the same order."""
+    """The content of both forms: the same words in the same order."""
 
     title: str
     counts: tuple[tuple[StateMark, int], ...]
-    lines: tuple[str, ...]  # the cell, and who waits for a person
+    lines: tuple[str, ...]  # the cell, and the ranks that wait for the user
     picture: MarkPicture
     worst: tuple[str, ...]
     hosts: tuple[tuple[str, ...], ...]
@@ -56,12 +56,12 @@ class _Facts:
 
 
 def snapshot_text(look: MeshSnapshot) -> str:
-    """The picture as plain text."""
+    """Return the picture as plain text."""
     return "\n".join(_text_lines(_facts_of(look)))
 
 
 def snapshot_html(look: MeshSnapshot) -> str:
-    """The picture as HTML: some 15 KB for 64 ranks, never more than 40."""
+    """Return the picture as HTML: some 15 KB for 64 ranks, never more than 40."""
     facts = _facts_of(look)
     counts = " &nbsp;".join(f"{_mark(mark)} {count} {mark.title}" for mark, count in facts.counts)
     parts = [f"<div><b>{_safe(facts.title)}</b></div>", f"<div>{counts}</div>"]
@@ -71,24 +71,24 @@ def snapshot_html(look: MeshSnapshot) -> str:
 
 
 def picture_data(look: MeshSnapshot, picture_id: str, at: str) -> dict[str, str]:
-    """The picture as an output of a notebook, which stands in for the widget before it. `at`: the date and time."""
+    """Return the picture as an output that replaces the widget before it. `at`: the date and time."""
     remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live dashboard.</div>'
     picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(look)}{remark}</div>'
     return {"text/plain": snapshot_text(look), "text/html": f"<style>{_HIDDEN}</style>{picture}"}
 
 
-# -- what is said ------------------------------------------------------------------
+# -- content -----------------------------------------------------------------------
 
 
 def at_rest(look: MeshSnapshot) -> MeshSnapshot:
-    """The same without a cell that runs on no rank: it is the one that shows the picture."""
+    """Remove a cell that runs on no rank: it is the one that shows the picture."""
     return replace(look, cell=None) if look.cell is not None and not look.cell.ranks else look
 
 
 def _facts_of(look: MeshSnapshot) -> _Facts:
     states = states_of(look)
     counted = [(MARKS[state], int((states == state).sum())) for state in RankState]
-    hosts = sorted(roll_up(look.mesh, look.vitals, states), key=_is_well)  # where somebody is ill, first
+    hosts = sorted(roll_up(look.mesh, look.vitals, states), key=_is_well)  # hosts with ranks that need attention first
     return _Facts(
         _title(look.mesh),
         tuple((mark, count) for mark, count in counted if count),
@@ -141,7 +141,7 @@ def _bytes(count: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line, without what a terminal would obey, and not endless."""
+    """Return the text as one line of limited length, without terminal control characters."""
     shown = "".join(character if character.isprintable() else " " for character in text)
     return shown if len(shown) <= MOST_CHARACTERS else shown[: MOST_CHARACTERS - 1] + "…"
 
@@ -185,7 +185,7 @@ def _marks(picture: MarkPicture, row: MarkRow) -> str:
 
 
 def _mark(mark: StateMark) -> str:
-    # The blanks make it a cell with styles, and part the letters without.
+    # The blanks make it a cell with styles, and separate the letters without.
     return (
         f'<span style="background:{mark.ground};color:{mark.colour};margin:1px;white-space:pre"> {mark.letter} </span>'
     )

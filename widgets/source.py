@@ -1,11 +1,11 @@
-"""Where the dashboard's model gets what it shows: a `Source`, of a real mesh or of a simulated one. The words of it.
+"""The seam between the dashboard's model and its data: a `Source`, of a real or a simulated mesh.
 
     vitals of processes ─┐
-    what the notebook    ├─> Source.look() ─> Look ─> DashboardModel ─> messages for the views
-    knows of its cells  ─┘
+    the notebook's data  ├─> Source.look() ─> MeshSnapshot ─> DashboardModel ─> messages for the views
+    on its cells        ─┘
 
-Ranks are numbered from 0 in row-major order of the mesh's dimensions, as in `%%mesh`. Texts may come from ranks:
-whoever shows them shows them as text.
+Ranks are numbered from 0 in row-major order of the mesh's dimensions, as in `%%mesh`. Texts may come from ranks: views
+must show them as plain text, never as markup.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
 
 @dataclass(frozen=True)
 class MeshFacts:
-    """What a mesh is: the same object while nothing changes, another one once it was resized, has ended or begun anew.
+    """The shape of a mesh: the same object until the mesh is resized, ends or starts anew.
 
-    `dims`: names and sizes, the last one changes fastest. `hosts`: names; `host_of`: for each rank the place of its
-    host in them. `alive`: false once the mesh is down.
+    `dims`: names and sizes, the last one changes fastest. `hosts`: names; `host_of`: for each rank the index of its
+    host in `hosts`. `alive`: false once the mesh is down.
     """
 
     name: str
@@ -38,16 +38,16 @@ class MeshFacts:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(length for _, length in self.dims)
 
 
 @dataclass(frozen=True)
 class RankConditions:
-    """What the notebook knows of ranks, beside what their vitals say. Each is a set (or an array) of ranks.
+    """What the notebook knows of ranks beyond their vitals. Each is a set (or an array) of ranks.
 
-    `error`: its last cell has failed, and no other one has begun there. `running`: it owes an answer to a cell.
-    `paused`: it waits for a person, in the debugger or at a prompt. `stuck`: a cell has ended without its answer.
+    `error`: its last cell has failed, and no other has begun there. `running`: its answer to a cell is pending.
+    `paused`: it waits for the user, in the debugger or at a prompt. `stuck`: a cell has ended without its answer.
     """
 
     dead: Collection[int] = ()
@@ -62,8 +62,8 @@ class RankConditions:
 class CellFacts:
     """The cell that runs in the foreground, or the first of the jobs.
 
-    `seconds`: since it began. `waits`: for whom it waits before it begins, as a person would say it; else empty.
-    `jobs`: how many run in the background, this one included if it is one.
+    `seconds`: since it began. `waits`: text on what the cell waits for before it begins; else empty. `jobs`: how many
+    run in the background, this one included if it is one.
     """
 
     number: int | None
@@ -77,7 +77,7 @@ class CellFacts:
 
 @dataclass(frozen=True, slots=True)
 class PausedRanks:
-    """Ranks that wait for a person: `what` is `in the debugger` or `asks for input`, `place` is `cell 9:14`."""
+    """Ranks that wait for the user: `what` is `in the debugger` or `asks for input`, `place` is `cell 9:14`."""
 
     ranks: Collection[int]
     what: str
@@ -86,7 +86,7 @@ class PausedRanks:
 
 @dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """A progress bar that ranks have in common. `fraction`: of the median rank, `low` and `high`: ends."""
+    """A progress bar that several ranks share. `fraction`: of the median rank; `low` and `high`: the extremes."""
 
     text: str
     fraction: float
@@ -97,7 +97,7 @@ class ProgressBar:
 
 @dataclass(frozen=True, slots=True)
 class MeshEvent:
-    """One thing that happened to the mesh: `at` is the time of day, `kind` one of `telemetry.events.Kind`."""
+    """One event of the mesh: `at` is the time of day, `kind` one of `telemetry.events.Kind`."""
 
     at: str
     kind: str
@@ -107,7 +107,7 @@ class MeshEvent:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks of which a thread stands at the same place. `frames`: (place, source line), the outermost first."""
+    """Ranks with a thread at the same place. `frames`: (place, source line), the outermost first."""
 
     ranks: Collection[int]
     title: str
@@ -116,7 +116,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The stacks that were asked for last. `at`: the time of day."""
+    """The stacks that were taken last. `at`: the time of day."""
 
     at: str
     groups: tuple[StackGroup, ...]
@@ -124,7 +124,7 @@ class Stacks:
 
 @dataclass(frozen=True)
 class MeshSnapshot:
-    """How a mesh is in one moment. Arrays of `vitals` have a value for each rank of `mesh`."""
+    """The state of a mesh at one moment. Arrays of `vitals` have a value for each rank of `mesh`."""
 
     mesh: MeshFacts
     vitals: Vitals
@@ -137,16 +137,16 @@ class MeshSnapshot:
 
 
 class Source(Protocol):
-    """What the model asks, several times a second: answers come from memory, at once, and from any thread."""
+    """The model's data source, read several times a second: returns from memory, at once, on any thread."""
 
     def look(self) -> MeshSnapshot:
-        """How the mesh is now."""
+        """Return the present state of the mesh."""
         ...
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
-        """Float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN is not known."""
+        """Return float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN if unknown."""
         ...
 
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
-        """What is told of these processes in words; None for one that has told nothing."""
+        """Return what these processes report as text; None for a process that has reported nothing."""
         ...

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as rows of marks, for pictures that stand still: a letter and a colour for each state. Pure."""
+"""The ranks of a mesh as rows of marks, for static pictures: a letter and a colour for each state. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from meshbook.widgets.states import States
 
 MOST_MARKS = 256
 ROW = 32  # marks
-MOST_PLACES = 16  # rows that have coordinates as their labels
+MOST_PLACES = 16  # rows that get coordinates as their labels
 
 
 @dataclass(frozen=True, slots=True)
 class StateMark:
-    """How a state is shown: legible without its colours, on a light ground and on a dark one."""
+    """How a state is shown: legible without its colours, on a light and on a dark background."""
 
     letter: str
     title: str
@@ -44,7 +44,7 @@ MARKS: Final[dict[RankState, StateMark]] = {
 
 @dataclass(frozen=True, slots=True)
 class MarkRow:
-    """A row of marks. `label`: where in the mesh it is."""
+    """A row of marks. `label`: its coordinates in the mesh."""
 
     label: str
     states: tuple[RankState, ...]
@@ -52,19 +52,19 @@ class MarkRow:
 
 @dataclass(frozen=True, slots=True)
 class MarkPicture:
-    """All rows; a mark stands for `per_mark` ranks, and shows the worst state among them."""
+    """All rows; a mark shows the worst state among its `per_mark` ranks."""
 
     per_mark: int
     rows: tuple[MarkRow, ...]
-    group: int  # marks that stand closer together
+    group: int  # marks drawn as a group
 
     def groups_of(self, row: MarkRow) -> Iterator[tuple[RankState, ...]]:
-        """The marks of a row, in groups."""
+        """Yield the marks of a row, in groups."""
         return (row.states[start : start + self.group] for start in range(0, len(row.states), self.group))
 
 
 def picture_of(mesh: MeshFacts, states: States) -> MarkPicture:
-    """The mesh in at most 256 marks."""
+    """Return the mesh in at most 256 marks."""
     per_mark = _ranks_per_mark(mesh)
     missing = -len(states) % per_mark
     worst = np.pad(states, (0, missing)).reshape(-1, per_mark).max(axis=1)
@@ -76,7 +76,7 @@ def picture_of(mesh: MeshFacts, states: States) -> MarkPicture:
 
 
 def _ranks_per_mark(mesh: MeshFacts) -> int:
-    """One as long as there is room; else whole rows of the last dimension, if they are short enough to be of help."""
+    """Return 1 while all ranks fit; else whole rows of the last dimension, if they are short enough to be useful."""
     least = math.ceil(mesh.size / MOST_MARKS)
     last = mesh.dims[-1][1] if mesh.dims else 1
     return least if least == 1 or last > 2 * least else math.ceil(least / last) * last
@@ -94,7 +94,7 @@ def _rows_of(mesh: MeshFacts, states: list[RankState], per_mark: int, group: int
 
 
 def _place(mesh: MeshFacts, rank: int) -> str:
-    """The coordinates of a rank, without the last one: `hosts=3`."""
+    """Return the coordinates of a rank, without the last one: `hosts=3`."""
     words: list[str] = []
     rest = rank // mesh.dims[-1][1]
     for name, size in reversed(mesh.dims[:-1]):

@@ -1,4 +1,4 @@
-"""The `RankState` of each rank, from its own status, its heartbeats, and what the notebook knows. Pure."""
+"""The `RankState` of each rank, from its own status, its heartbeats and the notebook's data. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshbook.widgets.protocol import RankState
 from meshbook.widgets.source import MeshSnapshot, RankConditions
 
 States: TypeAlias = npt.NDArray[np.uint8]
-ILL = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the worst first
+ILL = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the most severe first
 
 
 def states_of(look: MeshSnapshot) -> States:
-    """A `RankState` for each rank, as uint8: of those that hold the one with the highest number."""
+    """Return a `RankState` for each rank, as uint8; if several hold, the one with the highest number."""
     states = np.asarray(look.vitals.activity).astype(np.uint8)  # the first four states are the activities
     for ranks, state in _conditions(look):
         states[ranks] = np.maximum(states[ranks], state)
@@ -36,7 +36,7 @@ def _conditions(look: MeshSnapshot) -> Iterator[tuple[Any, RankState]]:
 
 
 def _silent(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]:
-    # Who has never given a sign is not measured at all, or is starting: neither is a reason for alarm.
+    # A rank that has never sent a heartbeat is not measured at all, or is starting: neither is an alarm.
     age = np.asarray(age)
     silent: npt.NDArray[np.bool_] = np.isfinite(age) & (age > STALE_AFTER)
     silent[indices(known.starting, size)] = False
@@ -44,18 +44,18 @@ def _silent(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]
 
 
 def indices(ranks: Collection[int], size: int) -> npt.NDArray[np.intp]:
-    """The ranks as an array that picks; those are left out that a mesh of this size has not, as after a resize."""
+    """Return the ranks as an index array, without ranks that a mesh of this size does not have, as after a resize."""
     array = ranks if isinstance(ranks, np.ndarray) else np.fromiter(ranks, np.intp, len(ranks))
     picked: npt.NDArray[np.intp] = array.astype(np.intp)
     return picked[(picked >= 0) & (picked < size)]
 
 
 def counts_of(states: States) -> dict[str, int]:
-    """How many ranks are in each state, by its lower-case name; states of no rank are left out."""
+    """Return how many ranks are in each state, by its lower-case name; states without ranks are left out."""
     counts = np.bincount(states, minlength=len(RankState)).tolist()
     return {state.name.lower(): counts[state] for state in RankState if counts[state]}
 
 
 def count_ill(states: States) -> int:
-    """How many ranks a person should look at."""
+    """Return how many ranks need attention."""
     return int(np.isin(states, ILL).sum())

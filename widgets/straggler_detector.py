@@ -1,7 +1,7 @@
-"""For whom the others wait: ranks that still work while most stand in a collective. Pure: time is passed in.
+"""Detect ranks that still work while most others wait in a collective. Pure: time is passed in.
 
-A training that goes in step has steps of the same length on all ranks, whoever is slow: they end together. But a slow
-rank is seen at work while the others wait for it.
+In synchronous training all ranks have steps of the same length, whichever rank is slow, because all steps end together.
+But the slow rank is busy while the others wait for it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from meshbook.widgets.protocol import RankState
 from meshbook.widgets.states import States
 from meshbook.widgets.worst import MOST, WorstRank
 
-LONG = 2.0  # seconds of one wait that are told
-OFTEN = 0.1  # of the time
-MEMORY = 30.0  # seconds over which that is reckoned; what was before fades
-LONGEST_GAP = 1.0  # seconds between two looks for which what was seen counts
+LONG = 2.0  # seconds of one wait that are reported
+OFTEN = 0.1  # share of the time
+MEMORY = 30.0  # seconds: time constant of the share; older observations fade
+LONGEST_GAP = 1.0  # seconds between two snapshots; a longer gap counts as this long
 
 
 class StragglerDetector:
-    """How long, and how often, the others have waited for each rank."""
+    """Measures how long, and how often, the other ranks have waited for each rank."""
 
     def __init__(self, size: int) -> None:
         self._since = np.full(size, np.nan)
@@ -30,9 +30,9 @@ class StragglerDetector:
         self._now, self._is_at_rest = 0.0, True
 
     def follow(self, states: States, now: float) -> None:
-        """Take in how the ranks are now, by a clock in seconds."""
+        """Record the states of the ranks, by a clock in seconds."""
         waiting, working = states == RankState.IN_COLLECTIVE, states == RankState.RUNNING
-        # Where fewer wait than work, the first ones have come, and nobody is late yet.
+        # If fewer ranks wait than work, the first ones have arrived and no rank is late yet.
         late = working & (waiting.sum() >= max(1, working.sum()))
         fades = math.exp(-min(now - self._now, LONGEST_GAP) / MEMORY)
         self._share = fades * self._share + (1 - fades) * late
@@ -40,8 +40,8 @@ class StragglerDetector:
         self._now, self._is_at_rest = now, not (waiting.any() or working.any())
 
     def told(self) -> Iterator[WorstRank]:
-        """Those for whom others wait long or often, the worst first; `value` is for how long by now, in seconds."""
-        if self._is_at_rest:  # what was in a cell that is over is no news
+        """Yield the ranks that others wait for long or often, the worst first; `value`: the present wait in seconds."""
+        if self._is_at_rest:  # stragglers of a cell that has ended are not reported
             return
         waits = np.nan_to_num(self._now - self._since, nan=0.0)
         for rank in np.lexsort((-self._share, -waits))[:MOST].tolist():

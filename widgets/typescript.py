@@ -27,11 +27,11 @@ _UNIONS = (Union, types.UnionType)
 
 
 class UnknownTypeError(TypeError):
-    """A type that has no rendering here; names it."""
+    """A type that has no rendering in TypeScript; names it."""
 
 
 def declarations(module: types.ModuleType) -> str:
-    """All public types of a module, as TypeScript, in the order of their definition."""
+    """Return all public types of a module as TypeScript, in the order of their definition."""
     exported = {name: value for name, value in vars(module).items() if name[0] != "_" and _is_type(value)}
     names = {value: name for name, value in exported.items()}
     return "\n".join([_HEAD, *(_declaration(name, value, names) for name, value in exported.items())])
@@ -68,7 +68,7 @@ def _fields(value: type, names: dict[Any, str]) -> Iterator[str]:
 
 def _optional_fields(value: type) -> frozenset[str]:
     if is_typeddict(value):
-        # Not asked of fields with `NotRequired`: annotations that are strings hide it.
+        # `__optional_keys__` misses fields with `NotRequired` in string annotations; the caller checks for those.
         return frozenset(value.__optional_keys__)  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value):
         return frozenset(field.name for field in dataclasses.fields(value) if field.default is not dataclasses.MISSING)
@@ -76,7 +76,7 @@ def _optional_fields(value: type) -> frozenset[str]:
 
 
 def _render(hint: Any, names: dict[Any, str]) -> str:
-    """A type where it is used: by its name, if it has one."""
+    """Return a type as it is used: by its name, if it has one."""
     if hint in names:
         return names[hint]
     return _definition(hint, names)

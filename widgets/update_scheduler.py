@@ -1,4 +1,4 @@
-"""When a dashboard speaks: how often it ticks, who still listens, and how much may go out. Pure: time is passed in."""
+"""When a dashboard sends: its ticks, the views that still listen, and its rate limit. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -7,72 +7,73 @@ from collections import deque
 
 from meshbook.widgets.protocol import ACTIVE_HERTZ, IDLE_HERTZ, MOST_UNACKNOWLEDGED, QUIET_AFTER
 
-MOST_MESSAGES = 20  # in a second, replies included: the Jupyter server drops what is far more
+MOST_MESSAGES = 20  # a second, replies included: the Jupyter server drops messages far above its rate limit
 MOST_BYTES = 200_000
 SECOND = 1.0
-HURRY = 0.1  # seconds between two ticks at the least
+HURRY = 0.1  # minimum seconds between two ticks
 
 
 class UpdateScheduler:
-    """Of one dashboard. Views that acknowledge nothing are gone; without views it has no ticks."""
+    """The schedule of one dashboard. It drops views that acknowledge nothing; without views there are no ticks."""
 
     def __init__(self, now: float) -> None:
-        self._acknowledged: dict[str, int] = {}  # view -> the state that it has shown
-        self._happened_at = now  # the last time that something happened to the mesh
+        self._acknowledged: dict[str, int] = {}  # view -> the last state that it has shown
+        self._happened_at = now  # time of the last event on the mesh
         self._ticked_at = -math.inf
         self._hurries = False
 
     @property
     def has_views(self) -> bool:
-        """Whether anybody looks."""
+        """Whether any view is open."""
         return bool(self._acknowledged)
 
     def opened(self, view: str, seq: int, now: float) -> None:
-        """A view is shown, and will have the state of this number."""
+        """Add a view; it receives the state of this number."""
         self._acknowledged[view] = seq
         self._happened_at = now
 
     def closed(self, view: str) -> None:
-        """A view is not shown any more."""
+        """Remove a view."""
         self._acknowledged.pop(view, None)
 
     def acknowledged(self, view: str, seq: int, newest: int) -> bool:
-        """A view has shown this state, and the `newest` is that; False for a view that is not known (any more)."""
+        """Note that a view has shown a state, at most the `newest`; return False if the view is unknown or was dropped.
+        """
         if view not in self._acknowledged:
             return False
         self._acknowledged[view] = max(self._acknowledged[view], min(seq, newest))
         return True
 
     def happened(self, now: float) -> None:
-        """Something runs on the mesh, or has changed there."""
+        """Note that the mesh runs something or has changed."""
         self._happened_at = now
 
     def is_quiet(self, now: float) -> bool:
-        """Whether nothing has happened for so long that nothing is to be published."""
+        """Return whether the last event is so long ago that nothing is published."""
         return now - self._happened_at >= QUIET_AFTER
 
     def next_tick(self, *, is_active: bool) -> float:
-        """When the next tick is due; infinite where nobody looks."""
+        """Return when the next tick is due; infinite without views."""
         if not self.has_views:
             return math.inf
         return self._ticked_at + (HURRY if self._hurries else 1 / (ACTIVE_HERTZ if is_active else IDLE_HERTZ))
 
     def hurry(self) -> None:
-        """Something is known to have happened: the next tick need not wait for its time."""
+        """Bring the next tick forward after an event."""
         self._hurries = True
 
     def ticked(self, now: float) -> None:
-        """A tick is over."""
+        """Note that a tick has been done."""
         self._ticked_at, self._hurries = now, False
 
     def published(self, seq: int) -> None:
-        """This state has gone out: forget who has acknowledged none of the last ones."""
+        """Note that this state was sent, and drop the views that have acknowledged none of the last ones."""
         listening = {view: last for view, last in self._acknowledged.items() if seq - last < MOST_UNACKNOWLEDGED}
         self._acknowledged = listening
 
 
 class SendBudget:
-    """What may go out: so many messages and bytes in any second. What is larger than all of it goes alone."""
+    """The rate limit for sending: messages and bytes in any second. A message above the byte limit is sent alone."""
 
     def __init__(self, messages: int = MOST_MESSAGES, size: int = MOST_BYTES) -> None:
         self._messages = messages
@@ -80,7 +81,7 @@ class SendBudget:
         self._sent: deque[tuple[float, int]] = deque()
 
     def room_at(self, size: int, now: float) -> float:
-        """When a message of so many bytes may go out: now, or later."""
+        """Return when a message of this size may be sent: now, or later."""
         self._forget(now)
         count, total = len(self._sent) + 1, size + sum(each for _, each in self._sent)
         for at, each in self._sent:
@@ -90,7 +91,7 @@ class SendBudget:
         return now
 
     def spend(self, size: int, now: float) -> None:
-        """A message of so many bytes goes out."""
+        """Note that a message of this size is sent."""
         self._sent.append((now, size))
 
     def _forget(self, now: float) -> None:

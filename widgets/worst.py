@@ -1,4 +1,4 @@
-"""The five ranks that a person should look at first: of a channel, or of how ranks are. Pure."""
+"""The five ranks that need attention first: by a channel, or by their states. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONLY_POSITIVE: Final[tuple[Channel, ...]] = ("skew", "queued")
 
 @dataclass(frozen=True, slots=True)
 class WorstRank:
-    """A rank and why it is here. `value`: of the channel, NaN where it is not known."""
+    """A rank and why it is listed. `value`: of the channel, NaN if unknown."""
 
     rank: int
     value: float
@@ -32,7 +32,7 @@ class WorstRank:
 
 
 def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable[WorstRank] = ()) -> list[WorstRank]:
-    """The worst first, at most five; fewer where fewer are worth a word. `awaited`: those for whom others wait."""
+    """Return the worst ranks first, at most five; only ranks worth a report. `awaited`: the stragglers."""
     if channel == "state":
         told: dict[int, WorstRank] = {}
         for each in (*_ill(vitals, states), *awaited, *_lagging(vitals, states)):
@@ -45,7 +45,7 @@ def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable
 
 
 def metric_of(channel: Channel, vitals: Vitals) -> Metric:
-    """Whose history says most beside the worst of a channel."""
+    """Return the metric whose history is shown beside the worst ranks of a channel."""
     if (metric := KINDS[channel].metric) is not None:
         return metric
     steps = vitals.metrics.get("step")
@@ -75,12 +75,12 @@ def _lagging(vitals: Vitals, states: States) -> Iterator[WorstRank]:
 
 
 def lag_of(vitals: Vitals, states: States) -> float:
-    """By how many seconds a step has to be longer than the median one for its rank to be behind."""
+    """Return by how many seconds a step must exceed the median one for its rank to be behind."""
     return LAGGING * median(values_of("step", vitals, states))
 
 
 def _extremes(values: npt.NDArray[np.float32]) -> list[int]:
-    """The ranks of the highest values that are known, the highest first, equal ones by rank."""
+    """Return the ranks of the highest known values, the highest first, equal ones by rank."""
     known = np.where(np.isnan(values), -np.inf, values)
     ranks = np.argsort(-known, kind="stable")[:MOST]
     found: list[int] = ranks[np.isfinite(known[ranks])].tolist()
@@ -88,7 +88,7 @@ def _extremes(values: npt.NDArray[np.float32]) -> list[int]:
 
 
 def say(channel: Channel, value: float) -> str:
-    """A value of a channel as a person would say it."""
+    """Format a value of a channel for the user."""
     match KINDS[channel].unit:
         case "bytes":
             return format_bytes(value)
