@@ -61,9 +61,7 @@ def cell_section(cell: CellFacts | None) -> CellSection | None:
 
 
 def counts_on(before: CellSection | None, after: CellSection | None, passed: float) -> bool:
-    """Return whether a view that counts on from the section `before`, `passed` seconds old, shows the content of
-    `after`.
-    """
+    """Return whether a view that counts on from `before`, `passed` seconds old, shows what `after` has."""
     if before is None or after is None:
         return before == after
     is_same = {**before, "seconds": 0} == {**after, "seconds": 0}

@@ -37,8 +37,7 @@ class UpdateScheduler:
         self._acknowledged.pop(view, None)
 
     def acknowledged(self, view: str, seq: int, newest: int) -> bool:
-        """Note that a view has shown a state, at most the `newest`; return False if the view is unknown or was dropped.
-        """
+        """Note that a view has shown a state, at most the `newest`; returns False if the view is not registered."""
         if view not in self._acknowledged:
             return False
         self._acknowledged[view] = max(self._acknowledged[view], min(seq, newest))

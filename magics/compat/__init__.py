@@ -6,14 +6,14 @@ from typing import Any
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Hook of `%load_ext meshbook.magics.compat`."""
-    from meshbook.magics.compat.extension import load  # weight: what only a notebook has
+    """Load the extension: the hook of `%load_ext meshbook.magics.compat`."""
+    from meshbook.magics.compat.extension import load  # weight: imports that only a notebook has
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Hook of `%unload_ext meshbook.magics.compat`."""
-    from meshbook.magics.compat.extension import unload  # the same
+    """Unload the extension: the hook of `%unload_ext meshbook.magics.compat`."""
+    from meshbook.magics.compat.extension import unload  # weight: as above
 
     unload(shell)

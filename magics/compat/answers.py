@@ -1,4 +1,4 @@
-"""What a view's calls return: an `AsyncResult` of their answers, with where and when each ran and what it printed."""
+"""The `AsyncResult` that a view's calls return: values, with the time, rank and output of each call."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from meshbook.magics.compat.clients import Client
 
 Make = Callable[[list[Any]], Any]
-FOREVER = -1.0  # ipyparallel's timeout for it
+FOREVER = -1.0  # ipyparallel's timeout for no limit
 
 
 def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]:
-    """The values that ranks have sent. RemoteError where a function raised."""
+    """Return the values that ranks have sent; raises RemoteError if a function raised."""
     given: dict[int, Any] = {
         rank: each.answer if isinstance(each, RecordedResult) else each for rank, each in answers.items()
     }
@@ -39,7 +39,7 @@ def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]
 
 
 class AsyncResult(concurrent.futures.Future[Any]):
-    """The answers of some calls. `make` makes what `get` returns of their values; `abort` is what ends them early."""
+    """The answers of some calls. `make` turns their values into the result of `get`; `abort` ends the calls early."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
     def get(
         self, timeout: float | None = None, return_exceptions: bool | None = None, return_when: str | None = None
     ) -> Any:
-        """The result, once it is there. TimeoutError after so many seconds; what an engine raised is raised."""
+        """Wait for the result; TimeoutError after so many seconds. Raises the errors of engines."""
         if return_when == concurrent.futures.FIRST_EXCEPTION:
             self.wait(timeout, return_when)
             for call in self._calls:
@@ -116,9 +116,9 @@ class AsyncResult(concurrent.futures.Future[Any]):
         return self.get()
 
     def wait(self, timeout: float | None = FOREVER, return_when: str | None = None) -> Any:
-        """Wait until all calls are answered, or so many seconds have passed; whether they are.
+        """Wait until all calls have ended, or for so many seconds; returns whether they have ended.
 
-        With `return_when` of `concurrent.futures`: the results that are done, and the others.
+        With `return_when` of `concurrent.futures`: returns the results that are done, and the others.
         """
         limit = None if timeout is None or timeout < 0 else timeout
         with self._aborted_by_interrupt():
@@ -139,41 +139,41 @@ class AsyncResult(concurrent.futures.Future[Any]):
             raise
 
     def wait_for_output(self, timeout: float = FOREVER) -> bool:
-        """The same: output comes with the answers."""
+        """Wait as `wait` does: output arrives with the answers."""
         return bool(self.wait(timeout))
 
     def wait_for_send(self, timeout: float = FOREVER) -> None:
-        """Nothing to wait for: what is sent was copied."""
+        """Return at once: sent data has been copied."""
 
     sent = True
 
     def done(self) -> bool:
-        """Whether all calls are answered."""
+        """Return whether all calls have ended."""
         return super().done() or (bool(self._calls) and all(call.done() for call in self._calls))
 
     ready = done
 
     def successful(self) -> bool:
-        """Whether none of them has raised. RuntimeError where not all are answered."""
+        """Return whether no call has raised; RuntimeError if some are pending."""
         if not self.done():
             raise RuntimeError("Cannot check successful() if not done.")
         return all(call.exception() is None for call in self._calls)
 
     def abort(self) -> None:
-        """Give up the calls that have not begun, and interrupt a direct view's. RuntimeError where all are done."""
+        """Cancel calls that have not begun, and interrupt those of a direct view; RuntimeError if all are done."""
         if self.done():
             raise RuntimeError("Can't abort, I am already done!")
         self._abort()
 
     def cancel(self) -> bool:
-        """The same; False where all are done."""
+        """Abort the calls; False if all are done."""
         if self.done():
             return False
         self._abort()
         return True
 
     def split(self) -> tuple[AsyncResult, ...]:
-        """A result for each call."""
+        """Return a result for each call."""
         if len(self._calls) == 1:
             return (self,)
         return tuple(
@@ -185,7 +185,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     @classmethod
     def join(cls, *results: AsyncResult) -> AsyncResult:
-        """The results of several as one list."""
+        """Return the results of several as one list."""
         if not results:
             raise ValueError("Must specify at least one AsyncResult to join")
         return AsyncResult([call for each in results for call in each._calls], results[0]._fname)
@@ -216,7 +216,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
                 publisher.publish([LiveDisplay({"text/plain": text}, bool(shown), is_over)])
                 shown = text
 
-    # -- what is known of the calls ---------------------------------------------------------
+    # -- metadata of the calls --------------------------------------------------------------
 
     @property
     def msg_ids(self) -> list[str]:
@@ -225,12 +225,12 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     @property
     def metadata(self) -> Any:
-        """Where and when each call ran, and what it printed: a list, or of one call itself."""
+        """The time, rank and output of each call: a list, or one entry for a single call."""
         found = [call.metadata for call in self._calls]
         return found[0] if self._single else found
 
     def get_dict(self, timeout: float | None = FOREVER) -> dict[int, Any]:
-        """The results by engine. ValueError where an engine has several."""
+        """Return the results by engine; ValueError if an engine has several."""
         found = self.get(None if timeout is None or timeout < 0 else timeout)
         engines = [call.engine for call in self._calls]
         results = [found] if self._single else found
@@ -248,25 +248,25 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     @property
     def progress(self) -> int:
-        """How many items are done."""
+        """The number of items that are done."""
         return sum(call.size for call in self._calls if call.done())
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first call was sent, until now or until the last answer."""
+        """Seconds from sending the first call until now, or until the last answer."""
         if self.done():
             return self.wall_time
         return time.time() - min(call.submitted for call in self._calls)
 
     @property
     def serial_time(self) -> float:
-        """Seconds that the calls took, in sum. TimeoutError where not all are answered."""
+        """The sum of the seconds that the calls took; TimeoutError if some are pending."""
         self._check_ready()
         return sum(call.recorded.seconds for call in self._calls if call.recorded is not None)
 
     @property
     def wall_time(self) -> float:
-        """Seconds from the first call until the last answer. TimeoutError where not all are answered."""
+        """Seconds from the first call until the last answer; TimeoutError if some are pending."""
         self._check_ready()
         first = min((call.submitted for call in self._calls), default=0.0)
         return max((call.received or first for call in self._calls), default=0.0) - first
@@ -274,7 +274,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
     def timedelta(
         self, start: Any, end: Any, start_key: Callable[[Any], Any] = min, end_key: Callable[[Any], Any] = max
     ) -> float:
-        """Seconds between two times, or between the first of some and the last of others."""
+        """Return the seconds between two times, or between the earliest and the latest of several."""
         first = start if isinstance(start, datetime) else start_key(start)
         last = end if isinstance(end, datetime) else end_key(end)
         return float((last - first).total_seconds())
@@ -286,7 +286,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
     # -- output -----------------------------------------------------------------------------
 
     def display_outputs(self, groupby: str = "type", result_only: bool = False) -> None:
-        """Show what the calls have printed and displayed, and what `execute` gave: by type, or engine by engine."""
+        """Show the output of the calls and the values of `execute`: by type, or engine by engine."""
         if groupby not in ("type", "engine", "order"):
             raise ValueError(f"groupby must be one of 'type', 'engine', 'order', not {groupby!r}")
         self._check_ready()
@@ -321,7 +321,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     @contextlib.contextmanager
     def stream_output(self) -> Iterator[None]:
-        """Show at the end of the block what the calls have printed by then."""
+        """Show at the end of the block the output that the calls have made so far."""
         try:
             yield
         finally:
@@ -331,7 +331,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
     # -- as a sequence ------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        """A result by its index, or an entry of the metadata by its key."""
+        """Return a result by its index, or an entry of the metadata by its key."""
         if isinstance(key, str):
             values = [call.metadata[key] for call in self._calls]
             return values[0] if self._single else values
@@ -359,9 +359,9 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
 
 class AsyncMapResult(AsyncResult):
-    """The results of a map: one list, iterated as items are done; `ordered=False`: as they come.
+    """The results of a map: one list, iterated as items are done; with `ordered=False` as they arrive.
 
-    Where it is `chunked`, the value of a call is the list of the results of its items.
+    If it is `chunked`, the value of a call is the list of the results of its items.
     """
 
     def __init__(
@@ -388,7 +388,7 @@ class AsyncMapResult(AsyncResult):
 
 
 def ready_result(client: Client, values: Mapping[int, Any], name: str, make: Make, *, single: bool) -> AsyncResult:
-    """The result of what was done at once, by engine."""
+    """Return the result of an operation that is already done, by engine."""
     calls = [ViewCall(client, engine) for engine in values]
     result = AsyncResult(calls, name, make, single=single, client=client)
     for call, value in zip(calls, values.values(), strict=True):

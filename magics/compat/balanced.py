@@ -1,4 +1,4 @@
-"""ipyparallel's load-balanced view, on the scheduler of `mesh.map`: each task for the next rank that is free."""
+"""ipyparallel's load-balanced view, on the scheduler of `mesh.map`: each task runs on the next free rank."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _UNMET = "UnmetDependency"
 
 
 class LoadBalancedView(View):
-    """Some ranks, each of which takes the next task when it is free.
+    """A view of some ranks; each takes the next task when it is free.
 
-    `retries`: how often a task that failed is tried again. `after`, `follow`: results that have to be there before a
-    task begins, or where it has to run.
+    `retries`: how often a failed task is retried. `after`: results that must be ready before a task begins. `follow`:
+    results on whose ranks it must run.
     """
 
     _flag_names = (*View._flag_names, "follow", "after", "timeout", "retries")
@@ -47,7 +47,7 @@ class LoadBalancedView(View):
         self._lock = threading.Lock()  # guards the schedulers
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
-        """Call the function on the next rank that is free, and go on."""
+        """Call the function on the next free rank; returns at once."""
         call = ViewCall(self.client, label=self.label)
         task = _ViewTask(self, call, RecordedFunction(function), (arguments, keywords))
         needed = [*_results_of(self.after), *_results_of(self.follow)]
@@ -66,7 +66,7 @@ class LoadBalancedView(View):
         return_exceptions: bool = False,
         label: str | None = None,
     ) -> Any:
-        """Call the function with each element; the results in order, or by `ordered=False` as they come."""
+        """Call the function with each element; returns the results in order, or with `ordered=False` as they arrive."""
         columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
         if not columns:
             raise ValueError("must have some sequences to map onto!")
@@ -115,23 +115,23 @@ class LoadBalancedView(View):
         max_outstanding: int | str = "auto",
         return_exceptions: bool = False,
     ) -> LazyMapIterator:
-        """The results one by one. Items are taken from the sequences only as ranks get free: they may be endless.
+        """Yield the results one by one. Items are taken only as ranks become free: the sequences may be infinite.
 
-        `max_outstanding`: how many tasks may be open, by default one for each rank; 0: any number.
+        `max_outstanding`: the limit of pending tasks, by default one for each rank; 0: no limit.
         """
         most = len(self) if max_outstanding == "auto" else int(max_outstanding)
         return LazyMapIterator(self, function, zip(*sequences, strict=False), most, ordered, return_exceptions)
 
     def register_joblib_backend(self, name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on this view: `with joblib.parallel_backend("ipyparallel")`."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few need
+        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
 
         register(lambda: self, name, make_default=make_default)
 
     # -- schedulers ------------------------------------------------------------------
 
     def scheduler_of(self, ranks: Sequence[int]) -> Scheduler:
-        """The scheduler of the single tasks on these ranks."""
+        """Return the scheduler of single tasks on these ranks."""
         with self._lock:
             known = self._schedulers.get(tuple(ranks))
             if known is None:
@@ -145,7 +145,7 @@ class LoadBalancedView(View):
 
 
 class _ViewTask:
-    """A single task: begun after others, tried again, and on another rank where one lacks what it needs."""
+    """A single task: it begins after others, is retried, and moves to another rank if one lacks a dependency."""
 
     def __init__(self, view: LoadBalancedView, call: ViewCall, function: RecordedFunction, arguments: Any) -> None:
         self._view = view
@@ -159,7 +159,7 @@ class _ViewTask:
         call.abort = self.abort
 
     def begin_after(self, needed: Sequence[AsyncResult], places: Sequence[AsyncResult]) -> None:
-        """Submit once these are done; on a rank where one of `places` has run."""
+        """Submit once these results are ready; on a rank where one of `places` has run."""
         left = itertools.count(len(needed) - 1, -1)
 
         def look(_: Any) -> None:
@@ -194,7 +194,7 @@ class _ViewTask:
         future.when_done(lambda: self._call.client.resolve(functools.partial(self._look, scheduler, number, future)))
 
     def _look(self, scheduler: Scheduler, number: int, future: Future[Any]) -> None:
-        """Take the answer, or try again. On a thread of the client's."""
+        """Settle the call, or retry the task; on a thread of the client's."""
         failure = _failure_of(future)
         rank = _rank_of(scheduler, number, future)
         others = [each for each in self._ranks if each != rank]
@@ -210,7 +210,7 @@ class _ViewTask:
 
 
 class LazyMapIterator(Iterator[Any]):
-    """The results of `imap`. `cancel()` takes no more items."""
+    """The results of `imap`; `cancel()` stops taking items."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class LazyMapIterator(Iterator[Any]):
         self._fill()
 
     def cancel(self) -> None:
-        """Take no more items."""
+        """Stop taking items."""
         self._is_over = True
 
     def __next__(self) -> Any:
@@ -266,7 +266,7 @@ def _results_of(dependency: Any) -> list[AsyncResult]:
 
 
 def _rank_of(scheduler: Scheduler, number: int, future: Future[Any]) -> int | None:
-    """The rank that a task ran on."""
+    """Return the rank that a task ran on."""
     if (ran := scheduler.runs.get(number)) is not None:
         return ran.rank
     error = future.exception()
@@ -274,7 +274,7 @@ def _rank_of(scheduler: Scheduler, number: int, future: Future[Any]) -> int | No
 
 
 def _failure_of(future: Future[Any]) -> str:
-    """The name of the error that a task ended with; empty where it has a value."""
+    """Return the name of the error that a task ended with; empty if it has a value."""
     error = future.exception()
     if error is not None:
         return error.type_name if isinstance(error, ItemError) else type(error).__name__
@@ -284,7 +284,7 @@ def _failure_of(future: Future[Any]) -> str:
 
 
 def count_open(schedulers: Iterable[Scheduler]) -> tuple[Mapping[int, int], int]:
-    """How many tasks each rank has, and how many none has yet."""
+    """Return how many tasks each rank has, and how many are not assigned yet."""
     found: dict[int, int] = {}
     unassigned = 0
     for scheduler in schedulers:

@@ -1,4 +1,4 @@
-"""One call on an engine: its answer, where and when it ran, what it printed."""
+"""One call on an engine: its answer, and its time, rank and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshbook.runtime.cells.parcels import Parcel
 if TYPE_CHECKING:
     from meshbook.magics.compat.clients import Client
 
-# Of the metadata of a call.
+# Keys of a call's metadata.
 KEYS = (
     *("msg_id", "submitted", "started", "completed", "received", "engine_uuid", "engine_id", "follow", "after"),
     *("status", "execute_input", "execute_result", "error", "stdout", "stderr", "outputs", "data", "label"),
@@ -27,7 +27,7 @@ KEYS = (
 
 
 class Metadata(dict[str, Any]):
-    """Where and when a call ran, and what it printed; the keys are attributes, too."""
+    """The time, rank and output of a call; the keys are also attributes."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -37,7 +37,7 @@ class Metadata(dict[str, Any]):
 
 
 class ViewCall(concurrent.futures.Future[Any]):
-    """One call. `engine` is its rank; None until a rank has taken it. `size` is how many items it has."""
+    """One call. `engine` is its rank; None until a rank has taken it. `size` is the number of its items."""
 
     def __init__(self, client: Client, engine: int | None = None, *, size: int = 1, label: str | None = None) -> None:
         super().__init__()
@@ -51,15 +51,15 @@ class ViewCall(concurrent.futures.Future[Any]):
         self.recorded: RecordedResult | None = None
         self.error: RankError | None = None
         self.shows_value = False  # the value is a display bundle
-        self.abort: Callable[[], object] = lambda: None  # give it up
+        self.abort: Callable[[], object] = lambda: None  # cancels the call
         client.note_begin(self)
 
     def follow(self, answer: Future[Any], find_engine: Callable[[], int | None] = lambda: None) -> None:
-        """Settle with this answer. What is the user's in it is unpickled on a thread of the client's."""
+        """Settle with this answer. The user's objects in it are unpickled on a thread of the client's."""
         answer.when_done(lambda: self.client.resolve(functools.partial(self.take, answer, find_engine)))
 
     def take(self, answer: Future[Any], find_engine: Callable[[], int | None]) -> None:
-        """Settle with an answer that is there."""
+        """Settle with an answer that has arrived."""
         self.engine = find_engine() if self.engine is None else self.engine
         given: Any
         try:
@@ -78,13 +78,13 @@ class ViewCall(concurrent.futures.Future[Any]):
             self.settle_error(TaskAborted(self.error.message) if is_aborted else None)
 
     def settle(self, value: Any) -> None:
-        """Have this value."""
+        """Set the value."""
         self.received = self.received or time.time()
         self.client.note_end(self)
         self.set_result(value)
 
     def settle_error(self, error: BaseException | None = None) -> None:
-        """Fail, with the error of its rank if there is no other."""
+        """Set an error, by default that of its rank."""
         self.client.note_end(self)
         if error is None:
             assert self.error is not None
@@ -93,7 +93,7 @@ class ViewCall(concurrent.futures.Future[Any]):
 
     @property
     def metadata(self) -> Metadata:
-        """What is known of it by now."""
+        """The present metadata of the call."""
         known = Metadata.fromkeys(KEYS)
         made = Metadata(known)
         made.update(msg_id=self.msg_id, engine_id=self.engine, label=self.label, submitted=_date(self.submitted))
@@ -110,7 +110,7 @@ class ViewCall(concurrent.futures.Future[Any]):
 
 
 class ExecuteReply:
-    """What `execute` gives for an engine: the display bundle of the last expression, where it was not silent."""
+    """The reply of an engine to `execute`: the display bundle of the last expression, unless it was silent."""
 
     def __init__(self, data: Mapping[str, Any] | None, engine: int | None) -> None:
         self.execute_result = None if data is None else {"data": dict(data), "metadata": {}}

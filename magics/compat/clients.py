@@ -1,4 +1,4 @@
-"""ipyparallel's clusters and clients: a cluster is a mesh. What a notebook gets by `import ipyparallel`."""
+"""ipyparallel's clusters and clients on meshes: the module that `import ipyparallel` returns in a notebook."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshbook.runtime.geometry import Extent
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.scheduling import Scheduler
 
-RESOLVERS = 4  # threads that unpickle answers and call back; a callback may wait for other answers
+RESOLVERS = 4  # threads that unpickle answers and run callbacks; a callback may wait for other answers
 
 
 class Client:
@@ -42,7 +42,7 @@ class Client:
         self.mesh = mesh
         self.history: list[str] = []
         self.schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
-        self._lock = threading.Lock()  # guards what follows: answers come on other threads
+        self._lock = threading.Lock()  # guards the attributes below: answers arrive on other threads
         self._open: dict[str, ViewCall] = {}
         self._known: weakref.WeakValueDictionary[str, ViewCall] = weakref.WeakValueDictionary()
         self._completed: Counter[int] = Counter()
@@ -68,7 +68,7 @@ class Client:
         return (self.direct_view(rank) for rank in self.ids)
 
     def ranks_of(self, targets: Targets) -> list[int]:
-        """The ranks that targets mean: a number, a slice, several numbers, "all". TypeError, IndexError."""
+        """Return the ranks of targets: a number, a slice, several numbers, "all"; raises TypeError or IndexError."""
         if targets is None or targets == "all":
             return self.ids
         if isinstance(targets, str):
@@ -83,21 +83,21 @@ class Client:
     # -- views -------------------------------------------------------------------------
 
     def direct_view(self, targets: Targets = "all", **flags: Any) -> DirectView:
-        """A view of these ranks."""
+        """Return a view of these ranks."""
         return DirectView(self, self._chosen(targets), **flags)
 
     def broadcast_view(self, targets: Targets = "all", is_coalescing: bool = False, **flags: Any) -> BroadcastView:
-        """The same."""
+        """Return a view of these ranks; the same as `direct_view`."""
         view = BroadcastView(self, self._chosen(targets), **flags)
         view.is_coalescing = is_coalescing
         return view
 
     def load_balanced_view(self, targets: Targets = None, **flags: Any) -> LoadBalancedView:
-        """A view that gives each task to the next rank that is free."""
+        """Return a view that gives each task to the next free rank."""
         return LoadBalancedView(self, None if targets is None else self.ranks_of(targets), **flags)
 
     def executor(self, targets: Targets = None) -> ViewExecutor:
-        """A `concurrent.futures.Executor` over such a view."""
+        """Return a `concurrent.futures.Executor` over a load-balanced view."""
         return self.load_balanced_view(targets).executor
 
     def _chosen(self, targets: Targets) -> int | list[int]:
@@ -105,56 +105,56 @@ class Client:
         return ranks[0] if isinstance(targets, int) else ranks
 
     def activate(self, targets: Targets = "all", suffix: str = "") -> DirectView:
-        """%px means the mesh that came up last."""
+        """Return the view; `%px` always uses the mesh that came up last."""
         view = self.direct_view(targets)
         view.activate(suffix)
         return view
 
-    # -- calls, as they come and go ------------------------------------------------------
+    # -- calls in progress -----------------------------------------------------------------
 
     def note_begin(self, call: ViewCall) -> None:
-        """A call was made."""
+        """Record a new call."""
         with self._lock:
             self.history.append(call.msg_id)
             self._open[call.msg_id] = self._known[call.msg_id] = call
 
     def note_end(self, call: ViewCall) -> None:
-        """It is answered."""
+        """Record that a call has ended."""
         with self._lock:
             self._open.pop(call.msg_id, None)
             if call.engine is not None:
                 self._completed[call.engine] += 1
 
     def resolve(self, work: Callable[[], object]) -> None:
-        """Do this on a thread that may unpickle and call back."""
+        """Run this on a thread that may unpickle and run callbacks."""
         try:
             self._resolvers.submit(work)
-        except RuntimeError:  # the interpreter is about to end
+        except RuntimeError:  # the interpreter is shutting down
             work()
 
     @property
     def outstanding(self) -> set[str]:
-        """The ids of the calls that are not answered."""
+        """The ids of the pending calls."""
         with self._lock:
             return set(self._open)
 
     # -- waiting and control ---------------------------------------------------------------
 
     def wait(self, jobs: Any = None, timeout: float | None = -1) -> bool:
-        """Wait for these results (or ids, or indices of the history), or for all calls; whether they are done."""
+        """Wait for these results (or ids, or indices of the history), or for all calls; returns whether they are."""
         limit = None if timeout is None or timeout < 0 else timeout
         waiting = list(self._jobs(jobs))
         _, open_ = concurrent.futures.wait(waiting, limit)
         return not open_
 
     def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
-        """The same, and show the progress."""
+        """Wait as `wait` does, and show the progress."""
         calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each._calls)]
         if calls:
             AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
 
     def abort(self, jobs: Any = None, targets: Targets = None, block: bool | None = None) -> None:
-        """Give up these calls, or all, as far as they have not begun."""
+        """Cancel these calls, or all, that have not begun."""
         for each in self._jobs(jobs):
             if (isinstance(each, AsyncResult) and not each.done()) or (isinstance(each, ViewCall) and not each.done()):
                 each.abort()
@@ -184,7 +184,8 @@ class Client:
         return AsyncResult([self._find(each) for each in index], client=self)
 
     def queue_status(self, targets: Targets = "all", verbose: bool = False) -> Any:
-        """For each rank how many calls it has (`queue`, `tasks`) and has done; and how many tasks none has yet."""
+        """Return the pending (`queue`, `tasks`) and completed calls of each rank, and the number of unassigned tasks.
+        """
         tasks, unassigned = count_open(list(self.schedulers))
         with self._lock:
             queued = Counter(call.engine for call in self._open.values())
@@ -203,25 +204,25 @@ class Client:
             asked.wait()
 
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
-        """They are there. NoEnginesRegistered where they are fewer."""
+        """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
             raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
-        """Interrupt what these ranks run, whichever signal that is."""
+        """Interrupt these ranks, whatever the signal."""
         for rank in self.ranks_of(targets):
             self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_present.broadcast()
 
     def spin(self) -> None:
-        """Nothing has to be done for answers to come."""
+        """Do nothing: answers arrive on other threads."""
 
     def purge_results(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept that a program has let go of."""
+        """Do nothing: results are freed when the program drops them."""
 
     purge_local_results = purge_hub_results = purge_everything = purge_results
 
     def close(self, linger: float | None = None) -> None:
-        """Nothing but threads: the mesh stays, until the cluster is stopped."""
+        """End the client's threads; the mesh stays up until the cluster is stopped."""
         for scheduler in list(self.schedulers):
             scheduler.close()
         self._resolvers.shutdown(wait=False)
@@ -229,7 +230,7 @@ class Client:
     def shutdown(
         self, targets: Targets = "all", restart: bool = False, hub: bool = False, block: bool | None = None
     ) -> None:
-        """Take the mesh down."""
+        """Stop the mesh."""
         self.close()
         if self.mesh in list(self._meshes):
             self._meshes.down(self.mesh.name)
@@ -242,17 +243,17 @@ class Client:
 
 
 def make_module(notebook: Notebook) -> ModuleType:
-    """The module that stands in for ipyparallel in this notebook."""
+    """Return the module that replaces ipyparallel in this notebook."""
 
     class Cluster:
-        """A mesh of `n` ranks, once it is started."""
+        """A mesh of `n` ranks, once it has started."""
 
         def __init__(self, n: int | None = None, **_: Any) -> None:
             self.n = n
             self._client: Client | None = None
 
         def start_cluster_sync(self, n: int | None = None) -> Cluster:
-            """Bring the mesh up."""
+            """Start the mesh."""
             notebook.session()
             wanted = n or self.n
             mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, _free_name(notebook.meshes))
@@ -262,36 +263,36 @@ def make_module(notebook: Notebook) -> ModuleType:
             return self
 
         async def start_cluster(self, n: int | None = None) -> Cluster:
-            """The same."""
+            """Start the mesh."""
             return self.start_cluster_sync(n)
 
         def connect_client_sync(self, **_: Any) -> Client:
-            """The client of what was started."""
+            """Return the client of the started mesh."""
             return self._client or _connect(notebook)
 
         async def connect_client(self, **_: Any) -> Client:
-            """The same."""
+            """Return the client of the started mesh."""
             return self.connect_client_sync()
 
         def start_and_connect_sync(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
-            """Both."""
+            """Start the mesh, and return its client."""
             return self.start_cluster_sync(n).connect_client_sync()
 
         async def start_and_connect(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
-            """Both."""
+            """Start the mesh, and return its client."""
             return self.start_and_connect_sync(n)
 
         def stop_cluster_sync(self) -> None:
-            """Take the mesh down."""
+            """Stop the mesh."""
             if self._client is not None:
                 self._client.shutdown()
 
         async def stop_cluster(self) -> None:
-            """The same."""
+            """Stop the mesh."""
             self.stop_cluster_sync()
 
         def signal_engines_sync(self, signum: int, engine_set_id: str | None = None) -> None:
-            """Interrupt what the ranks run."""
+            """Interrupt the ranks."""
             self.connect_client_sync().send_signal(signum)
 
         def __enter__(self) -> Client:
@@ -305,7 +306,7 @@ def make_module(notebook: Notebook) -> ModuleType:
 
     def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on the ranks of the mesh."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few need
+        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
 
         register(functools.cache(lambda: _connect(notebook).load_balanced_view()), name, make_default=make_default)
 
@@ -339,7 +340,7 @@ def make_module(notebook: Notebook) -> ModuleType:
 
 
 def interactive(function: Any) -> Any:
-    """A decorator: the function's globals are the variables of the rank, as if it were of the notebook."""
+    """Decorate a function: its globals are the variables of the rank, as for a function of the notebook."""
     function.__module__ = "__main__"
     return function
 

@@ -1,7 +1,7 @@
 """ipyparallel's direct view: calls, maps and variables on chosen ranks.
 
-Functions of the notebook find the ranks' own variables as their globals, as with ipyparallel. What sets variables is
-done when it returns, whatever `block` says.
+As with ipyparallel, functions of the notebook have the rank's own variables as their globals. Methods that set
+variables have done so when they return, whatever `block` is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshbook.runtime.cells.parcels import pack
 
 
 class DirectView(View):
-    """Some ranks of a mesh, or one: then results are its own and no lists."""
+    """A view of some ranks of a mesh, or of one: then a result is a single value, not a list."""
 
     @property
     def _is_single(self) -> bool:
@@ -35,7 +35,7 @@ class DirectView(View):
     # -- calls -----------------------------------------------------------------
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
-        """Call it on each rank and go on."""
+        """Call the function on each rank; returns at once."""
         request = _call_of(function, arguments, keywords)
         return self._ask(dict.fromkeys(self._ranks, request), name_of(function))
 
@@ -47,13 +47,13 @@ class DirectView(View):
         block: bool | None = None,
         label: str | None = None,
     ) -> AsyncResult:
-        """Run source on each rank. `get()` gives an ExecuteReply for each."""
+        """Run source on each rank; `get()` returns an ExecuteReply for each."""
         return self._execute(code, "<execute>", silent, targets, block, label)
 
     def run(
         self, filename: str, targets: Targets = None, block: bool | None = None, label: str | None = None
     ) -> AsyncResult:
-        """Run the file, which is read here, on each rank."""
+        """Run a file on each rank; the file is read here."""
         return self._execute(Path(filename).read_text(), filename, True, targets, block, label)
 
     def _execute(
@@ -76,7 +76,7 @@ class DirectView(View):
         track: bool = False,
         ordered: bool = True,
     ) -> Any:
-        """Call the function with each element, a piece of the sequences on each rank; the results in order."""
+        """Call the function with each element, a slice of the sequences on each rank; returns the results in order."""
         requests, sizes = self._pieces(function, sequences, each=True)
         calls, exchange = self._send(requests, name_of(function), sizes, label=label)
         result = AsyncMapResult(
@@ -97,7 +97,7 @@ class DirectView(View):
     def _pieces(
         self, function: Function, sequences: Sequence[Any], *, each: bool
     ) -> tuple[dict[int, Apply], dict[int, int]]:
-        """The requests of the ranks, each with a piece of the sequences; and how many elements it has."""
+        """Return the requests of the ranks, each with a slice of the sequences; and the number of elements of each."""
         columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
         columns = [list(column) if isinstance(column, range) else column for column in columns]
         if each:
@@ -153,11 +153,11 @@ class DirectView(View):
         return self._done(view, None, "push", block)
 
     def update(self, values: Mapping[str, Any]) -> Any:
-        """The same."""
+        """Set variables on each rank, as `push` does."""
         return self.push(values)
 
     def pull(self, names: str | Sequence[str], targets: Targets = None, block: bool | None = None) -> Any:
-        """The value of a variable or an expression, or those of several, on each rank."""
+        """Return the value of a variable or an expression, or of several, on each rank."""
         wanted = [names] if isinstance(names, str) else list(names)
         if bad := [name for name in wanted if not isinstance(name, str)]:
             raise TypeError(f"keys must be str, not type {type(bad[0])!r}")
@@ -171,7 +171,7 @@ class DirectView(View):
         return self._answer(view._ask(requests, "pull", make), block)
 
     def get(self, names: str | Sequence[str]) -> Any:
-        """The same, and wait."""
+        """Pull, and wait."""
         return self.pull(names, block=True)
 
     def scatter(
@@ -184,9 +184,10 @@ class DirectView(View):
         block: bool | None = None,
         track: bool | None = None,
     ) -> Any:
-        """Set a variable to a piece of the sequence on each rank; `flatten`: to the element, where it is one."""
+        """Set a variable to a slice of the sequence on each rank; `flatten`: to its element, if it has one."""
         view = self._at(targets)
-        sequence = list(sequence) if isinstance(sequence, range) else sequence  # pieces of a range do not join again
+        # slices of a range cannot be joined again
+        sequence = list(sequence) if isinstance(sequence, range) else sequence
         if flatten and len(sequence) == len(view._ranks):
             for rank, element in zip(view._ranks, sequence, strict=True):
                 carry_out(operations.push(self.client.mesh, [rank], {name: element}))
@@ -195,7 +196,7 @@ class DirectView(View):
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
-        """The pieces of all ranks as one."""
+        """Return the slices of all ranks as one sequence."""
         view = self._at(targets)
         request = Evaluate((name,))
         made = view._ask(
@@ -218,12 +219,12 @@ class DirectView(View):
         return self._answer(made, block)
 
     def _at(self, targets: Targets) -> DirectView:
-        """A view of these ranks; of the same ones where there are none."""
+        """Return a view of these ranks, by default of the same ones."""
         return self.client.direct_view(self.targets if targets is None else targets)
 
     @contextmanager
     def sync_imports(self, local: bool = True, quiet: bool = False) -> Iterator[None]:
-        """What is imported in this block is imported on the ranks, too; functions are not told under other names."""
+        """Import on the ranks, too, what this block imports; aliases (`import ... as`) are not passed on."""
         taken: list[str] = []
         real = builtins.__import__
 
@@ -246,22 +247,22 @@ class DirectView(View):
 
     @property
     def importer(self) -> Any:
-        """`with view.importer:` is `with view.sync_imports():`."""
+        """The context manager `view.sync_imports()`."""
         return self.sync_imports()
 
     def use_cloudpickle(self) -> None:
-        """Functions travel by cloudpickle anyway."""
+        """Do nothing: functions are always pickled by cloudpickle."""
 
     use_dill = use_pickle = use_cloudpickle
 
     def activate(self, suffix: str = "") -> None:
-        """%px means these ranks anyway, where they are all of the mesh. Of suffixes there is none."""
+        """Do nothing: `%px` already uses all ranks of the mesh; ValueError for a suffix, which is not supported."""
         if suffix:
             raise ValueError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
 
 
 class BroadcastView(DirectView):
-    """The same: a request that is the same for all ranks is pickled once anyway."""
+    """The same as a direct view: a request that is the same for all ranks is always pickled once."""
 
     is_coalescing = False
 

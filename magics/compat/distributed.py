@@ -1,4 +1,4 @@
-"""nbdistributed's line magics, as what they are here: `%dist_init`, `%sync`, `%dist_status`, `%dist_mode`, …"""
+"""nbdistributed's line magics on meshes: `%dist_init`, `%sync`, `%dist_status`, `%dist_mode`, …"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshbook.magics.variables.requests import RankRequest
 from meshbook.runtime.cells.function_calls import Execute
 from meshbook.runtime.geometry.ranges import name_ranks
 
-# What its cells find, beside what each of our ranks has: rank, world_size, device.
+# Names that its cells use, beside those that each rank has: rank, world_size, device.
 _NAMES = """
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ if dist.is_initialized():
 
 @magics_class
 class DistributedMagics(Magics):
-    """Those of nbdistributed; `%%distributed` and `%%rank[0]` are rewritten before they are ones (`rewriting`)."""
+    """nbdistributed's line magics; `%%distributed` and `%%rank[0]` are rewritten before (`rewriting`)."""
 
     def __init__(self, shell: Any, notebook: Notebook) -> None:
         super().__init__(shell)

@@ -1,4 +1,4 @@
-"""ipyparallel's errors: what views raise, and what programs written for it catch and ask."""
+"""ipyparallel's errors: those that views raise, and the names and attributes that its programs use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.runtime.cells.variables import RequestError
 from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError
 from meshbook.runtime.traces import headline, name_cells
 
-TRACEBACKS = 4  # that a CompositeError shows
+TRACEBACKS = 4  # shown by a CompositeError
 
 
 class KernelError(MeshbookError):
@@ -22,7 +22,7 @@ class KernelError(MeshbookError):
 
 
 class NoEnginesRegistered(KernelError):
-    """There are fewer engines than a program waits for."""
+    """A program waits for more engines than there are."""
 
 
 class TaskAborted(KernelError):
@@ -37,16 +37,16 @@ class RemoteFailure(CellError):
 
     @property
     def traceback(self) -> str:
-        """That of the first failure."""
+        """The traceback of the first failure."""
         return self.elist[0][2]
 
     @property
     def engine_info(self) -> dict[str, Any]:
-        """Where the first failure was: `engine_id` and `method`."""
+        """The place of the first failure: `engine_id` and `method`."""
         return self.elist[0][3]
 
     def render_traceback(self, excid: int | None = None) -> list[str]:
-        """The lines of the tracebacks, or of the one with this index."""
+        """Return the lines of the tracebacks, or of the one with this index."""
         chosen = self.elist[:TRACEBACKS] if excid is None else [self.elist[excid]]
         lines: list[str] = []
         for _, _, trace, where in chosen:
@@ -63,7 +63,7 @@ class RemoteFailure(CellError):
         print("\n".join(self.render_traceback(excid)))
 
     def raise_exception(self, excid: int = 0) -> NoReturn:
-        """Raise one of the failures. IndexError where there is none of this index."""
+        """Raise one of the failures; IndexError if there is none with this index."""
         _, _, _, where = self.elist[excid]
         rank = where["engine_id"]
         raise make_error([(rank, self.by_rank[rank])], where["method"])
@@ -71,12 +71,12 @@ class RemoteFailure(CellError):
 
 @cache
 def _named(name: str) -> type[RemoteFailure]:
-    # Kept, so that two errors of one name are of one class.
+    # Cached, so that two errors of one name have the same class.
     return type(name, (RemoteFailure,), {"__module__": __name__, "__doc__": RemoteFailure.__doc__})
 
 
 def make_error(failures: Sequence[tuple[int, RankError]], method: str) -> RemoteFailure:
-    """One error for calls that failed, in the order in which they were made; named as the first one."""
+    """Return one error for failed calls, in the order of the calls; it has the name of the first."""
     by_rank: dict[int, RankError] = {}
     for rank, error in failures:
         by_rank.setdefault(rank, error)
@@ -94,13 +94,13 @@ def make_error(failures: Sequence[tuple[int, RankError]], method: str) -> Remote
 
 
 def headline_of(error: RankError) -> str:
-    """`ValueError: no such thing`"""
+    """Format an error: `ValueError: no such thing`."""
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
 
 
 def as_rank_error(rank: int, error: BaseException | RankError | RequestError) -> RankError:
-    """Whatever a call came to, but a value, as the error of its rank."""
-    if isinstance(error, RankError):  # its rank does not know the lines of this notebook's cells
+    """Return any outcome of a call that is not a value as an error of its rank."""
+    if isinstance(error, RankError):  # the rank does not have the source lines of this notebook's cells
         return dataclasses.replace(error, rendered=tuple(name_cells("\n".join(error.rendered)).split("\n")))
     if isinstance(error, RequestError):
         return RankError("raised", "SerializationError", error.reason)
@@ -114,7 +114,7 @@ def as_rank_error(rank: int, error: BaseException | RankError | RequestError) ->
 
 
 def names() -> Mapping[str, Any]:
-    """What `ipyparallel.error` offers. All errors of cells and views are both: one class has what either has."""
+    """Return the names of `ipyparallel.error`. Errors of cells and of views are one class."""
     own = (KernelError, NoEnginesRegistered, TaskAborted)
     return {each.__name__: each for each in own} | {
         "RemoteError": CellError,

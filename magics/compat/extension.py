@@ -1,4 +1,4 @@
-"""Loads the magics of other tools into a shell, and takes them back."""
+"""Load the magics of other tools into a shell, and unload them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from meshbook.magics.extension import load as load_meshbook
 
 _LOADED = "__meshbook_compat__"  # among the shell's hidden names
 _STOOD_IN = "ipyparallel"
-# Extensions that a notebook may load at its head; they are here in another shape.
+# Extensions that a notebook may load at its start; this extension replaces them.
 _OTHERS = ("ipyparallel", "nbdistributed")
 
 
 class Loaded:
-    """What has been put into a shell."""
+    """The changes to one shell."""
 
     def __init__(self, shell: Any) -> None:
         notebook = load_meshbook(shell)
@@ -34,7 +34,7 @@ class Loaded:
         sys.modules[_STOOD_IN] = make_module(notebook)
 
     def unload(self) -> None:
-        """Take it back; the magics stay, and are those of the last extension that has registered them."""
+        """Undo the changes; the magics stay registered, those of the last extension that registered them."""
         self._shell.input_transformers_cleanup.remove(self._rewriting)
         self._shell.extension_manager.loaded -= self._extensions
         self._shell.drop_by_id({_LOADED: self})
@@ -51,7 +51,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take it back."""
+    """Uninstall from an IPython shell."""
     loaded: Loaded | None = shell.user_ns.pop(_LOADED, None)
     shell.user_ns_hidden.pop(_LOADED, None)
     if loaded is not None:

@@ -1,4 +1,4 @@
-"""Functions whose calls are calls on ranks, by a decorator of a view; and a view as one of Python's own pools."""
+"""ipyparallel's decorators, which turn calls of a function into calls on ranks; and a view as a standard executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 
 
 class ViewExecutor(concurrent.futures.Executor):
-    """Python's own interface of pools, over a view."""
+    """The `concurrent.futures.Executor` of a view."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -28,11 +28,11 @@ class ViewExecutor(concurrent.futures.Executor):
     def map(
         self, function: Function, *iterables: Any, timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """The results one by one, in order."""
+        """Yield the results in order."""
         return self.view.imap(function, *iterables)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for what was submitted; the ranks stay."""
+        """Wait for the submitted calls; the ranks keep running."""
         if cancel_futures:
             self.view.abort()
         if wait:
@@ -60,7 +60,7 @@ class RemoteFunction:
 
 
 class ParallelFunction(RemoteFunction):
-    """A function that is called with pieces of sequences, or by `map` with each element."""
+    """A function that is called with slices of sequences, or by `map` with each element."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class ParallelFunction(RemoteFunction):
 
 
 def remote(view: View, block: bool | None = None, **flags: Any) -> Callable[[Function], RemoteFunction]:
-    """`@remote(view)`: as `@view.remote()`."""
+    """Decorate a function: as `@view.remote()`."""
     return view.remote(block=block, **flags)
 
 
 def parallel(view: View, block: bool | None = None, **flags: Any) -> Callable[[Function], ParallelFunction]:
-    """`@parallel(view)`: as `@view.parallel()`."""
+    """Decorate a function: as `@view.parallel()`."""
     return view.parallel(block=block, **flags)
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, for texts."""
+    """Return the name of a function, for texts."""
     return str(getattr(function, "__name__", type(function).__name__))

@@ -1,4 +1,4 @@
-"""A backend of joblib that runs its tasks on a load-balanced view; imported only where joblib is used."""
+"""A joblib backend that runs tasks on a load-balanced view; imported only where joblib is used."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def register(find_view: Callable[[], LoadBalancedView], name: str, *, make_defau
     """Register the backend under this name; `find_view` is called when joblib first uses it."""
 
     class Backend(AutoBatchingMixin, ParallelBackendBase):
-        """Tasks of joblib on ranks."""
+        """Runs joblib's tasks on ranks."""
 
         def __init__(self, view: LoadBalancedView | None = None, **options: Any) -> None:
             super().__init__(**options)
             self._view = view or find_view()
 
         def effective_n_jobs(self, n_jobs: int) -> int:
-            """As many as there are ranks."""
+            """Return the number of ranks."""
             return len(self._view)
 
         def submit(self, function: Any, callback: Callable[[Any], object] | None = None) -> Any:

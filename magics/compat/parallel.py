@@ -1,4 +1,4 @@
-"""ipyparallel's line magics, as what they are here: `%px`, `%pxresult`, `%pxconfig`, `%autopx`."""
+"""ipyparallel's line magics on meshes: `%px`, `%pxresult`, `%pxconfig`, `%autopx`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.magics.syntax.argparsing import HelpAsked
 
 @magics_class
 class ParallelMagics(Magics):
-    """Those of ipyparallel; `%%px` is rewritten before it is one (`rewriting`)."""
+    """ipyparallel's magics; a cell's `%%px` is rewritten before it is a magic (`rewriting`)."""
 
     def __init__(self, shell: Any, notebook: Notebook, rewriting: Rewriting) -> None:
         super().__init__(shell)

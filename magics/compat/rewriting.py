@@ -1,4 +1,4 @@
-"""Cells that begin with another tool's magic, rewritten to cells that begin with ours. Pure, but for its defaults."""
+"""Rewrite cells that begin with another tool's magic to begin with `%%mesh`. Pure, but for its defaults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")
 
 
 class Rewriting:
-    """An input transformer that goes before ours. `defaults` are those of `%pxconfig`."""
+    """An input transformer that runs before meshbook's. `defaults` are those of `%pxconfig`."""
 
-    has_side_effects = True  # as ours: completeness is that of what the user typed
+    has_side_effects = True  # as meshbook's transformer: completeness is checked on the text that the user typed
 
     def __init__(self) -> None:
         self.defaults = PxDefaults()
@@ -42,5 +42,5 @@ class Rewriting:
 
 
 def refuse(text: str) -> None:
-    """What a cell becomes whose magic's line cannot be read."""
+    """Raise the usage error of a cell whose magic line is invalid."""
     raise UsageError(text)

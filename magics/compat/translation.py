@@ -1,6 +1,6 @@
-"""Option lines of ipyparallel's and nbdistributed's magics -> option lines of ours. Pure.
+"""Translate option lines of ipyparallel's and nbdistributed's magics into those of `%%mesh`. Pure.
 
-Not for doing what they ask: whoever runs a cell has only lines of ours (`magics.options`).
+This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from meshbook.magics.syntax.argparsing import Parser, UsageError, count, quoted, read, variable, words
 
-# How ipyparallel calls what we call: by type is its default, and ours for output of any kind.
+# ipyparallel's grouping -> ours: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}
 _TARGETS = re.compile(r"[-\d:, ]+")
 _RANKS = re.compile(r"\s*\[\s*(?P<ranks>[-\d:,\s]*)\]\s*")
@@ -23,7 +23,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True)
 class PxDefaults:
-    """What `%pxconfig` has set, and each `%%px` may say otherwise."""
+    """The defaults that `%pxconfig` sets; each `%%px` may override them."""
 
     targets: str = "all"
     block: bool = True
@@ -31,13 +31,13 @@ class PxDefaults:
 
 @dataclass(frozen=True)
 class Init:
-    """`%dist_init`: so many processes. Which GPUs they get is their ranks' business here."""
+    """The arguments of `%dist_init`: the number of processes. GPUs follow from the ranks here."""
 
     processes: int = 2
 
 
 def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
-    """The option line of `%%mesh` for one of `%%px`. UsageError, or HelpAsked."""
+    """Return the option line of `%%mesh` for one of `%%px`; raises UsageError or HelpAsked."""
     asked = vars(read(_px_parser(), words(line)))
     parts = [asked.get("targets", defaults.targets)]
     parts += [] if asked.get("block", defaults.block) else ["-a"]
@@ -48,13 +48,16 @@ def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
 
 
 def translate_pxconfig(line: str, defaults: PxDefaults) -> PxDefaults:
-    """The defaults from now on. UsageError, or HelpAsked."""
+    """Return the new defaults; raises UsageError or HelpAsked."""
     asked = vars(read(_pxconfig_parser(), words(line)))
     return PxDefaults(asked.get("targets", defaults.targets), asked.get("block", defaults.block))
 
 
 def translate_rank(line: str) -> str:
-    """The option line of `%%mesh` for what follows `%%rank`: `[0,2]`, or `[0-2]` with its end. UsageError."""
+    """Return the option line of `%%mesh` for the text after `%%rank`: `[0,2]`, or `[0-2]` with an inclusive end.
+
+    Raises UsageError.
+    """
     found = _RANKS.fullmatch(line)
     ranks = "" if found is None else "".join(found["ranks"].split())
     if not ranks:
@@ -63,12 +66,12 @@ def translate_rank(line: str) -> str:
 
 
 def read_init(line: str) -> Init:
-    """What `%dist_init` asks for. UsageError, or HelpAsked."""
+    """Parse the line of `%dist_init`; raises UsageError or HelpAsked."""
     return Init(int(read(_init_parser(), words(line)).processes))
 
 
 def read_switch(line: str) -> bool | None:
-    """What `%dist_mode` asks for: on, off, or None to say how it is. UsageError, or HelpAsked."""
+    """Parse the line of `%dist_mode`: on, off, or None to show the mode; raises UsageError or HelpAsked."""
     found: bool | None = read(_switch_parser(), words(line)).switch
     return found
 
@@ -123,12 +126,12 @@ def _switch_parser() -> Parser:
     return parser
 
 
-def _add_flag(parser: Any, *names: str, dest: str, const: object, help: str) -> None:  # noqa: A002  # as argparse has it
+def _add_flag(parser: Any, *names: str, dest: str, const: object, help: str) -> None:  # noqa: A002  # argparse's name
     parser.add_argument(*names, dest=dest, action="store_const", const=const, default=SUPPRESS, help=help)
 
 
 def _targets(text: str) -> str:
-    """Numbers and slices as Python has them, in brackets or not."""
+    """Parse numbers and slices in Python's notation, with or without brackets."""
     bare = text.replace("\N{MINUS SIGN}", "-").strip().removeprefix("[").removesuffix("]")
     bare = "".join(bare.split())
     if bare == "all" or (bare and _TARGETS.fullmatch(bare)):

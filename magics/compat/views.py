@@ -1,4 +1,4 @@
-"""What ipyparallel's views of both kinds have in common: flags, calls, decorators, control of what runs."""
+"""The common part of ipyparallel's views: flags, calls, decorators, and control of running calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Targets = int | slice | Sequence[int] | str | None
 
 
 class View:
-    """What views of both kinds have: flags, maps, decorators and control of what runs."""
+    """The base of all views: flags, maps, decorators and control of running calls."""
 
     _flag_names: tuple[str, ...] = ("targets", "block", "track", "label")
-    track = False  # what is sent was copied: nothing has to be tracked
+    track = False  # sent data is copied: nothing has to be tracked
     label: str | None = None
     targets: Any
-    map: Callable[..., Any]  # by each kind in its own way
+    map: Callable[..., Any]  # each subclass defines it
 
     def __init__(self, client: Client, targets: Any, **flags: Any) -> None:
         self.client = client
@@ -47,7 +47,7 @@ class View:
         return self.client.history
 
     def set_flags(self, **flags: Any) -> Self:
-        """Set flags: `block`, `targets`, `label`, and those of a balanced view. KeyError for any other."""
+        """Set flags: `block`, `targets`, `label`, and those of a balanced view; KeyError for any other."""
         for name, value in flags.items():
             if name not in self._flag_names:
                 raise KeyError(f"Invalid name: {name!r}")
@@ -67,38 +67,38 @@ class View:
     # -- calls -----------------------------------------------------------------
 
     def apply(self, function: Function, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a function; the results, or where the view does not block an AsyncResult."""
+        """Call a function; returns the results, or an AsyncResult if the view does not block."""
         return self._answer(self.apply_async(function, *arguments, **keywords))
 
     def apply_sync(self, function: Function, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call it and wait."""
+        """Call the function and wait."""
         return self.apply_async(function, *arguments, **keywords).get()
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
-        """Call it and go on."""
+        """Call the function; returns at once."""
         raise NotImplementedError
 
     def map_sync(self, function: Function, *sequences: Any, **options: Any) -> Any:
-        """The same, and wait."""
+        """Map, and wait."""
         return self.map(function, *sequences, block=True, **options)
 
     def map_async(self, function: Function, *sequences: Any, **options: Any) -> AsyncMapResult:
-        """The same, and go on."""
+        """Map; returns at once."""
         found: AsyncMapResult = self.map(function, *sequences, block=False, **options)
         return found
 
     def imap(self, function: Function, *sequences: Any, **options: Any) -> Iterator[Any]:
-        """The results one by one, as they are done."""
+        """Yield the results one by one, as they are done."""
         return iter(self.map_async(function, *sequences, **options))
 
     def remote(self, block: bool | None = None, **flags: Any) -> Callable[[Function], RemoteFunction]:
-        """A decorator: calls of the function are calls on the ranks."""
+        """Return a decorator: calls of the function are calls on the ranks."""
         return lambda function: RemoteFunction(self, function, block=block, **flags)
 
     def parallel(
         self, dist: str = "b", block: bool | None = None, **flags: Any
     ) -> Callable[[Function], ParallelFunction]:
-        """A decorator: the function is called with pieces of its sequences; `.map` calls it with each element."""
+        """Return a decorator: the function is called with slices of sequences; `.map` calls it with each element."""
         return lambda function: ParallelFunction(self, function, block=block, **flags)
 
     def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
@@ -111,11 +111,11 @@ class View:
         return self.client.wait(jobs, timeout)
 
     def abort(self, jobs: Any = None, targets: Targets = None, block: bool | None = None) -> None:
-        """Give up calls that have not begun."""
+        """Cancel calls that have not begun."""
         self.client.abort(jobs)
 
     def queue_status(self, targets: Targets = None, verbose: bool = False) -> Any:
-        """How many calls each rank has, and has done."""
+        """Return how many calls each rank has pending and completed."""
         return self.client.queue_status(self.targets if targets is None else targets, verbose)
 
     def get_result(self, index: int | str = -1, **_: Any) -> AsyncResult:
@@ -123,10 +123,10 @@ class View:
         return self.client.get_result(index)
 
     def spin(self) -> None:
-        """Nothing has to be done for answers to come."""
+        """Do nothing: answers arrive on other threads."""
 
     def shutdown(self, targets: Targets = None, **options: Any) -> None:
-        """Take the mesh down."""
+        """Stop the mesh."""
         self.client.shutdown(**options)
 
     def _answer(self, result: AsyncResult, block: bool | None = None) -> Any:

@@ -1,1 +1,1 @@
-"""`%mesh doctor`: what of this installation and this machine stands in the way, and what to do about it."""
+"""`%mesh doctor`: find the problems of this installation and this machine, with remedies."""

@@ -1,4 +1,4 @@
-"""All that is looked at, in the order in which it is told."""
+"""The list of all checks, in the order of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an examination finds, and how it is told. Pure.
+"""The findings of an examination, and their rendering as text. Pure.
 
 ok       Python         3.11.7
 warning  /dev/shm       64 MiB in all: DataLoader workers and large tensors need more
@@ -20,7 +20,7 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about a subject. A `note` costs speed or a feature, a `problem` keeps meshes from working."""
+    """A finding about a subject. A `note` costs speed or a feature, a `problem` keeps meshes from working."""
 
     level: Level
     subject: str
@@ -32,25 +32,25 @@ Check: TypeAlias = Callable[[], Iterable[Finding]]
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """The findings of all checks; a check that fails is a finding itself."""
+    """Return the findings of all checks; a check that raises is a finding itself."""
     return [finding for check in checks for finding in _findings_of(check)]
 
 
 def _findings_of(check: Check) -> list[Finding]:
     try:
         return list(check())
-    except Exception as error:  # whatever it is: an examination that breaks off helps nobody
+    except Exception as error:  # any error: a check that raises must not end the examination
         name = check.__name__.replace("_", " ")
         return [Finding("warning", name, f"could not be looked at: {type(error).__name__}: {error}")]
 
 
 def worst_of(findings: Iterable[Finding]) -> Level:
-    """The worst level; `ok` of none."""
+    """Return the worst level; `ok` without findings."""
     return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """The findings as a table of text, with a last line that says how it stands."""
+    """Return the findings as a text table, with a summary as its last line."""
     wide = max((len(finding.subject) for finding in findings), default=0)
     return "\n".join([*(_render_one(finding, wide) for finding in findings), "", _verdict(findings)])
 

@@ -19,17 +19,17 @@ GIB = 1 << 30
 LEAST_SHARED = 1 * GIB
 LEAST_MEMORY = 2 * GIB
 LEAST_PEERS = 256  # workers that the limit of open files should have room for
-SLOW_NAME = 1.0  # seconds; torch asks the name service whenever ranks meet
+SLOW_NAME = 1.0  # seconds; torch resolves this name whenever ranks form a process group
 NAME_PATIENCE = 6.0
 
 
 def cores() -> Iterator[Finding]:
-    """What the processes of a mesh share to compute."""
+    """Check the CPU cores that the processes of a mesh share."""
     yield judge_cores(count_cores(), _quota())
 
 
 def judge_cores(present: int, quota: float | None) -> Finding:
-    """`quota`: how many cores' time the container may use; None without such a limit."""
+    """Judge the CPU cores; `quota`: how many cores' time the container may use, None without a limit."""
     if quota is not None and quota < present:
         text = (
             f"{present} are seen, but this container may use the time of {quota:g}: more ranks only wait for each other"
@@ -47,12 +47,12 @@ def _quota() -> float | None:
 
 
 def memory() -> Iterator[Finding]:
-    """What is free, and what the container may have."""
+    """Check the free memory, and the container's limit."""
     yield judge_memory(psutil.virtual_memory().available, _room_in_group())
 
 
 def judge_memory(free: int, allowed: int | None) -> Finding:
-    """Bytes that are free on the machine, and that the container may still take (None: as many as it likes)."""
+    """Judge the bytes that are free on the machine, and that the container may still use (None: no limit)."""
     room = free if allowed is None else min(free, allowed)
     text = f"{room / GIB:.1f} GiB free"
     if allowed is not None and allowed < free:
@@ -72,13 +72,13 @@ def _room_in_group() -> int | None:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """`/dev/shm`, which DataLoader workers and NCCL use."""
+    """Check `/dev/shm`, which DataLoader workers and NCCL use."""
     folder = Path("/dev/shm")
     yield judge_shared_memory(shutil.disk_usage(folder).total if folder.is_dir() else None)
 
 
 def judge_shared_memory(total: int | None) -> Finding:
-    """Its size in bytes; None where there is none."""
+    """Judge its size in bytes; None if it does not exist."""
     remedy = "give it more: docker run --shm-size=8g, or an emptyDir with medium: Memory at /dev/shm in a pod"
     if total is None:
         return Finding("warning", "/dev/shm", "is not there: DataLoader workers and NCCL cannot share memory", remedy)
@@ -89,12 +89,12 @@ def judge_shared_memory(total: int | None) -> Finding:
 
 
 def open_files() -> Iterator[Finding]:
-    """The limit of open files: each worker that a process talks to takes some."""
+    """Check the limit of open files: a process opens some for each worker that it is connected to."""
     yield judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def judge_open_files(most: int) -> Finding:
-    """The hard limit; the soft one is raised to it as needed."""
+    """Judge the hard limit; the soft one is raised to it as needed."""
     if most == resource.RLIM_INFINITY:
         return Finding("ok", "open files", "unlimited")
     peers = max(0, most - SPARE_FILES) // FILES_A_PEER
@@ -107,7 +107,7 @@ def judge_open_files(most: int) -> Finding:
 
 
 def locked_memory() -> Iterator[Finding]:
-    """What RDMA needs of the limit of locked memory, where there is a NIC for it."""
+    """Check the limit of locked memory for RDMA, if there is a NIC for it."""
     root = Path("/sys/class/infiniband")
     states = [file.read_text() for file in root.glob("*/ports/*/state")] if root.is_dir() else []
     yield judge_nic(
@@ -116,7 +116,7 @@ def locked_memory() -> Iterator[Finding]:
 
 
 def judge_nic(ports: int, active: int, lockable: int) -> Finding:
-    """RDMA ports, those of them that are up, and how many bytes a process may lock."""
+    """Judge the RDMA ports, the number that are up, and the bytes that a process may lock."""
     if not ports:
         return Finding("note", "RDMA NIC", "none here: data goes between hosts by TCP")
     if not active:
@@ -130,7 +130,7 @@ def judge_nic(ports: int, active: int, lockable: int) -> Finding:
 
 
 def name_service() -> Iterator[Finding]:
-    """How long this machine's own name takes to be looked up."""
+    """Check how long the look-up of this machine's own name takes."""
     pool = ThreadPoolExecutor(1)
     started = time.monotonic()
     asked = pool.submit(socket.getfqdn)
@@ -144,7 +144,7 @@ def name_service() -> Iterator[Finding]:
 
 
 def judge_name_service(name: str, seconds: float) -> Finding:
-    """Seconds that the name took."""
+    """Judge the seconds that the look-up took."""
     if seconds > SLOW_NAME:
         text = f"the name of this machine ({name}) takes {seconds:.1f} s to look up, and so does each meeting of ranks"
         return Finding("warning", "name service", text, f"add the line '127.0.1.1 {name}' to /etc/hosts")

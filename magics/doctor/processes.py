@@ -23,7 +23,7 @@ from meshbook.runtime.rdma.nixl.agent import has_nic, is_installed
 LEAST_DISK = 1 << 30
 CALLS = 200
 _MOST_BYTES = 107  # of a socket's path
-_LONGEST_TAIL = 60  # of it behind the folder of runs: a run, a mesh and a rank
+_LONGEST_TAIL = 60  # of the path below the folder of runs: a run, a mesh and a rank
 _REMOTE = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "fuse.sshfs", "beegfs", "ceph")
 
 _OWNER = """
@@ -48,7 +48,7 @@ if read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
 
 
 def memory_of_others() -> Iterator[Finding]:
-    """Whether one worker may read the memory of another, as py-spy and Cross Memory Attach do. Tried, not deduced."""
+    """Check by trial whether one worker may read another's memory, as py-spy and Cross Memory Attach do."""
     if sys.platform == "linux":
         refusal = _try_to_read()
         yield judge_memory_of_others(refusal)
@@ -56,7 +56,7 @@ def memory_of_others() -> Iterator[Finding]:
 
 
 def judge_memory_of_others(refusal: str) -> Finding:
-    """`refusal`: what the system said; empty where it let the memory be read."""
+    """Judge the attempt; `refusal`: the system's error, empty if the memory was read."""
     if not refusal:
         return Finding("ok", "ptrace", "workers may read each other's memory")
     text = f"workers may not read each other's memory ({refusal}): ranks that are stuck in C cannot be looked at"
@@ -65,7 +65,7 @@ def judge_memory_of_others(refusal: str) -> Finding:
 
 
 def judge_bulk_data(refusal: str, no_nic: str, *, lacks_nixl: bool) -> Finding:
-    """Which ways bulk data would go. `no_nic`: why no RDMA NIC is used; `lacks_nixl`: there is one, and no NIXL."""
+    """Judge the backends for bulk data. `no_nic`: why no RDMA NIC is used; `lacks_nixl`: there is a NIC but no NIXL."""
     within = "by messages, which is several times slower" if refusal else "from memory to memory"
     between = f"by TCP ({no_nic})" if no_nic else "by RDMA (NIXL)"
     text = f"within a host {within}; between hosts {between}"
@@ -77,7 +77,7 @@ def judge_bulk_data(refusal: str, no_nic: str, *, lacks_nixl: bool) -> Finding:
 
 
 def _try_to_read() -> str:
-    """Let one child read what another one has; why it could not, or nothing."""
+    """Let one child process read another's memory; return the error, or an empty string."""
     python = [sys.executable, "-S", "-E", "-c"]
     with subprocess.Popen([*python, _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -88,13 +88,13 @@ def _try_to_read() -> str:
 
 
 def folder_of_runs() -> Iterator[Finding]:
-    """The folder that holds the sockets of runs."""
+    """Check the folder that holds the sockets of runs."""
     root = runtime_root(Settings.from_environment())
     yield judge_folder(root, shutil.disk_usage(root).free, _file_system_of(root))
 
 
 def judge_folder(root: Path, free: int, file_system: str) -> Finding:
-    """Its path, its disk's free bytes, and the kind of its file system."""
+    """Judge its path, the free bytes of its disk, and the kind of its file system."""
     remedy = "set MESHBOOK_RUNTIME_DIR to a short path on a local disk"
     if len(os.fsencode(root)) + _LONGEST_TAIL > _MOST_BYTES:
         text = f"{root} is too long a path: a socket's has at most {_MOST_BYTES} bytes"
@@ -108,7 +108,7 @@ def judge_folder(root: Path, free: int, file_system: str) -> Finding:
 
 
 def _file_system_of(folder: Path) -> str:
-    """The kind of the file system that the folder is on; empty where that is not told."""
+    """Return the kind of the file system that the folder is on; empty if unknown."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
@@ -120,11 +120,11 @@ def _file_system_of(folder: Path) -> str:
 class _Examined(Actor):
     @endpoint
     def answer(self) -> None:
-        """Nothing: it is the way that counts."""
+        """Return nothing: only the round trip is measured."""
 
 
 def a_worker() -> Iterator[Finding]:
-    """Start one, call it, and let it go: what every mesh needs."""
+    """Start a worker, call it, and stop it: what every mesh needs."""
     started = time.monotonic()
     try:
         procs = current_session().host.spawn_procs(per_host={"gpus": 1}, name="doctor")
@@ -142,12 +142,12 @@ def a_worker() -> Iterator[Finding]:
 
 
 def judge_worker(ready: float, round_trip: float) -> Finding:
-    """Seconds until it was ready, and seconds that a call and its answer take."""
+    """Judge the seconds until it was ready, and the seconds of a round trip."""
     return Finding("ok", "a worker", f"is up after {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
 
 
 def _round_trip(examined: _Examined) -> float:
-    """Seconds that a call and its answer take: the median."""
+    """Return the median seconds of a round trip."""
     taken: list[float] = []
     for _ in range(CALLS):
         started = time.perf_counter()

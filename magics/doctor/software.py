@@ -16,7 +16,7 @@ from meshbook.magics.doctor.finding import Finding
 from meshbook.runtime.hosts.machine import count_gpus
 
 KERNEL = "meshbook"
-# What is not required: what it is for, and how to have it.
+# Optional packages: their purpose, and how to install them.
 OPTIONAL = {
     "py-spy": ("sees ranks that are stuck in C, and profiles them", "pip install 'meshbook[debug]'"),
     "matplotlib": ("figures of ranks", "pip install matplotlib"),
@@ -24,7 +24,7 @@ OPTIONAL = {
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Check the interpreter."""
     yield Finding("ok", "Python", f"{platform.python_version()} ({sys.executable}) on {platform.platform()}")
     if sys.platform != "linux":
         yield Finding(
@@ -33,7 +33,7 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """meshbook's own requirements, against what is installed."""
+    """Check the versions of meshbook's requirements."""
     wanted = [Requirement(line) for line in metadata.requires("meshbook") or []]
     needed = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
     installed = {each.name: version for each in needed if (version := _version_of(each.name))}
@@ -41,7 +41,7 @@ def packages() -> Iterator[Finding]:
 
 
 def judge_packages(needed: list[Requirement], installed: Mapping[str, str]) -> Iterator[Finding]:
-    """What is missing or does not fit; or all of them, where everything does."""
+    """Yield a finding for each requirement that is missing or does not fit; or one for all, if all fit."""
     wrong = [each for each in needed if not _fits(each, installed)]
     for each in wrong:
         found = f"{installed[each.name]} is installed" if each.name in installed else "is not installed"
@@ -63,7 +63,7 @@ def _version_of(package: str) -> str:
 
 
 def extras() -> Iterator[Finding]:
-    """Packages that some features want."""
+    """Check the packages that optional features need."""
     for package, (purpose, remedy) in OPTIONAL.items():
         version = _version_of(package)
         if version:
@@ -73,15 +73,15 @@ def extras() -> Iterator[Finding]:
 
 
 def gpus() -> Iterator[Finding]:
-    """The GPUs, and whether torch can use them."""
-    import torch  # weight: half a second where nothing has loaded it yet
+    """Check the GPUs, and whether torch can use them."""
+    import torch  # weight: half a second if it is not loaded yet
 
-    # Not torch.cuda: to ask it would open a CUDA context, whose memory stays with this process.
+    # Not torch.cuda: it would open a CUDA context, whose memory stays with this process.
     yield judge_gpus(count_gpus(), torch.__version__, torch.version.cuda or torch.version.hip)
 
 
 def judge_gpus(present: int, torch_version: str, torch_built_for: str | None) -> Finding:
-    """Whether torch's build fits what the driver has."""
+    """Judge whether torch's build fits the driver."""
     if present and torch_built_for is None:
         text = f"{present} here, but torch {torch_version} is built for the CPU alone: ranks compute on the CPU"
         return Finding("warning", "GPUs", text, "install a build of torch with CUDA (pytorch.org/get-started)")
@@ -91,24 +91,24 @@ def judge_gpus(present: int, torch_version: str, torch_built_for: str | None) ->
 
 
 def kernelspec() -> Iterator[Finding]:
-    """Whether Jupyter finds the kernel, and which interpreter that would start."""
+    """Check whether Jupyter finds the kernel, and which interpreter it would start."""
     try:
         spec = KernelSpecManager().get_kernel_spec(KERNEL)
     except NoSuchKernel:
         text = "Jupyter knows no kernel named meshbook; %load_ext meshbook works in others"
         yield Finding("warning", "kernelspec", text, f"{sys.executable} -m meshbook install --user")
         return
-    # A bare "python" is started as the interpreter of the Jupyter server, whatever the path says.
+    # Jupyter replaces a bare "python" with the server's own interpreter, whatever the path says.
     written = sys.executable if spec.argv[0] in ("python", f"python{sys.version_info[0]}") else spec.argv[0]
     yield judge_kernelspec(spec.resource_dir, shutil.which(written), written)
 
 
 def judge_kernelspec(folder: str, started: str | None, written: str) -> Finding:
-    """What a kernelspec that starts `written` comes to; `started` is what is found under that name."""
+    """Judge a kernelspec that starts `written`; `started` is the interpreter found under that name."""
     remedy = f"{sys.executable} -m meshbook install --user"
     if started is None:
         return Finding("problem", "kernelspec", f"{folder} starts {written}, which is not there", remedy)
-    # Not resolved: the python of a virtual environment is a link, and the environment is told by the link's place.
+    # Not resolved: the python of a virtual environment is a link, whose place identifies the environment.
     if Path(started).parent != Path(sys.executable).parent:
         text = f"{folder} starts {started}, and this is {sys.executable}: the kernel may be another meshbook"
         return Finding("note", "kernelspec", text, remedy)

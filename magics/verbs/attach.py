@@ -1,4 +1,4 @@
-"""`%mesh attach`: take over the meshes that a notebook has detached, or list what can be."""
+"""`%mesh attach`: take over the meshes of a detached run, or list such runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshbook.runtime.hosts.detaching import DetachError
 
 @dataclass(frozen=True)
 class AttachVerb(Verb):
-    """Attach to the run of this name, its id or that of a mesh; without one to the only one there is."""
+    """Attach to the run with this name: its id or the name of one of its meshes; None: the only run."""
 
     word = "attach"
     description = (
@@ -55,7 +55,7 @@ class AttachVerb(Verb):
             raise MeshError(f"{names} is up in this notebook: %mesh down first, or %mesh detach, or another notebook")
         arrival = AttachedNotebook(notebook)
         status = choose(self.name or "")
-        # At once: what its jobs show is to come below.
+        # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
         session = attach(status, present_notebook(), arrival.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
@@ -80,5 +80,5 @@ def _tell(session: AttachedSession, arrival: AttachedNotebook) -> Iterator[str]:
 
 
 def present_notebook() -> str:
-    """This process, as others are told who has attached."""
+    """Return a description of this process, which other notebooks show as the holder of the run."""
     return f"a notebook (pid {os.getpid()})"

@@ -1,4 +1,4 @@
-"""`%mesh config`: what can be set in the running notebook."""
+"""`%mesh config`: show or change settings of the running notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshbook.magics.verbs.base import Verb
 
 @dataclass(frozen=True)
 class ConfigVerb(Verb):
-    """Say what is set (`key` None: everything), or set one thing."""
+    """Show all settings (`key` None) or one, or change one."""
 
     word = "config"
     description = "Say what is set in this notebook, or set it; it holds for the cells that come."
@@ -35,7 +35,7 @@ class ConfigVerb(Verb):
 
 
 def _let_loops_nest() -> None:
-    """Done again, it changes nothing."""
-    import nest_asyncio2  # type: ignore[import-untyped]  # never before it is asked for: it replaces asyncio's tasks in the whole process
+    """Let event loops nest; a second call changes nothing."""
+    import nest_asyncio2  # type: ignore[import-untyped]  # only on request: it replaces asyncio's tasks
 
     nest_asyncio2.apply()

@@ -1,4 +1,4 @@
-"""`%mesh dash`: show how a mesh is, and keep showing it."""
+"""`%mesh dash`: show the live dashboard of a mesh."""
 
 from __future__ import annotations
 

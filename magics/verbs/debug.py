@@ -1,4 +1,4 @@
-"""`%mesh debug`: look at what ranks failed of, where they did."""
+"""`%mesh debug`: open the debugger where ranks failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%mesh detach`: leave the meshes to themselves, for another notebook or this one to attach to."""
+"""`%mesh detach`: keep the meshes running without this notebook, for a later `%mesh attach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
 
 
 def duration(text: str) -> float:
-    """`90`, `90s`, `30m`, `2h`, `1d` as seconds. ArgumentTypeError for anything else."""
+    """Parse `90`, `90s`, `30m`, `2h`, `1d` as seconds; ArgumentTypeError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     unit = found.group(2) or "s" if found else ""
     if found is None or unit not in UNITS or not float(found.group(1)):
@@ -29,7 +29,7 @@ def duration(text: str) -> float:
 
 @dataclass(frozen=True)
 class DetachVerb(Verb):
-    """Leave all meshes to themselves for so many seconds at most; this notebook has none then."""
+    """Detach all meshes from this notebook; they end after so many seconds unless a notebook attaches."""
 
     word = "detach"
     description = (
@@ -71,7 +71,7 @@ class DetachVerb(Verb):
             run = detach_meshes(notebook, self.seconds)
         except DetachError as error:
             raise MeshError(str(error)) from error
-        CURRENT.set(None)  # of a session that this notebook does not have any more
+        CURRENT.set(None)  # it belongs to the session that was detached
         going = "" if not jobs else "; 1 job runs on" if len(jobs) == 1 else f"; {len(jobs)} jobs run on"
         print(
             f"run {run} is detached: {meshes}{going}\n"

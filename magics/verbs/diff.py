@@ -1,4 +1,4 @@
-"""`%mesh diff`: how a variable differs between ranks."""
+"""`%mesh diff`: show how a variable differs between ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshbook.magics.verbs.base import Verb, add_selection
 
 @dataclass(frozen=True)
 class DiffVerb(Verb):
-    """Say how a variable differs between these ranks."""
+    """Show how a variable differs between these ranks."""
 
     word = "diff"
     description = (

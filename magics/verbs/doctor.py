@@ -1,4 +1,4 @@
-"""`%mesh doctor`: what of this installation and this machine stands in the way of meshes."""
+"""`%mesh doctor`: find problems of this installation and this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshbook.magics.verbs.base import Verb
 
 @dataclass(frozen=True)
 class DoctorVerb(Verb):
-    """Look at the installation and the machine, and say what to do."""
+    """Examine the installation and the machine, and name remedies."""
 
     word = "doctor"
     description = "Look at the installation and the machine, and say what to do."
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        """It takes none."""
+        """Add no arguments."""
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()

@@ -11,7 +11,7 @@ from meshbook.magics.verbs.base import Verb, add_name
 
 @dataclass(frozen=True)
 class DownVerb(Verb):
-    """Stop a mesh (None: the current mesh); `now` does not wait for what runs."""
+    """Stop a mesh (None: the current mesh); `now` does not wait for running cells."""
 
     word = "down"
     description = "Stop a mesh."
@@ -35,7 +35,7 @@ class DownVerb(Verb):
 
 
 def _wait_for_jobs(notebook: Notebook, mesh: str) -> None:
-    """Ctrl-C ends the waiting, and then nothing has been stopped."""
+    """Wait for the jobs of a mesh; Ctrl-C ends the wait, and nothing has been stopped then."""
     running = [job for job in notebook.jobs if job.mesh == mesh and not job.done()]
     for job in running:
         print(f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now waits for nothing)")

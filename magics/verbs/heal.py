@@ -1,4 +1,4 @@
-"""`%mesh heal`: start the ranks again that have died."""
+"""`%mesh heal`: restart dead ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshbook.magics.verbs.base import Verb, add_name
 
 @dataclass(frozen=True)
 class HealVerb(Verb):
-    """Start the dead ranks of a mesh again (None: the current mesh)."""
+    """Restart the dead ranks of a mesh (None: the current mesh)."""
 
     word = "heal"
     description = "Start the ranks again that have died."

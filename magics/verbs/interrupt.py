@@ -1,4 +1,4 @@
-"""`%mesh interrupt`: interrupt what ranks run, break their process groups, or end what does not answer."""
+"""`%mesh interrupt`: interrupt running cells, break process groups, or kill busy ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshbook.magics.verbs.base import Verb, add_selection
 class InterruptVerb(Verb):
     """Interrupt what these ranks run.
 
-    `breaks`: break the process groups of their mesh, for ranks that wait in a collective. `kill`: end those that are
-    busy, and start them again.
+    `breaks`: break the process groups of their mesh, for ranks that wait in a collective. `kill`: kill busy ranks, and
+    restart them.
     """
 
     word = "interrupt"

@@ -1,6 +1,6 @@
-"""`%mesh jobs`: the cells that run beside others, and how they have ended.
+"""`%mesh jobs`: list the jobs of this notebook, running or ended.
 
-`%mesh result`: wait for a job, and show what it has given.
+`%mesh result`: wait for a job, and show its output and its value.
 
 `%mesh cancel`: interrupt jobs.
 """
@@ -18,14 +18,14 @@ from meshbook.magics.verbs.base import Verb
 
 @dataclass(frozen=True)
 class JobsVerb(Verb):
-    """List the jobs of this notebook, the last ones that have ended included."""
+    """List the jobs of this notebook, including the last ones that have ended."""
 
     word = "jobs"
     description = "List the cells that run beside others (%%mesh -a), and how they have ended."
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        """It takes none."""
+        """Add no arguments."""
 
     def run(self, notebook: Notebook) -> None:
         print("\n".join(map(repr, notebook.jobs)) or "no jobs: %%mesh -a starts a cell as one")
@@ -33,7 +33,7 @@ class JobsVerb(Verb):
 
 @dataclass(frozen=True)
 class ResultVerb(Verb):
-    """Wait for a job (None: the last one), and show what it has printed, and its value or its error."""
+    """Wait for a job (None: the last one), and show its output, and its value or its error."""
 
     word = "result"
     description = "Wait for a job; show what it has printed, and its value or its error."
@@ -54,11 +54,11 @@ class ResultVerb(Verb):
         job.wait()
         shown = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
         publisher.publish([*shown, *(_as_it_is_here(each) for each in job.output if not isinstance(each, Error))])
-        job.result()  # the cell that asks for it fails as the job has
+        job.result()  # raises the job's error in the cell that waits for it
 
 
 def _as_it_is_here(shown: Publication) -> Publication:
-    """The area of a longer cell is a plain display anywhere else."""
+    """Return the live area of a longer cell as a plain display, for other cells."""
     return Display(shown.data, {}) if isinstance(shown, LiveDisplay) else shown
 
 

@@ -1,4 +1,4 @@
-"""`%mesh log`: what ranks wrote."""
+"""`%mesh log`: show the output of ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 
-SECONDS = 10.0  # that a search takes at most; Ctrl-C ends it before
+SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
 
 
 @dataclass(frozen=True)
 class LogVerb(Verb):
-    """Show the last lines that these ranks wrote, those that match if anything is asked for, in order of arrival."""
+    """Show the last lines that these ranks wrote, in order of arrival; with a filter, only the lines that match."""
 
     word = "log"
     description = (
@@ -81,7 +81,7 @@ class LogVerb(Verb):
 
 
 def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:
-    """The last lines that match, on one page, whatever its size."""
+    """Return the last lines that match, on one page of any size."""
     extract = logbook.extract(ranks)
     until = time.monotonic() + SECONDS
     lines: list[LogLine] = []

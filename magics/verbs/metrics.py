@@ -1,4 +1,4 @@
-"""`%mesh metrics`: vitals of ranks for Prometheus and OpenTelemetry."""
+"""`%mesh metrics`: export vitals of ranks to Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.runtime.telemetry.exporters.readings import MetricsError
 
 @dataclass(frozen=True)
 class MetricsVerb(Verb):
-    """Export to Prometheus (at a port), to OpenTelemetry, or no more; without any of these say what is exported."""
+    """Export to Prometheus (on a port) or OpenTelemetry, or stop exporting; by default show what is exported."""
 
     word = "metrics"
     description = (

@@ -1,4 +1,4 @@
-"""`%mesh mode`: let every cell run on the mesh, or only those that say so."""
+"""`%mesh mode`: run every cell on the mesh, or only cells with `%%mesh`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshbook.magics.verbs.base import Verb
 
 @dataclass(frozen=True)
 class ModeVerb(Verb):
-    """Let cells run on the mesh without `%%mesh` (`state` is "on" or "off"), with these options of it; or say which."""
+    """Run cells without a magic on the mesh (`state` is "on" or "off"), with these options; or show the mode."""
 
     word = "mode"
     description = (
@@ -49,7 +49,7 @@ class ModeVerb(Verb):
 
 
 def format_mode(line: str | None) -> str:
-    """What a cell without a magic will do."""
+    """Format where a cell without a magic runs."""
     if line is None:
         return "mesh mode is off: cells run here, unless they begin with %%mesh"
     like = f"%%mesh {line}".rstrip()

@@ -1,4 +1,4 @@
-"""`%mesh profile`: in which functions the ranks spend their time."""
+"""`%mesh profile`: show in which functions the ranks spend their time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, prof
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
 
-LONG = 2.0  # seconds, from which on it is said how long it takes
-DEFAULT_SECONDS = 5.0  # of a profile of what runs already
+LONG = 2.0  # seconds; a longer profile is announced
+DEFAULT_SECONDS = 5.0  # of a profile of running code
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ProfileVerb(Verb):
         print(save_as(notebook.profiling.last, name))
 
     def _runs(self, notebook: Notebook) -> bool:
-        """Whether a cell runs on any of the ranks."""
+        """Return whether any of the ranks runs a cell."""
         if not len(notebook.meshes):
             return False
         mesh, ranks = notebook.ranks_of(self.selection or "all")

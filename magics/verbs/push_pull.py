@@ -1,6 +1,6 @@
-"""`%mesh push`: set variables of the notebook's on ranks.
+"""`%mesh push`: set variables on ranks from the notebook.
 
-`%mesh pull`: bring variables of ranks to the notebook.
+`%mesh pull`: copy variables from ranks to the notebook.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshbook.magics.verbs.base import Verb, add_selection
 
 @dataclass(frozen=True)
 class PushVerb(Verb):
-    """Set these variables on ranks, to what they are in the notebook."""
+    """Set these variables on ranks to their values in the notebook."""
 
     word = "push"
     description = "Set variables on ranks to what they are in the notebook."
@@ -40,7 +40,7 @@ class PushVerb(Verb):
 
 @dataclass(frozen=True)
 class PullVerb(Verb):
-    """Set these variables in the notebook, to lists of what they are on ranks, or as `PullSpec.how` says."""
+    """Set these variables in the notebook to lists of their values on ranks, or as `PullSpec.how` says."""
 
     word = "pull"
     description = (
@@ -67,5 +67,5 @@ class PullVerb(Verb):
 
     @staticmethod
     def _of_one(wanted: PullSpec, ranks: Sequence[int]) -> PullSpec:
-        """`%mesh pull c 0` gives the value itself, as `c@0` does."""
+        """Pull the value itself from a single rank: `%mesh pull c 0`, as `c@0` does."""
         return PullSpec(wanted.name, ranks[0]) if wanted.how is None else wanted

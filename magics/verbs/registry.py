@@ -1,6 +1,6 @@
-"""The verbs of `%mesh` as a table, and what a line of it asks for.
+"""The table of the verbs of `%mesh`, and the parser of its lines.
 
-Selectors stay text here; they are read when the verb is done.
+Selectors stay text here; `run` resolves them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from meshbook.magics.verbs.up import UpVerb
 from meshbook.magics.verbs.use import UseVerb
 from meshbook.magics.verbs.who import WhosVerb, WhoVerb
 
-# As the overview lists them: a mesh's life, then cells that run, then variables, then what to look at.
+# In the order of the overview: a mesh's lifecycle, then variables, running cells, settings, and inspection.
 _ALL: tuple[type[Verb], ...] = (
     UpVerb,
     UseVerb,
@@ -75,11 +75,11 @@ _ALL: tuple[type[Verb], ...] = (
     DoctorVerb,
 )
 VERBS = {verb.word: verb for verb in _ALL}
-WIDTH = 100  # as argparse's texts have it (`parsing.Parser`)
+WIDTH = 100  # as in the texts of argparse (`argparsing.Parser`)
 
 
 def parse_verb(line: str) -> Verb | HelpRequested:
-    """What follows `%mesh` on its line; nothing is a brief `status`."""
+    """Parse the text after `%mesh` on its line; an empty line means a brief `status`."""
     if not (found := words(line)):
         return StatusVerb(brief=True)
     word, *arguments = found
@@ -96,7 +96,7 @@ def parse_verb(line: str) -> Verb | HelpRequested:
 
 
 def overview() -> str:
-    """The verbs, each with the first sentence of what it does."""
+    """Return a list of the verbs, each with the first sentence of its description."""
     wide = max(map(len, VERBS)) + 4
     lines = [
         textwrap.fill(

@@ -1,4 +1,4 @@
-"""`%mesh resize`: add ranks to a mesh, or take some away."""
+"""`%mesh resize`: add ranks to a mesh, or remove some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshbook.runtime.geometry import Extent
 
 @dataclass(frozen=True)
 class ResizeVerb(Verb):
-    """Let a mesh (None: the current mesh) have `gpus` workers in its last dimension, or these sizes."""
+    """Resize a mesh (None: the current mesh) to `gpus` workers in its last dimension, or to these sizes."""
 
     word = "resize"
     description = "Add ranks to a mesh, or take some away; the others keep their state."
@@ -32,7 +32,7 @@ class ResizeVerb(Verb):
         sizes = dict(self.shape) if self.shape is not None else {"gpus": self.gpus or 1}
 
         def follow() -> None:
-            if any(known is mesh for known in notebook.meshes):  # it may be down by then
+            if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
                 notebook.bind(mesh)
 
         print(lifecycle.resize(mesh, sizes, follow))

@@ -1,4 +1,4 @@
-"""`%mesh restart`: end ranks, whatever they run, and start them again."""
+"""`%mesh restart`: end ranks, even busy ones, and restart them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshbook.magics.verbs.base import Verb, add_selection
 
 @dataclass(frozen=True)
 class RestartVerb(Verb):
-    """End these ranks, whatever they run, and start them again."""
+    """End these ranks, even busy ones, and restart them."""
 
     word = "restart"
     description = "End ranks, whatever they run, and start them again."

@@ -1,4 +1,4 @@
-"""`%mesh stack`: where ranks are."""
+"""`%mesh stack`: show the stacks of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshbook.magics.verbs.base import Verb, add_selection
 
 @dataclass(frozen=True)
 class StackVerb(Verb):
-    """Show where these ranks are."""
+    """Show the stacks of these ranks."""
 
     word = "stack"
     description = "Show where ranks are: the same stacks once."

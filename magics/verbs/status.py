@@ -1,4 +1,4 @@
-"""`%mesh status`: how the meshes are, what they use, what has happened to them; `%mesh` alone says the first."""
+"""`%mesh status`: show the state, resources and events of the meshes; `%mesh` alone shows the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshbook.magics.verbs.base import Verb, add_name
 
 @dataclass(frozen=True)
 class StatusVerb(Verb):
-    """Say how a mesh is (`name` None means all of them), and unless it is to be `brief` what has happened to it."""
+    """Show the state of a mesh (`name` None: of all), and unless `brief` its vitals and its history."""
 
     word = "status"
     description = "Say how the meshes are."

@@ -1,4 +1,4 @@
-"""`%mesh trace`: what every process did during a cell."""
+"""`%mesh trace`: show the activity of every process during a cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshbook.runtime.amounts import format_bytes
 
 @dataclass(frozen=True)
 class TraceVerb(Verb):
-    """Show what these ranks (None: all processes) did in a cell, by its number or as one of the last; or save it."""
+    """Show or save the trace of these ranks (None: all processes) in a cell: by its number, or one of the last."""
 
     word = "trace"
     description = (

@@ -1,4 +1,4 @@
-"""`%mesh up`: start a mesh, and show how far it is."""
+"""`%mesh up`: start a mesh, and show the progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshbook.runtime.geometry import Extent
 
 @dataclass(frozen=True)
 class UpVerb(Verb):
-    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. One that is up already is left."""
+    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. A mesh that is up stays."""
 
     word = "up"
     description = "Start a mesh. Where one of this name and shape is up, nothing is done."
@@ -65,7 +65,7 @@ class UpVerb(Verb):
 
 
 class _Progress:
-    """A line that says how many ranks are up, once it takes longer than a blink."""
+    """A progress line with the number of ranks that are up."""
 
     def __init__(self, shell: Any) -> None:
         self._publisher = publisher_for(shell)
@@ -79,7 +79,7 @@ class _Progress:
         self._show(text, is_final=True) if self._shown else print(text)
 
     def stop(self) -> None:
-        """It goes no further, for a reason that is told elsewhere."""
+        """Mark the line as unfinished; the reason is reported elsewhere."""
         if self._shown:
             self._show(f"{self._shown}, and no further: no mesh is up by this", is_final=True)
 

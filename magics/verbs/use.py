@@ -11,7 +11,7 @@ from meshbook.magics.verbs.base import Verb
 
 @dataclass(frozen=True)
 class UseVerb(Verb):
-    """Let cells and verbs that name no mesh mean this one."""
+    """Make this mesh the default of cells and verbs that name none."""
 
     word = "use"
     description = "Choose the current mesh, which cells and verbs mean that name none."

@@ -1,4 +1,4 @@
-"""`%mesh who` and `whos`: which variables there are on ranks, by name or as a table."""
+"""`%mesh who` and `whos`: list the variables on ranks, by name or as a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WhoVerb(Verb):
 
 @dataclass(frozen=True)
 class WhosVerb(WhoVerb):
-    """List the variables of these ranks, with what they are."""
+    """List the variables of these ranks, with their types and values."""
 
     word = "whos"
     description = "List the variables of ranks with type, size in memory and value; values that are the same once."
