@@ -2,14 +2,14 @@
 
     kernel -> magics -> runtime.hosts, .cells, widgets -> runtime.mesh -> .node -> .transport -> .wire -> .geometry
 
-Imports go one way, left to right (tests/test_layers.py holds them to it). What is offered here is the whole public
-face; `import meshbook.runtime.geometry` is the full path of the rest.
+Imports go one way, left to right (tests/test_layers.py checks this). The names here are the whole public API; the other
+modules are imported by their full path, such as `meshbook.runtime.geometry`.
 """
 
 import sys
 
-from meshbook import hosts as hosts  # a module of its own: `meshbook.hosts.command(...)`
-from meshbook import metrics as metrics  # the same: `meshbook.metrics.serve()`
+from meshbook import hosts as hosts  # a submodule: `meshbook.hosts.command(...)`
+from meshbook import metrics as metrics  # a submodule: `meshbook.metrics.serve()`
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.deferred import returns_future
@@ -94,7 +94,7 @@ sys.modules[__name__].__class__ = _faults.HookedModule  # `meshbook.unhandled_fa
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext meshbook`: the magics and displays, in any IPython kernel."""
-    from meshbook.magics.extension import load  # weight: IPython, which a script does without
+    """Load the magics and displays into any IPython kernel: the hook of `%load_ext meshbook`."""
+    from meshbook.magics.extension import load  # weight: IPython, which scripts do not need
 
     load(shell)

@@ -1,8 +1,8 @@
-"""`python -m meshbook install` shows this meshbook to a Jupyter that lives elsewhere; `doctor` examines it.
+"""`python -m meshbook install` registers this meshbook with a Jupyter in another environment; `doctor` examines it.
 
-`runs` lists the runs that were detached, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts.
+`runs` lists the detached runs, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts.
 
-Installing is not needed where both share an environment: `pip install meshbook` puts the kernelspec there.
+Installing is not needed if both share an environment: `pip install meshbook` puts the kernelspec there.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def list_runs() -> int:
-    """Print a line for each run that was detached."""
-    # Weight: the runtime, which the other verbs do without.
+    """Print a line for each detached run."""
+    # Weight: the runtime, which the other verbs do not need.
     from meshbook.runtime.hosts.detached_runs import detached_runs, format_runs
 
     print(format_runs(detached_runs()) or "no run is detached")
@@ -88,7 +88,7 @@ def list_runs() -> int:
 
 
 def end_run(name: str) -> int:
-    """End a detached run; the status is 1 where it cannot be."""
+    """End a detached run; the status is 1 if that fails."""
     # Weight: as above.
     from meshbook.runs import DetachError, end
 
@@ -102,7 +102,7 @@ def end_run(name: str) -> int:
 
 
 def debug() -> int:
-    """Take the commands of debuggers until Ctrl-C; the status is 1 where another terminal does."""
+    """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
     # Weight: as above.
     from meshbook.runtime.config import runtime_root, settings_in_force
     from meshbook.runtime.hosts.debugging import serve_terminal
@@ -121,8 +121,8 @@ def debug() -> int:
 
 
 def doctor() -> int:
-    """Examine this installation; the status is 1 where something keeps meshes from working."""
-    # Weight: what it looks at, torch among it, which the other verbs do without.
+    """Examine this installation; the status is 1 if a problem keeps meshes from working."""
+    # Weight: its imports, such as torch, which the other verbs do not need.
     from meshbook.magics.doctor.examination import CHECKS
     from meshbook.magics.doctor.finding import examine, render, worst_of
 
@@ -132,7 +132,7 @@ def doctor() -> int:
 
 
 def install(prefix: str | None) -> int:
-    """Write the kernelspec under `prefix`, or for the user where it is None."""
+    """Write the kernelspec under `prefix`, or for the user if it is None."""
     with tempfile.TemporaryDirectory(prefix="meshbook-kernelspec-") as staging:
         source = Path(staging) / KERNEL_NAME
         shutil.copytree(KERNELSPEC, source)
@@ -146,15 +146,15 @@ def install(prefix: str | None) -> int:
 
 
 def bound_to_interpreter(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same spec, starting this interpreter.
+    """Return the spec with the path of this interpreter.
 
-    A bare "python" becomes the interpreter of the Jupyter server, which need not have meshbook.
+    Jupyter replaces a bare "python" with the interpreter of its server, which may not have meshbook.
     """
     return {**spec, "argv": [sys.executable, *spec["argv"][1:]]}
 
 
 def uninstall(prefix: str | None) -> int:
-    """Remove the kernelspec from where `install` with the same `prefix` writes it."""
+    """Remove the kernelspec that `install` with the same `prefix` writes."""
     base = Path(jupyter_data_dir()) if prefix is None else Path(prefix) / "share" / "jupyter"
     written = base / "kernels" / KERNEL_NAME
     if not written.is_dir():

@@ -1,4 +1,4 @@
-"""Checkpoints of training: what all ranks hold, in one folder, whole or not at all.
+"""Checkpoints of training: the state of all ranks in one folder, written completely or not at all.
 
     from meshbook import checkpoint
 
@@ -6,10 +6,10 @@
     checkpoint.save(state, "runs/digits", step=7, keep=3)  # on every rank
     step = checkpoint.load(state, "runs/digits")           # later, perhaps on more ranks, or on fewer
 
-The reading and writing is `torch.distributed.checkpoint`'s: a tensor that all ranks have is written once, sharded ones
-(DTensor, FSDP) are written in parts and put together for whatever ranks there are when they are read. Here is what
-makes it fit for ranks that may die at any moment: a checkpoint is written beside its place and put there by a rename
-once every rank has written its part. On several hosts the folder has to be one that all of them share.
+`torch.distributed.checkpoint` reads and writes. It writes a tensor that all ranks have once, and sharded tensors
+(DTensor, FSDP) in parts, which it joins for any number of ranks on reading. This module makes it safe for ranks that
+may die at any moment: a checkpoint is written to a temporary folder, and renamed once every rank has written its part.
+With several hosts, the folder must be on storage that all of them share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointError", "latest", "load", "save", "steps"]
 
 NAME = re.compile(r"step-(\d+)")
-METADATA = ".metadata"  # what torch.distributed.checkpoint writes last
+METADATA = ".metadata"  # torch.distributed.checkpoint writes this file last
 
 
 class CheckpointError(MeshbookError):
@@ -44,16 +44,16 @@ def save(
 ) -> Path:
     """Write a checkpoint of this step, on every rank of the process group; returns its path once it is complete.
 
-    `state` has, by name, models and optimizers (whatever has a `state_dict`), tensors, and whatever else can be
-    pickled, nested in dicts and lists. What is the same on all ranks goes by the same name, and is written once; what
-    only one rank has needs a name of its own. A DistributedDataParallel model is saved as the one in it. `keep`: how
-    many of the newest checkpoints stay in the folder. A checkpoint of the same step is replaced.
+    `state` has, by name, models and optimizers (any object with a `state_dict`), tensors, and other picklable values,
+    nested in dicts and lists. A value that is the same on all ranks has the same name on all, and is written once; a
+    value of only one rank needs a name of its own. A DistributedDataParallel model is saved as the model inside it.
+    `keep`: how many of the newest checkpoints stay in the folder. A checkpoint of the same step is replaced.
 
-    Without a process group, or with `alone`, this process writes what it has, and waits for nobody.
+    Without a process group, or with `alone`, this process writes its own state, and waits for no other rank.
 
-    Raises CheckpointError, on every rank, where one cannot write; what was there before stays then. Where a
-    rank dies meanwhile, the others get an error as from any collective, or wait until `heal()` or an abort frees them.
-    ValueError for a step or a count that cannot be.
+    Raises CheckpointError on every rank if one cannot write; the previous checkpoints stay then. If a rank dies
+    meanwhile, the others get an error as from any collective, or wait until `heal()` or an abort frees them. ValueError
+    for an invalid step or count.
     """
     if step < 0 or (keep is not None and keep < 1):
         raise ValueError(f"step counts from 0, and keep from 1: not step={step!r}, keep={keep!r}")
@@ -73,14 +73,14 @@ def save(
 def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | None = None, alone: bool = False) -> int:
     """Read the newest checkpoint of the folder, or that of a step, into `state`; returns its step.
 
-    On every rank of the process group; without one, or with `alone`, on this one. Tensors are read into those that are
-    there, models and optimizers load what was saved of them, anything else in `state` is replaced. Only what
-    `state` names is read. There may be more ranks than saved it, or fewer.
+    Call it on every rank of the process group; without one, or with `alone`, on this one. Tensors are read in place,
+    models and optimizers load their saved state, and other values in `state` are replaced. Only names in `state` are
+    read. There may be more ranks than saved it, or fewer.
 
-    Raises CheckpointError where there is no checkpoint, or it lacks something that `state` names.
+    Raises CheckpointError if there is no checkpoint, or it lacks a name of `state`.
     """
     ranks = _Ranks(alone)
-    # One looks, so that all read the same.
+    # Only the first rank chooses, so that all ranks read the same checkpoint.
     found: int | None = ranks.first(lambda: latest(folder) if step is None else step)
     place = Path(folder).absolute() / f"step-{found}"
     if found is None or not (place / METADATA).exists():
@@ -93,12 +93,12 @@ def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | N
 
 
 def latest(folder: str | os.PathLike[str]) -> int | None:
-    """The step of the newest checkpoint that is complete; None where there is none."""
+    """Return the step of the newest complete checkpoint; None if there is none."""
     return max(steps(folder), default=None)
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
-    """The steps of all complete checkpoints in a folder, in order; none where there is no such folder."""
+    """Return the steps of all complete checkpoints in a folder, in order; empty if the folder does not exist."""
     try:
         entries = list(Path(folder).iterdir())
     except FileNotFoundError:
@@ -108,16 +108,16 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
 
 
 class _Ranks:
-    """Those that save or load together."""
+    """The ranks that save or load together."""
 
     def __init__(self, alone: bool) -> None:
-        import torch.distributed as dist  # weight: whoever has no process group need not wait for it
+        import torch.distributed as dist  # weight: imported only when a checkpoint is used
 
         self._dist: Any = dist
         self.are_many = not alone and dist.is_available() and dist.is_initialized()
 
     def first(self, do: Callable[[], Any]) -> Any:
-        """Let the first of them do something, and give all what comes of it: the value, or the error."""
+        """Call `do` on the first rank, and return its value, or raise its error, on all ranks."""
         if not self.are_many:
             return do()
         told: list[Any] = [None, None]
@@ -133,7 +133,7 @@ class _Ranks:
 
 
 def _make_draft(place: Path, are_many: bool) -> Path:
-    """An empty folder beside the place, which nobody takes for a checkpoint. Ranks together clear what others left."""
+    """Make an empty folder beside `place` that `steps` ignores; with several ranks also delete abandoned drafts."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if are_many:
         for left in place.parent.glob(".step-*"):
@@ -142,8 +142,8 @@ def _make_draft(place: Path, are_many: bool) -> Path:
 
 
 def _publish(draft: Path, place: Path, keep: int | None) -> None:
-    """Put what was written in its place, and drop what is too old."""
-    draft.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
+    """Move the draft to its place, and delete the oldest checkpoints."""
+    draft.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only the owner can read
     if place.exists():
         _drop(place)
     draft.rename(place)
@@ -155,14 +155,14 @@ def _publish(draft: Path, place: Path, keep: int | None) -> None:
 
 
 def _drop(place: Path) -> None:
-    """Remove a checkpoint; one that is half removed is none any more."""
+    """Remove a checkpoint; renamed first, so that no half-removed one is ever found."""
     gone = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     place.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
-    """Let the rename outlast a power failure, as the files do."""
+    """Sync the folder, so that the rename survives a power failure, as the files do."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -202,14 +202,14 @@ def _read(state: dict[str, Any], place: Path, ranks: _Ranks) -> None:
 
 @contextlib.contextmanager
 def _no_warning() -> Iterator[None]:
-    """Without what torch says where a process saves or loads alone: here that was asked for, or is documented."""
+    """Suppress torch's warning on saving or loading without a process group: that is requested or documented here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
 
 
 def _unwrapped(state: dict[str, Any]) -> dict[str, Any]:
-    """The same with the models that are in DistributedDataParallel ones."""
+    """Return the state with DistributedDataParallel models replaced by the models inside them."""
     return {name: value.module if _is_wrapper(value) else value for name, value in state.items()}
 
 
@@ -220,7 +220,7 @@ def _is_wrapper(value: Any) -> bool:
 
 
 def _fill(optimizer: Optimizer) -> None:
-    """Give an optimizer the state that it has after a first step: what it does not have cannot be read into it."""
+    """Give an optimizer the state that it has after its first step: only state that exists can be read into."""
     import torch
 
     if optimizer.state:
@@ -241,12 +241,12 @@ def _fill(optimizer: Optimizer) -> None:
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Say what did not come about, and on which ranks, as an error of ours."""
+    """Convert errors into a CheckpointError that names the failed action and the ranks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
-    except CheckpointException as error:  # no Exception
+    except CheckpointException as error:  # not a subclass of Exception
         failed = "\n".join(f"rank {rank}: {_say(raised)}" for rank, (raised, _) in sorted(error.failures.items()))
         raise CheckpointError(f"{what}\n{failed}") from error
     except Exception as error:

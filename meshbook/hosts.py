@@ -1,8 +1,8 @@
 """Hosts beyond the controller's own: `meshbook.hosts.command({"gpu1": ["ssh", "gpu1"], "gpu2": ["ssh", "gpu2"]})`.
 
 Each function starts a host agent on some machines and returns their `HostMesh`, with a dimension `hosts`. From then on
-all is as on one host: processes are spawned on it, actors on these, and messages go from any to any. Messages between
-hosts are encrypted (CURVE), with keys that only this run has.
+they work as one host does: processes are spawned on the mesh, actors on these, and any process can send to any other.
+Messages between hosts are encrypted (CURVE), with keys that only this run has.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ def command(
 ) -> HostMesh:
     """Start a host for each name by a command, wait until all are up, and return their mesh: its dimension is `hosts`.
 
-    A command is what is to stand before that of the host agent so that it runs there: `["ip", "netns", "exec", "h1"]`,
-    or none for one more on this machine. It has to pass standard input and output on, and the agent ends when its input
-    does. meshbook is found there by PYTHONPATH or because it is installed; `python` is the interpreter, else ours.
+    A command is the prefix that runs the host agent there: `["ip", "netns", "exec", "h1"]`, or an empty one for another
+    host on this machine. It must pass standard input and output on; the agent ends when its input is closed. meshbook
+    must be importable there, by PYTHONPATH or as an installed package; `python` is the interpreter, by default this
+    one.
 
-    A host is reached at the address from which it reaches the controller, where `addresses` names no other.
-    While all hosts of the run are on this machine, they listen on the loopback interface alone.
-    One that is silent for `Settings.host_timeout` (MESHBOOK_HOST_TIMEOUT, 1.7 s) is lost, and its processes with it; a
-    shorter cut of the network loses nothing. All hosts end with the session.
+    A host is reached at the address from which it reaches the controller, unless `addresses` names another. While all
+    hosts of the run are on this machine, they listen on the loopback interface only. A host that is silent for
+    `Settings.host_timeout` (MESHBOOK_HOST_TIMEOUT, 1.7 s) is lost, and its processes with it; a shorter network outage
+    loses nothing. All hosts end with the session.
 
-    Raises LaunchError, which names the host, where one does not come up within `Settings.launch_timeout`; ValueError
-    for a name that cannot be, RuntimeError in a worker: hosts are the client's.
+    Raises LaunchError, which names the host, if one does not come up within `Settings.launch_timeout`; ValueError for
+    an invalid name, RuntimeError in a worker: only the client starts hosts.
     """
     if context().actor_instance.node.place is not None:
         raise RuntimeError("hosts are started by the client, not by an actor; their HostMesh may be passed to actors")

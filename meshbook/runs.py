@@ -1,7 +1,7 @@
-"""Runs that outlive the process which began them: detach, and attach from another one.
+"""Runs that outlive the process that started them: detach, and attach from another one.
 
-`detach()` leaves the processes of this session to themselves, with their actors, for a while; `attach()` makes another
-process, or this one, their controller. In a notebook `%mesh detach` and `%mesh attach` do the same.
+`detach()` keeps the processes and actors of this session running without a controller for a while; `attach()` makes
+another process, or this one, their controller. In a notebook `%mesh detach` and `%mesh attach` do the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["DetachError", "MeshStatus", "Status", "attach", "detach", "detached_
 
 
 def detach(seconds: float = DAY) -> str:
-    """Leave the processes of this session to themselves; returns the name of the run, for `attach`.
+    """Keep the processes of this session running without it; returns the name of the run, for `attach`.
 
-    They and their actors live on, what they print is kept, and what they do goes on. After so many seconds they end,
-    unless somebody has attached. What lives in this very process ends, calls from here that are open fail, and handles
-    are of no use here any more. Raises DetachError where it cannot be: with other hosts in the run, in the middle of a
-    heal. RuntimeError where nothing was started, ValueError for a time that is none.
+    The processes and their actors continue, and their output is kept. After so many seconds they end, unless a process
+    has attached. Actors in this process end, pending calls from here fail, and handles can no longer be used here.
+    Raises DetachError if the run has other hosts or a heal is in progress; RuntimeError if nothing was started,
+    ValueError for an invalid time.
     """
 
     def leave(session: Session) -> str:
@@ -37,28 +37,28 @@ def detach(seconds: float = DAY) -> str:
 
 
 def detached_runs() -> list[Status]:
-    """The runs on this host that were detached, and how they are; `held_by` says who has attached since."""
+    """Return the status of the detached runs on this host; `held_by` describes the process that has attached since."""
     return detached.detached_runs()
 
 
 def attach(run: str = "") -> dict[str, ProcMesh]:
-    """Be the controller of a detached run from now on; returns its process meshes by their names.
+    """Become the controller of a detached run; returns its process meshes by their names.
 
-    `run` is what `detach` returned, or the beginning of that, or the name of a mesh; none: the only one there is.
-    The actors of a mesh are in `mesh.actors`. Ranks that died meanwhile are told of as if they did so now. Raises
-    DetachError where there is no such run, or it is not to be had; RuntimeError where this process has its own.
+    `run` is the return value of `detach`, or its beginning, or the name of a mesh; empty: the only run there is. The
+    actors of a mesh are in `mesh.actors`. Deaths of ranks in the meantime are reported as if they happened now. Raises
+    DetachError if there is no such run, or it cannot be attached; RuntimeError if this process has a run of its own.
     """
     session = attaching.attach(detached.choose(run), present_process(), lambda session: None)
     return session.meshes()
 
 
 def end(run: str) -> str:
-    """End a detached run, which `run` names as for `attach`, with all its processes; returns its full name."""
+    """End a detached run, given by `run` as for `attach`, with all its processes; returns its full name."""
     found = detached.choose(run)
     attaching.end(found, present_process())
     return found.run
 
 
 def present_process() -> str:
-    """This process, as others are told who has attached."""
+    """Return a description of this process, which other processes show as the holder of the run."""
     return f"pid {os.getpid()} ({Path.cwd().name})"

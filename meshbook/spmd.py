@@ -1,7 +1,7 @@
-"""`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs of this host, as torchrun does it.
+"""`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs of this host, as torchrun runs it.
 
-Programs import SPMDActor and setup_torch_elastic_env from here. When what is done is decided in
-`runtime/spmd/run_policy.py`.
+Programs import SPMDActor and setup_torch_elastic_env from here. `runtime/spmd/run_policy.py` decides when each action
+is taken.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
 PROCS = "procs"  # the dimension of the mesh
-LEAVE_SECONDS = 86_400.0  # threads and atexit hooks of a script take as long as they take; Ctrl-C ends them sooner
+LEAVE_SECONDS = 86_400.0  # threads and atexit hooks of a script may run long; Ctrl-C ends them sooner
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
-Event = Callable[[float], None]  # what happened, to be noted with its time
+Event = Callable[[float], None]  # an event of the run, called with its time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def _natural(text: str) -> int:
 
 
 def choose_size() -> int:
-    """A rank for each GPU or else for each core, and say so."""
+    """Return the number of GPUs, or else of cores, and print it."""
     gpus = count_gpus()
     size, what = (gpus, "GPU") if gpus else (count_cores(), "CPU core")
     say(f"--procs {size}: one rank per {what}")
@@ -108,7 +108,7 @@ def choose_size() -> int:
 
 
 def say(text: str) -> None:
-    """Tell the user something in the launcher's own name."""
+    """Print a text to stderr with the launcher's prefix."""
     with contextlib.suppress(OSError):
         for line in text.splitlines():
             print(f"meshbook.spmd: {line}", file=sys.stderr, flush=True)
@@ -116,7 +116,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def signals_to(events: queue.SimpleQueue[Event], supervisor: RunPolicy) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are events like others; the third way to end a run is the end of this process."""
+    """Queue Ctrl-C and SIGTERM as events while the block runs. Killing this process ends the run, too."""
 
     def note(number: int, frame: object) -> None:
         del frame
@@ -131,7 +131,7 @@ def signals_to(events: queue.SimpleQueue[Event], supervisor: RunPolicy) -> Itera
 
 
 def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
-    """Start a session and a mesh, and stay with them until every process has ended."""
+    """Start a session and a mesh, and return when every process has ended."""
     settings = Settings.from_environment()
     preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
     session = Session(msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload))
@@ -141,24 +141,24 @@ def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printe
         Run(session, supervisor, events).follow(script)
     finally:
         CURRENT.reset(token)
-        session.close()  # its last question to the agent: output that came before is here with the answer
+        session.close()  # its last request to the agent: earlier output has arrived with the reply
 
 
 class Run:
-    """The mesh of one run: starts it, notes what happens, and does what the course says."""
+    """The mesh of one run: starts it, queues its events, and carries out the actions of the `RunPolicy`."""
 
     def __init__(self, session: Session, supervisor: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
         self._supervisor = supervisor
         self._events = events
         self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: supervisor.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
-        # First listen, then look: an end in between is heard of either way.
+        # Subscribe first, then query: an end in between is seen either way.
         session.node.peers.when_down.append(self._heard_of_end)
         for report in filter(None, map(session.node.peers.report_of, self._ranks)):
             self._heard_of_end(report)
         self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
         for part in (self._procs, self._actors):
-            heed_failures(part, lambda failure: True)  # the course of the run sees to them
+            heed_failures(part, lambda failure: True)  # the RunPolicy handles them
 
     def follow(self, script: Sequence[str]) -> None:
         """Run the script; returns when every process has ended."""
@@ -171,7 +171,7 @@ class Run:
                 event(time.monotonic())
 
     def _next_event(self) -> Event | None:
-        """What happens next; None where the course has to be asked before."""
+        """Return the next event; None if the policy's deadline passes first."""
         end = self._supervisor.deadline
         try:
             return self._events.get() if end is None else get_within(self._events, end - time.monotonic())
@@ -187,7 +187,7 @@ class Run:
                 else:
                     process.kill(action.number)
 
-    # -- what happens ----------------------------------------------------------
+    # -- events ----------------------------------------------------------------
 
     def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
         if (error := asked.exception()) is not None:
@@ -203,7 +203,7 @@ class Run:
             self._supervisor.script_ended(rank, answer.get(), now)
 
     def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
-        if not isinstance(error, ProcessDied):  # of that its end tells
+        if not isinstance(error, ProcessDied):  # the report of the process's end has the details
             self._supervisor.script_ended(rank, EndRun(1, str(error)), now)
 
     def _heard_of_end(self, report: ExitReport) -> None:
@@ -212,7 +212,7 @@ class Run:
 
 
 def ending_of(report: ExitReport) -> EndRun:
-    """What the end of a process says: its exit code, and 1 where it has none."""
+    """Return how a process ended: its exit code, or 1 if it has none."""
     if report.returncode == 0:
         return EndRun(0)
     hint = report.hint.splitlines()[report.returncode is None :]
@@ -221,7 +221,7 @@ def ending_of(report: ExitReport) -> EndRun:
 
 
 def tell(supervisor: RunPolicy) -> Iterator[str]:
-    """What there is to say about a run that did not go well: who failed, why, and what became of the others."""
+    """Yield the summary of a run that failed: which ranks failed, why, and which were stopped."""
     if supervisor.signal:
         yield f"ended by {signal.Signals(supervisor.signal).name}"
     interrupted = {rank: end.place for rank, end in supervisor.endings.items() if end.interrupted and end.place}
@@ -235,7 +235,7 @@ def tell(supervisor: RunPolicy) -> Iterator[str]:
 
 
 def by_value(found: Mapping[int, T]) -> list[tuple[T, list[int]]]:
-    """Each different value with the ranks that have it, in the order in which they first appear."""
+    """Return each distinct value with its ranks, in the order of first appearance."""
     ranks: dict[T, list[int]] = {}
     for rank, value in found.items():
         ranks.setdefault(value, []).append(rank)
@@ -246,6 +246,6 @@ if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # `python -m` puts the current folder there; `python train.py` would not
     status = main()
-    if status == 128 + signal.SIGPIPE:  # else Python would complain about what it could not write
+    if status == 128 + signal.SIGPIPE:  # else Python would report the failed flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

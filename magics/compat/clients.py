@@ -184,8 +184,7 @@ class Client:
         return AsyncResult([self._find(each) for each in index], client=self)
 
     def queue_status(self, targets: Targets = "all", verbose: bool = False) -> Any:
-        """Return the pending (`queue`, `tasks`) and completed calls of each rank, and the number of unassigned tasks.
-        """
+        """Return the pending (`queue`, `tasks`) and completed calls of each rank, and the count of unassigned tasks."""
         tasks, unassigned = count_open(list(self.schedulers))
         with self._lock:
             queued = Counter(call.engine for call in self._open.values())

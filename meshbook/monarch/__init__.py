@@ -1,12 +1,12 @@
-"""Programs written for PyTorch Monarch, with their own `import monarch` lines, on meshbook.
+"""Run programs written for PyTorch Monarch on meshbook, with their own `import monarch` lines.
 
-path           where the package `monarch` lies that answers for Monarch's, and how processes come to find it
+path           the folder of our package `monarch`, and how processes find it
 __main__       `python -m meshbook.monarch script.py`
-alias/         that package: the names of each of Monarch's modules, taken from where meshbook defines them
-modules        what its modules say of names that are not here
+alias/         that package: the names of each of Monarch's modules, imported from where meshbook defines them
+modules        the errors that its modules raise for missing names
 configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `parametrizing` belong to it
 identities     `ProcId` and `Uid`; `telemetry`, `debugging` and `hosting` have other functions of `monarch.actor`
-older          what Monarch itself no longer offers, and old programs still use
+older          functions that Monarch itself no longer offers, and old programs still use
 
 `alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch`
 by accident. `install()` puts `alias/` at the front of the import path, which workers inherit, and of PYTHONPATH,

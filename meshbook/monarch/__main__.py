@@ -1,7 +1,7 @@
 """`python -m meshbook.monarch script.py`: runs a program of Monarch's on meshbook, its `import monarch` unchanged.
 
-The interpreter is started anew on the script, with the flags that it was started with, so that the script is `__main__`
-as ever: what it defines travels to workers by value.
+A new interpreter runs the script, with the flags of this one, so that the script is `__main__` as usual: its
+definitions are pickled by value for workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULE = "meshbook.monarch"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the program. Returns, with an exit status, only where there is none to become."""
+    """Replace this process by the program; returns, with an exit status, only if the arguments are invalid."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
@@ -37,14 +37,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def become(arguments: Sequence[str]) -> NoReturn:
-    """Put a new interpreter in this process's place, with our package on its path."""
+    """Replace this process by a new interpreter with our package on its path."""
     flags = interpreter_flags(sys.orig_argv[1:], len(arguments))
     environment = os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
     os.execve(sys.executable, [sys.executable, *flags, *arguments], environment)
 
 
 def find_mistake(arguments: Sequence[str]) -> str:
-    """What keeps these arguments from being run, or the empty string."""
+    """Return why these arguments cannot be run, or the empty string."""
     first = next(iter(arguments), "")
     if not first or (first == "-m" and len(arguments) == 1):
         return f"name a script or a module\n{USAGE}"
@@ -65,7 +65,7 @@ def _has_monarch(folder: Path) -> bool:
 
 
 def interpreter_flags(original: Sequence[str], count: int) -> list[str]:
-    """Python's flags out of a command line `FLAGS -m meshbook.monarch ARGUMENTS`, of which `count` are arguments."""
+    """Return Python's flags from a command line `FLAGS -m meshbook.monarch ARGUMENTS` with `count` arguments."""
     flags = list(original[: len(original) - count])
     # All of these are the same to Python: -m NAME, -mNAME, -um NAME, -umNAME.
     last = flags.pop()

@@ -1,7 +1,8 @@
 """`monarch.config`: Monarch's keys over meshbook's settings.
 
-A key that means something here changes `Settings` of what is started from then on; all that were set are handed down in
-`Settings.extra`, so that a worker sees what was in force when it was spawned. What runs already keeps what it has.
+A key with an equivalent changes `Settings` for processes that are started from then on. All keys that were set are
+passed on in `Settings.extra`, so that a worker sees the configuration of its spawning. Running processes keep their
+settings.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from meshbook.runtime.hosts.session import running_session
 
 
 def configure(**values: Any) -> None:
-    """Set these keys for the processes that are started from now on; either all are set or none.
+    """Set these keys for processes that are started from now on; either all are set or none.
 
-    Raises ValueError for a key that Monarch does not have, TypeError for a value that does not fit its key.
+    Raises ValueError for a key that Monarch does not have, TypeError for a value of the wrong type.
     """
     changes = _changes(_checked(values))
     _warn_if_late(values, stacklevel=3)
@@ -28,29 +29,29 @@ def configure(**values: Any) -> None:
 
 @contextlib.contextmanager
 def configured(**values: Any) -> Iterator[dict[str, Any]]:
-    """Set these keys while the block runs, or the function that is decorated; gives what `get_global_config` gives.
+    """Set these keys while the block or the decorated function runs; yields the value of `get_global_config`.
 
-    Meshes that are spawned in the block keep what it set. It wins over `configure`. Raises what `configure` raises.
+    Meshes that are spawned in the block keep its settings. It overrides `configure`. Raises what `configure` raises.
     """
     changes = _changes(_checked(values))
-    _warn_if_late(values, stacklevel=4)  # between this generator and the block lies contextlib
+    _warn_if_late(values, stacklevel=4)  # contextlib's frames are between this generator and the block
     with OVERRIDES.during(changes):
         yield get_global_config()
 
 
 def get_global_config() -> dict[str, Any]:
-    """Every key and its value for what is started from now on; in a worker, what was handed down to it."""
+    """Return every key and its value for processes started from now on; in a worker, those passed on to it."""
     settings = settings_in_force()
     return {name: key.value_in(settings) for name, key in KEYS.items()}
 
 
 def get_runtime_config() -> dict[str, Any]:
-    """The keys that the program has set, and their values."""
+    """Return the keys that the program has set, and their values."""
     return {name: KEYS[name].shown(value) for name, value in settings_in_force().extra.items() if name in KEYS}
 
 
 def clear_runtime_config() -> None:
-    """Forget what this process has set, also in blocks that still run."""
+    """Clear the keys that this process has set, also those of blocks that still run."""
     OVERRIDES.clear()
 
 

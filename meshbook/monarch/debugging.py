@@ -1,4 +1,4 @@
-"""`debug_controller`: the actor that knows which ranks of a script stand in the debugger."""
+"""`debug_controller`: the actor that lists the ranks of a script that wait in the debugger."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from meshbook.runtime.hosts.session import running_session
 
 
 class DebugController(Actor):
-    """Lives in the client's process."""
+    """The actor in the client's process."""
 
     @endpoint
     def list(self) -> list[tuple[str, int, str]]:
-        """The mesh, the rank and the place of each debugger that waits for a command."""
+        """Return the mesh, the rank and the place of each debugger that waits for a command."""
         session = running_session()
         return [] if session is None else session.debugger.stopped()
 
 
 def debug_controller() -> DebugController:
-    """The one of this run, spawned by the first call. `python -m meshbook debug` is where commands are entered."""
+    """Return the controller of this run, spawned by the first call. `python -m meshbook debug` reads the commands."""
     return get_or_spawn_controller("debug_controller", DebugController).get()

@@ -1,4 +1,4 @@
-"""Durations as Monarch's configuration writes them: `500ms`, `30s`, `1m 30s`, `1day 2h`. Exact, to the nanosecond."""
+"""Durations in the notation of Monarch's configuration: `500ms`, `30s`, `1m 30s`, `1day 2h`. Exact to a nanosecond."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 
 SECOND = 1_000_000_000
-# In falling order. The first name is how the unit is written; the last flag says whether it takes a plural's s.
+# In descending order. The first name is the one written; the last flag: whether it takes a plural s.
 _UNITS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
     (31_557_600 * SECOND, ("year", "years", "y"), True),  # 365.25 days
     (2_630_016 * SECOND, ("month", "months", "M"), True),  # 30.44 days
@@ -24,7 +24,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def read_duration(text: str) -> int:
-    """The nanoseconds of a duration. ValueError where the text is none."""
+    """Return the nanoseconds of a duration; ValueError if the text is invalid."""
     place, total = 0, Decimal(0)
     while (part := _PART.match(text, place)) and part[2] in _SIZES:
         total += Decimal(part[1]) * _SIZES[part[2]]
@@ -35,7 +35,7 @@ def read_duration(text: str) -> int:
 
 
 def write_duration(nanoseconds: int) -> str:
-    """The duration in as large units as there are."""
+    """Format a duration in the largest possible units."""
     if not nanoseconds:
         return "0s"
     parts = []

@@ -1,4 +1,4 @@
-"""`monarch.heal_mesh`: a mesh that has lost ranks gets them back."""
+"""`monarch.heal_mesh`: restart the dead ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from meshbook.runtime.mesh.procs import ProcMesh
 
 
 def heal_mesh(mesh: ProcMesh) -> Future[list[int]]:
-    """Start again what has died of this mesh: `mesh.heal()`. What is sent from now on reaches the new processes.
+    """Restart the dead processes of this mesh: `mesh.heal()`. Messages sent from now on reach the new processes.
 
-    Resolves to the ranks that were healed, once they are there; raises what `ProcMesh.heal` raises.
+    Resolves to the ranks that were healed, once they are up; raises what `ProcMesh.heal` raises.
     """
     return mesh.heal()

@@ -1,4 +1,4 @@
-"""`hosts_from_config`: the hosts of a named set-up."""
+"""`hosts_from_config`: the hosts of a named configuration."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LOCAL_HOSTS = 2
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Two hosts on this machine, as a mesh with the dimension `hosts`: no set-up can be configured in this version.
+    """Return two hosts on this machine, as a mesh with the dimension `hosts`; this version has no configurations.
 
-    Raises LaunchError, which names the host, where one does not come up.
+    Raises LaunchError, which names the host, if one does not come up.
     """
     names = [f"{name}-{number}" for number in range(LOCAL_HOSTS)]
     launcher = CommandLauncher({each: [] for each in names})

@@ -1,4 +1,4 @@
-"""`ProcId` and `Uid`: the identities that Monarch's programs show in logs. Here a process is known by its name."""
+"""`ProcId` and `Uid`: the identities that Monarch's programs show in logs. meshbook identifies processes by name."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _UID = re.compile(rf"(?P<label>[^<>]*)(?:<(?P<value>[{_DIGITS}]+)>)?")
 
 @dataclass(frozen=True, slots=True)
 class Uid:
-    """`label`, of which there is one, or `label<value>` and `<value>`, of which there are any number."""
+    """An identity: `label` alone is unique; `label<value>` and `<value>` exist any number of times."""
 
     label: str | None = None
     instance_value: int | None = None  # 64 bits
 
     @classmethod
     def anonymous(cls) -> Self:
-        """A new one without a label."""
+        """Return a new identity without a label."""
         return cls(None, secrets.randbits(64))
 
     @classmethod
     def instance(cls, label: str | None = None) -> Self:
-        """A new one of this label."""
+        """Return a new identity with this label."""
         return cls(label, secrets.randbits(64))
 
     @classmethod
     def instance_from_value(cls, value: int, label: str | None = None) -> Self:
-        """The one of this value and label."""
+        """Return the identity with this value and label."""
         return cls(label, value)
 
     @classmethod
     def singleton(cls, label: str) -> Self:
-        """The only one of this label."""
+        """Return the only identity that is this label alone."""
         return cls(label)
 
     @classmethod
     def from_string(cls, text: str) -> Self:
-        """What `str` makes; ValueError for anything else."""
+        """Parse the result of `str`; ValueError for anything else."""
         found = _UID.fullmatch(text)
         if not text or found is None:
             raise ValueError(f"invalid uid: {text!r} is neither a label nor label<value>")
@@ -49,12 +49,12 @@ class Uid:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it has a value."""
+        """Return whether it has a value."""
         return self.instance_value is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether it is a label alone."""
+        """Return whether it is a label alone."""
         return self.instance_value is None
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class ProcId:
 
     @classmethod
     def from_string(cls, text: str) -> Self:
-        """From the text of its uid; ValueError for anything else."""
+        """Parse the text of its uid; ValueError for anything else."""
         return cls(Uid.from_string(text))
 
     @property

@@ -1,6 +1,7 @@
-"""The keys of `monarch.config`: the type and the default of each, and which of our settings does the same.
+"""The keys of `monarch.config`: the type and the default of each, and the equivalent field of our settings.
 
-Most of them tune parts of Monarch that meshbook does not have. Those are checked, kept and shown, and do nothing.
+Most of them tune parts of Monarch that meshbook does not have. Their values are checked, stored and shown, and have no
+effect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Value = str | int | float | bool | None
 
 
 class Encoding(enum.Enum):
-    """How Monarch encodes messages. meshbook has one way of its own."""
+    """How Monarch encodes messages; meshbook has one encoding of its own."""
 
     Bincode = "bincode"
     Json = "json"
@@ -27,7 +28,7 @@ class Encoding(enum.Enum):
 
 
 class ChannelTransport(enum.Enum):
-    """The transports that Monarch knows. On one machine meshbook uses Unix sockets."""
+    """The transports of Monarch. On one machine meshbook uses Unix sockets."""
 
     TcpWithLocalhost = "tcp-localhost"
     TcpWithHostname = "tcp"
@@ -42,7 +43,8 @@ class ChannelTransport(enum.Enum):
 
 
 _SCHEMES = ("inproc", "ipc", "local", "metaquic", "metatls", "quic", "tcp", "tls", "unix")
-Check = Callable[[Any], Value]  # the value as it is kept; TypeError or ValueError, whose text says what it needs
+# returns the stored value; raises TypeError or ValueError, whose text names what is needed
+Check = Callable[[Any], Value]
 
 
 def _flag(value: Any) -> bool:
@@ -106,7 +108,7 @@ def _transport(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `field` names the field of our Settings that does the same, where there is one."""
+    """One key. `field` names the equivalent field of our Settings, if there is one."""
 
     name: str
     check: Check
@@ -114,27 +116,27 @@ class Key:
     field: str = ""
 
     def checked(self, value: Any) -> Value:
-        """The value as it is kept. TypeError or ValueError, as Monarch has them, with the key's name."""
+        """Return the value in its stored form; raises TypeError or ValueError, as Monarch does, with the key's name."""
         try:
             return self.check(value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"configuration key `{self.name}` is {value!r}: it needs {error}") from None
 
     def changes(self, value: Value) -> dict[str, Value]:
-        """What a kept value changes in our Settings, whose times are seconds."""
+        """Return the changes of our Settings for a stored value; times there are seconds."""
         if not self.field:
             return {}
         return {self.field: read_duration(str(value)) / SECOND if self.check is _duration else value}
 
     def value_in(self, settings: Settings) -> Any:
-        """The value that holds under these settings, as a program gave it."""
+        """Return the value under these settings, as a program sets it."""
         if not self.field:
             return self.shown(settings.extra.get(self.name, self.default))
         found = getattr(settings, self.field)
         return write_duration(round(found * SECOND)) if self.check is _duration else found
 
     def shown(self, value: Value) -> Any:
-        """A kept value as a program gave it."""
+        """Return a stored value as a program sets it."""
         return Encoding(value) if self.check is _encoding else value
 
 
@@ -151,7 +153,7 @@ _FIELDS = {
     "tail_log_lines": "stderr_lines",
 }
 
-# Names, types and defaults as Monarch 0.7.0 has them. The defaults of keys with a field hold under the alias.
+# Names, types and defaults of Monarch 0.7.0. The defaults of keys with a field apply under the alias only.
 _ALL = [
     *_keys(
         _duration,
@@ -253,19 +255,19 @@ KEYS: dict[str, Key] = {key.name: key for key in sorted(_ALL, key=lambda key: ke
 
 
 def use_defaults() -> None:
-    """Let the defaults of the keys hold for what this process starts from now on, but for the environment's values."""
+    """Apply the keys' defaults to processes that this one starts from now on; environment variables override them."""
     for key in _ALL:
         OVERRIDES.defaults |= key.changes(key.default)
 
 
 def find_key(name: str) -> Key:
-    """The key of this name. ValueError that lists the names that are like it, where there is none."""
+    """Return the key of this name; otherwise raises a ValueError that lists similar names."""
     if name in KEYS:
         return KEYS[name]
     raise ValueError(f"invalid configuration key: `{name}`{_like(name, KEYS)}")
 
 
 def _like(name: str, known: Iterable[str]) -> str:
-    # The time of difflib grows with the square of the length, and a long name is no slip of the finger.
+    # difflib's time grows with the square of the length, and a long name is no typing error.
     close = difflib.get_close_matches(name[:60], list(known), n=3)
     return f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else "; there is none like it"

@@ -1,8 +1,9 @@
-"""The modules of our package `monarch`: plain ones, but they say it where a name of Monarch's is not here yet.
+"""The modules of our package `monarch`: plain ones, except that a missing name of Monarch's raises an error of ours.
 
-Two ways lead to a name, and Python asks differently on each. An attribute (`monarch.rdma.RDMABuffer`) is asked of the
-module's class. `from monarch.rdma import RDMABuffer` drops the text of an AttributeError, and looks for a submodule
-of that name, if the module is a package; so all of ours are, and `Absent` answers.
+A name is reached in two ways, and Python looks it up differently for each. An attribute (`monarch.rdma.RDMABuffer`)
+calls `__getattr__` of the module's class. `from monarch.rdma import RDMABuffer` drops the text of an AttributeError,
+and looks for a submodule of that name if the module is a package; so all of ours are packages, and `Absent` raises the
+error.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class AliasModule(ModuleType):
 
     @classmethod
     def adopt(cls, name: str) -> None:
-        """Make the module of this name one of these; its last line says so."""
+        """Make the module of this name an instance of this class; called on the module's last line."""
         sys.modules[name].__class__ = cls
         if not any(isinstance(finder, Absent) for finder in sys.meta_path):
-            sys.meta_path.append(Absent())  # last: what is there has been found by then
+            sys.meta_path.append(Absent())  # last: it is only reached for missing modules
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
@@ -41,7 +42,7 @@ class AliasModule(ModuleType):
         raise AttributeError(f"{full} {_ABSENT}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By name. cloudpickle does that for plain modules only.
+        # Pickled by name, which cloudpickle does for plain modules only.
         return importlib.import_module, (self.__name__,)
 
 
@@ -50,7 +51,7 @@ class ActorModule(AliasModule, HookedModule):
 
 
 class LoggingModule(AliasModule):
-    """`monarch.actor.config`: its flag holds in this process and in workers that it starts from then on."""
+    """`monarch.actor.config`: its flag applies to this process and to workers that it starts from then on."""
 
     @property
     def prefix_python_logs_with_actor(self) -> bool:
@@ -63,7 +64,7 @@ class LoggingModule(AliasModule):
 
 
 class Absent(MetaPathFinder):
-    """Finds nothing, and says so for modules and names of `monarch`."""
+    """A finder that finds nothing, and raises an error for missing modules and names of `monarch`."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name.startswith(ROOT + "."):
@@ -71,5 +72,5 @@ class Absent(MetaPathFinder):
 
 
 def _refuse(name: str) -> NoReturn:
-    # Without `name=`: for a module that is named there, `from ... import` would put Python's bare text in its place.
+    # Without `name=`: if the error names a module, `from ... import` replaces the text with Python's own.
     raise ModuleNotFoundError(f"{name} {_ABSENT}")

@@ -1,4 +1,4 @@
-"""Forms that Monarch offered once and has dropped since, over today's: `proc_mesh`, `local_proc_mesh`.
+"""Functions that Monarch has dropped, on today's API: `proc_mesh`, `local_proc_mesh`.
 
 Their results can be awaited, as all meshes can: `mesh = await proc_mesh(gpus=2)`.
 """
@@ -25,8 +25,8 @@ def proc_mesh(
 ) -> ProcMesh:
     """Start `hosts` x `gpus` processes on this machine: a mesh with these two dimensions.
 
-    Without `gpus` there is one for each GPU, and one where there is none. `env` is added to their environment, and
-    `setup` runs in each before any actor. Today's form: `this_host().spawn_procs(per_host={"gpus": 2})`.
+    The default of `gpus` is one for each GPU, or 1 without a GPU. `env` is added to their environment, and `setup` runs
+    in each before any actor. Today's form: `this_host().spawn_procs(per_host={"gpus": 2})`.
     """
     warnings.warn(
         "proc_mesh() is an older form: use this_host().spawn_procs(per_host={...})", DeprecationWarning, stacklevel=2
@@ -36,9 +36,10 @@ def proc_mesh(
 
 
 def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
-    """This very process as a mesh with the dimensions `hosts` and `gpus`, each of size 1. Today's form: `this_proc()`.
+    """Return this process as a mesh with the dimensions `hosts` and `gpus`, each of size 1.
 
-    Raises NotImplementedError for more ranks than one: they would have to share the process.
+    Today's form: `this_proc()`. Raises NotImplementedError for more than one rank: they would have to share the
+    process.
     """
     warnings.warn("local_proc_mesh() is an older form: use this_proc()", DeprecationWarning, stacklevel=2)
     if gpus not in (None, 1) or hosts != 1:

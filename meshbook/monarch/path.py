@@ -1,4 +1,4 @@
-"""Where our package `monarch` lies, and how this process and those that it starts come to find it."""
+"""The folder of our package `monarch`, and its place on the import path of this process and its children."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FOLDER = str(Path(__file__).absolute().parent / "alias")
 
 
 def install() -> None:
-    """Let `import monarch` give meshbook: in this process, in workers spawned from now on, and in what these start.
+    """Make `import monarch` import meshbook: in this process, in workers spawned from now on, and in their children.
 
-    Workers inherit the import path, and other processes PYTHONPATH. A mesh that is up already does not have it: stop it
-    and spawn it again. Calling this twice is no error.
-    Raises RuntimeError where another package `monarch` has been imported.
+    Workers inherit the import path, and other processes PYTHONPATH. A mesh that is already up does not have it: stop it
+    and spawn it again. Calling this twice is no error. Raises RuntimeError if another package `monarch` has been
+    imported.
     """
     imported = sys.modules.get("monarch")
     if imported is not None and not _is_ours(imported):
@@ -31,5 +31,5 @@ def _is_ours(module: object) -> bool:
 
 
 def python_path(known: str) -> str:
-    """The value of PYTHONPATH with our folder at its front, once."""
+    """Return the value of PYTHONPATH with our folder at its front, once."""
     return os.pathsep.join([FOLDER, *(entry for entry in known.split(os.pathsep) if entry and entry != FOLDER)])

@@ -18,7 +18,7 @@ def traced(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def traced(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-    """Record a span for each call of a function, sync or async, under its own name or another one."""
+    """Record a span for each call of a function, sync or async, under its own or another name."""
     if function is None:
         return functools.partial(_trace, name=name)
     return _trace(function, name)
@@ -41,7 +41,7 @@ def _trace(function: Callable[..., Any], name: str | None) -> Callable[..., Any]
 
 
 class Meter:
-    """OpenTelemetry's meter of the program: counters and histograms, by the provider that the program has set."""
+    """The program's OpenTelemetry meter: counters and histograms, by the provider that the program has set."""
 
     def __init__(self, meter: Any) -> None:
         self._meter = meter
@@ -51,18 +51,18 @@ class Meter:
 
     @property
     def name(self) -> str:
-        """`monarch`."""
+        """The name `monarch`."""
         return str(self._meter.name)
 
     def create_gauge(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        """NotImplementedError, as in Monarch."""
+        """Raise NotImplementedError, as Monarch does."""
         raise NotImplementedError("gauges are not part of the meter: use a counter, an up-down counter or a histogram")
 
     create_observable_counter = create_observable_gauge = create_observable_up_down_counter = create_gauge
 
 
 def get_meter() -> Meter:
-    """The meter of this process. ModuleNotFoundError where OpenTelemetry is not installed."""
+    """Return the meter of this process; ModuleNotFoundError if OpenTelemetry is not installed."""
     try:
         from opentelemetry import metrics  # no requirement of meshbook
     except ModuleNotFoundError as error:

@@ -1,10 +1,9 @@
-"""For tests of programs that run on meshbook: faults on purpose, the same ones again for the same seed, and a mesh of
-any size that is only simulated.
+"""Tests of programs that run on meshbook: reproducible fault injection, and simulated meshes of any size.
 
     plan (pure: what happens when, to which rank) -> injection (a thread that does it) -> report
     simulated -> `fake_mesh`: what a dashboard shows of thousands of ranks, without a process
 
-Needs no test framework. Signals go through the agents. A link is disturbed in the worker, by
+Needs no test framework. Agents send the signals. A link is disturbed in the worker, by
 `meshbook.runtime.transport.disturbed` around its transport.
 """
 

@@ -1,4 +1,4 @@
-"""`chaos`: does to the processes of a mesh what a plan says, and leaves them as it found them."""
+"""`chaos`: inject the faults of a plan into the processes of a mesh, and undo them at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 logger = logging.getLogger(__name__)
-PATIENCE = 10.0  # seconds that a host agent, or a process that lives, gets to answer
+PATIENCE = 10.0  # seconds for a reply from a host agent or a live process
 
 
 def chaos(
@@ -45,7 +45,7 @@ def chaos(
     seconds: float = math.inf,
     most: int | None = None,
 ) -> Chaos:
-    """While the block runs, let faults befall the processes of a mesh: for tests of what has to survive them.
+    """While the block runs, inject faults into the processes of a mesh: for tests of programs that must survive them.
 
         procs = this_host().spawn_procs(per_host={"gpus": 4})
         workers = procs.spawn("workers", Worker)
@@ -53,18 +53,18 @@ def chaos(
             train(procs, workers)  # heals when a rank dies
         assert report.counts()["kill"] > 0, report
 
-    `kill`, `stop`, `delay` and `drop` are mean numbers a second, over all ranks; the times between are random, and
-    they, the kinds and the ranks are the same for the same seed. A kill is a SIGKILL. A stopped process (SIGSTOP)
-    continues after a time within `lasting`, in seconds. For such a time a delayed one sends each message `latency`
-    seconds late, and one whose link is dropped sends and gets nothing; then all comes, in order, and nothing is lost.
+    `kill`, `stop`, `delay` and `drop` are mean numbers a second, over all ranks. The intervals, kinds and ranks are
+    random, and the same for the same seed. A kill is a SIGKILL. A stopped process (SIGSTOP) continues after a time
+    within `lasting`, in seconds. For such a time a delayed process sends each message `latency` seconds late, and a
+    process whose link is dropped sends and receives nothing; then all messages arrive, in order, and none is lost.
 
-    `only` or `spare_ranks` choose the ranks, as counted in this mesh or slice. It ends after `seconds`, or after `most`
-    faults, and with the block, which leaves all processes running and all links up, and waits for that: a link that is
-    dropped comes back by itself. Who was killed stays dead until the mesh is healed. A rank that is dead when its fault
-    is due is left out, and the report says so.
+    `only` or `spare_ranks` choose the ranks, as counted in this mesh or slice. The faults end after `seconds`, or after
+    `most` faults, and with the block. The block's exit waits until all processes run and all links are up: a dropped
+    link comes back by itself. Killed processes stay dead until the mesh is healed. A rank that is dead when its fault
+    is due is skipped, and the report says so.
 
-    Also `async with`, in a cell or an async endpoint. Workers that are threads have no signals and no links.
-    ValueError for a rate or a time that cannot be, and for ranks that the mesh does not have.
+    Also `async with`, in a cell or an async endpoint. Workers that are threads have no signals and no links. Raises
+    ValueError for an invalid rate or time, and for ranks that the mesh does not have.
     """
     rates = Rates(kill, stop, delay, drop)
     _check(rates, lasting, latency)
@@ -74,15 +74,15 @@ def chaos(
 
 
 class Chaos:
-    """Faults that befall a mesh; made by `chaos`. Entered, it is the `Report` of what has been done."""
+    """The faults of a mesh; made by `chaos`. Entering it returns the `Report` of the faults so far."""
 
     def __init__(self, mesh: ProcMesh, events: Iterator[Event], report: Report, latency: float) -> None:
         self._events = events
         self._report = report
         self._ranks = _TargetRanks(mesh, latency)
         self._over = threading.Event()
-        self._trouble: BaseException | None = None  # why the thread ended before its time
-        # In this context: the thread speaks for whoever enters.
+        self._trouble: BaseException | None = None  # the error that ended the thread early
+        # The thread runs in the context of its creator, and sends in its name.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
 
@@ -127,8 +127,8 @@ class Chaos:
 
 
 def with_ends(events: Iterator[Event]) -> Iterator[tuple[float, Event, bool]]:
-    """The beginnings of all faults, and the ends of those that somebody has to end, in the order of time."""
-    ends: list[tuple[float, int, Event]] = []  # the number is for events that end at the same time
+    """Yield the start of each fault, and the end of each that must be ended explicitly, in the order of time."""
+    ends: list[tuple[float, int, Event]] = []  # the number breaks ties between equal ends
     for number, event in enumerate(events):
         while ends and ends[0][0] <= event.at:
             at, _, ended = heapq.heappop(ends)
@@ -141,16 +141,16 @@ def with_ends(events: Iterator[Event]) -> Iterator[tuple[float, Event, bool]]:
 
 
 class _TargetRanks:
-    """The processes of a mesh, each to be hurt and to be let go."""
+    """The processes of a mesh; starts and ends faults of each."""
 
     def __init__(self, mesh: ProcMesh, latency: float) -> None:
         self._latency = latency
         self._parts = [mesh.slice(**mesh.extent.point(rank)) for rank in range(len(mesh))]
         self._stopped: set[int] = set()
-        self._disturbed: dict[int, float] = {}  # until when, at the latest
+        self._disturbed: dict[int, float] = {}  # rank -> the latest end
 
     def begin(self, event: Event) -> str:
-        """Do it; "done", or why not."""
+        """Start a fault; returns "done", or why it was not done."""
         (address,) = self._parts[event.rank].nodes
         if current_node().peers.report_of(address.node) is not None:
             return "it was dead"
@@ -169,24 +169,24 @@ class _TargetRanks:
 
     def _disturb(self, event: Event) -> None:
         link = self._links(event.rank)
-        # Nobody waits for these: the answer of one that is cut off comes when that is over.
+        # No wait for the reply: a process that is cut off replies only afterwards.
         if event.kind == "delay":
             link.slow.call(event.seconds, self._latency)
         else:
             link.cut.call(event.seconds)
 
     def end(self, event: Event) -> None:
-        """Let one that was stopped go on."""
+        """Continue a stopped process."""
         self._continue(event.rank)
 
     def restore(self) -> None:
-        """Let all go on, and all links be up, whatever came of them meanwhile."""
+        """Continue all stopped processes, and restore all links, whatever state they are in."""
         for rank in sorted(self._stopped):
             self._continue(rank)
         asked = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
         for rank, mended in asked.items():
             try:
-                # One that is cut off hears of it when that is over; one that has ended since has nothing to mend.
+                # A process that is cut off receives this only afterwards; one that has ended has no link to restore.
                 mended.exception(max(0.0, self._disturbed[rank] - time.monotonic()) + PATIENCE)
             except TimeoutError:
                 logger.warning("chaos could not mend the link of rank %d: it does not answer", rank)
@@ -207,7 +207,7 @@ class _TargetRanks:
 
 
 def _try(work: Callable[[], None]) -> str:
-    """Why it did not work; empty where it did."""
+    """Run `work`, and return its error; empty on success."""
     try:
         work()
     except (MeshbookError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""What is to happen when, and to which rank: pure, and the same for the same seed.
+"""The plan of the faults, with time and rank of each: pure, and the same for the same seed.
 
 Each kind of fault is a Poisson process: its rate is the mean number a second, over all ranks together.
 """
@@ -19,7 +19,7 @@ KINDS: Final[tuple[Kind, ...]] = ("kill", "stop", "delay", "drop")  # in the ord
 
 
 class Rates(NamedTuple):
-    """How many faults of each kind there are a second, on average."""
+    """The mean number of faults of each kind per second."""
 
     kill: float = 0.0
     stop: float = 0.0
@@ -28,7 +28,7 @@ class Rates(NamedTuple):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One fault: `at` seconds after the beginning, and for how long; a kill has no length."""
+    """One fault: `at` seconds after the start, and its length; a kill has none."""
 
     at: float
     kind: Kind
@@ -45,10 +45,10 @@ def plan(
     seconds: float = math.inf,
     most: int | None = None,
 ) -> Iterator[Event]:
-    """The faults in the order of time, without end where neither `seconds` nor `most` set one.
+    """Yield the faults in the order of time; infinitely many without `seconds` and `most`.
 
-    `lasting` is the least and the most that a stop, a delay or a drop lasts. A rank has one fault at a time: where all
-    have one, the next is left out.
+    `lasting` is the range of the lengths of stops, delays and drops. A rank has one fault at a time: if all ranks have
+    one, the next is skipped.
     """
     events = itertools.takewhile(lambda event: event.at < seconds, _draw(random.Random(seed), ranks, rates, lasting))
     return itertools.islice(events, most)

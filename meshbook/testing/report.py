@@ -1,4 +1,4 @@
-"""What was done to a mesh: to be printed beside a failure, and kept as JSON."""
+"""The faults injected into a mesh: to be printed beside a failure, and kept as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshbook.testing.plan import Event
 
 
 class Injected(msgspec.Struct, frozen=True):
-    """A fault that was due, and what became of it: "done", or why not."""
+    """A fault that was due, and its outcome: "done", or why not."""
 
     event: Event
     at: float  # seconds after the beginning
@@ -28,17 +28,17 @@ class Injected(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What has been done so far, in the order of time; `seed` makes the same faults again."""
+    """The faults so far, in the order of time; `seed` reproduces them."""
 
     seed: int
     events: list[Injected] = []
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind were done."""
+        """Return how many faults of each kind were done."""
         return dict(collections.Counter(each.event.kind for each in self.events if each.is_done))
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole report."""
         return msgspec.json.encode(self).decode()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A simulated mesh on a dashboard: its time passes while somebody looks, and the buttons work."""
+"""A simulated mesh on a dashboard: its time passes while a view is open, and the buttons work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.logs import answer_logs
 from meshbook.widgets.source import MeshSnapshot
 
-if TYPE_CHECKING:  # it makes these
+if TYPE_CHECKING:  # the mesh makes these backends
     from meshbook.testing.simulated.mesh import FakeMesh
 
-LONGEST = 2.0  # seconds that pass between two looks, however long ago the last one was
+LONGEST = 2.0  # seconds that pass at most between two snapshots
 
 
 class FakeBackend:
-    """The `DashboardBackend` of a simulated mesh. `clock` returns seconds, by which the simulated time passes."""
+    """The `DashboardBackend` of a simulated mesh. `clock` returns seconds, which drive the simulated time."""
 
     def __init__(self, mesh: FakeMesh, clock: Callable[[], float] = time.monotonic) -> None:
         self._mesh = mesh
@@ -32,31 +32,31 @@ class FakeBackend:
 
     @property
     def source(self) -> FakeBackend:
-        """The mesh, by this clock."""
+        """The mesh, driven by this clock."""
         return self
 
     def look(self) -> MeshSnapshot:
-        """How the mesh is now."""
+        """Return the present state of the mesh."""
         passed = self._clock() - self._looked_at
         self._looked_at += max(passed - LONGEST, 0.0)
         self._looked_at += self._mesh.advance(min(passed, LONGEST))
         return self._mesh.look()
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
-        """The last five minutes."""
+        """Return the last five minutes of these ranks."""
         return self._mesh.series(ranks, metrics)
 
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
-        """What is told in words."""
+        """Return what these ranks report as text."""
         return self._mesh.details(ranks)
 
-    # -- what views want -----------------------------------------------------------
+    # -- requests of views -----------------------------------------------------------
 
     def watch(self, wake: Callable[[], object] | None) -> None:
-        """It is looked at as often as somebody wants, so nobody has to be woken."""
+        """Do nothing: time only advances in `look`, so there is no event to report."""
 
     def select(self, selector: str) -> Collection[int]:
-        """The ranks that a selector means, as in `%%mesh`."""
+        """Return the ranks of a selector, as in `%%mesh`."""
         facts, known = self._mesh.facts, self._mesh.look().conditions
         failed = frozenset(known.dead) | frozenset(known.error)
         extent = Extent([name for name, _ in facts.dims], [size for _, size in facts.dims])
@@ -64,7 +64,7 @@ class FakeBackend:
         return resolve(parse(selector), {facts.name: extent.region}, facts.name, last).region.ranks()
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
-        """What a request of a view asks for; ValueError where a simulated mesh has none of it."""
+        """Answer a request of a view; ValueError for requests that a simulated mesh does not support."""
         ranks = self.select(str(request.get("sel") or "all"))
         match request.get("kind"):
             case "act":

@@ -1,4 +1,4 @@
-"""What is wrong with ranks of a simulated mesh, and when it is mended. Pure."""
+"""The faults of ranks of a simulated mesh, and their ends. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWN: Final[tuple[Kind, ...]] = ("killed", "failed", "silent", "paused")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
-    """What is wrong with a rank, from when until when, in seconds; one that lasts for ever is mended by a heal."""
+    """A fault of a rank, with its start and end in seconds; an infinite one is ended by a heal."""
 
     kind: Kind
     rank: int
@@ -25,33 +25,33 @@ class SimulatedFault:
 
 
 class SimulatedFaults:
-    """Who has a fault; a rank has one at a time. A rank that was killed is starting before it is well."""
+    """The faults of all ranks; a rank has one at a time. A killed rank is starting before it is well again."""
 
     def __init__(self, size: int, rate: float, dice: np.random.Generator) -> None:
-        """`rate`: how many befall the mesh in a second, on average."""
+        """Initialize; `rate`: mean number of faults of the mesh per second."""
         self._size = size
         self._rate = rate
         self._dice = dice
         self.by_rank: dict[int, SimulatedFault] = {}
 
     def of(self, kind: Kind) -> frozenset[int]:
-        """The ranks with such a fault."""
+        """Return the ranks with such a fault."""
         return frozenset(rank for rank, fault in self.by_rank.items() if fault.kind == kind)
 
     def draw(self, now: float, seconds: float) -> SimulatedFault | None:
-        """What befalls a rank in these seconds, if anything does."""
+        """Draw whether a rank gets a fault in these seconds, and return the fault or None."""
         if self._dice.random() >= self._rate * seconds:
             return None
         rank, kind = int(self._dice.integers(self._size)), DRAWN[self._dice.integers(len(DRAWN))]
         return None if rank in self.by_rank else self.add(kind, rank, now, LASTS[kind])
 
     def add(self, kind: Kind, rank: int, now: float, seconds: float = math.inf) -> SimulatedFault:
-        """Let a rank have this fault for so long."""
+        """Give a rank this fault for so long."""
         fault = self.by_rank[rank] = SimulatedFault(kind, rank, now, now + seconds)
         return fault
 
     def mend(self, now: float, ranks: Iterable[int] | None = None) -> list[SimulatedFault]:
-        """End the faults whose time has come, or those of these ranks; returns those that have ended."""
+        """End the faults that are due, or those of these ranks; returns the faults that have ended."""
         ended = [
             fault
             for fault in self.by_rank.values()

@@ -1,4 +1,4 @@
-"""What would be measured of the ranks of a simulated mesh: their vitals, and those of the last five minutes. Pure."""
+"""The simulated measurements of ranks: their vitals, now and for the last five minutes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshbook.testing.simulated.training import SLOWEST, WORK
 
 _GIB = 2.0**30
 _PLACE = {metric: place for place, metric in enumerate(METRICS)}
-_SMOOTH = 0.3  # of the way to a new value, in a quarter of a second: a meter looks at more than a moment
+_SMOOTH = 0.3  # smoothing factor per quarter of a second: a meter averages over some time
 
 
 class Measures:
@@ -21,13 +21,13 @@ class Measures:
     def __init__(self, size: int, dice: np.random.Generator) -> None:
         self._dice = dice
         self._base = _GIB * np.stack([dice.normal(2.0, 0.05, size), dice.normal(31.0, 0.4, size)])
-        self._leaks = int(dice.integers(size))  # somebody keeps what it should not
+        self._leaks = int(dice.integers(size))  # this rank leaks memory
         self.now: npt.NDArray[np.float32] = np.zeros((len(METRICS), size), np.float32)
         self._history: npt.NDArray[np.float32] = np.full((HISTORY_SECONDS, len(METRICS), size), np.nan, np.float32)
         self._newest = 0
 
     def measure(self, activity: npt.NDArray[np.uint8], took: npt.NDArray[np.float64], now: float) -> None:
-        """Take in what the ranks are at, and how long their last step took."""
+        """Update the metrics from the activity of the ranks and the length of their last step."""
         at_work, waiting = activity == Activity.RUNNING, activity == Activity.IN_COLLECTIVE
         noise = self._dice.normal(0.0, 1.0, (3, len(activity)))
         memory = self._base + _GIB * 0.002 * noise[:2]
@@ -56,17 +56,17 @@ class Measures:
         row += _SMOOTH * (values - row)
 
     def keep(self) -> None:
-        """A second is over: its values become history."""
+        """Append the present values to the history; once a second."""
         self._newest = (self._newest + 1) % HISTORY_SECONDS
         self._history[self._newest] = self.now
 
     def vitals(self, activity: npt.NDArray[np.uint8], age: npt.NDArray[np.float32]) -> Vitals:
-        """How all ranks are."""
-        now = self.now.copy()  # the one that was given away is to stay as it was
+        """Return the vitals of all ranks."""
+        now = self.now.copy()  # the arrays that were returned before must not change
         return Vitals({metric: now[place] for metric, place in _PLACE.items()}, activity, age)
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> npt.NDArray[np.float32]:
-        """Float32 of the shape [ranks, metrics, 300]: a value a second, the newest last."""
+        """Return float32 of the shape [ranks, metrics, 300]: a value a second, the newest last."""
         places = [_PLACE[metric] for metric in metrics]
         seconds: npt.NDArray[np.intp] = (np.arange(HISTORY_SECONDS) + self._newest + 1) % HISTORY_SECONDS
         picked = self._history[np.ix_(seconds, places, np.asarray(ranks, np.intp))]

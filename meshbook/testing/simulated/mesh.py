@@ -31,19 +31,19 @@ from meshbook.widgets.source import (
     Stacks,
 )
 
-if TYPE_CHECKING:  # a notebook alone has it
+if TYPE_CHECKING:  # only a notebook has it
     from meshbook.widgets.dashboard import MeshDashboard
 
-QUANTUM = 0.25  # seconds: nothing happens between two of them
+QUANTUM = 0.25  # seconds: time advances in steps of this length
 STEPS = 100  # of the training in a cell
 REST = 3.0  # seconds between the end of a cell and the next one
-FAULT_RATE = 1 / 40  # a second
-EPOCH = 1_700_000_000.0  # when its time begins, in seconds since 1970
-EVENTS = 100  # that are kept
+FAULT_RATE = 1 / 40  # per second
+EPOCH = 1_700_000_000.0  # start of the simulated time, in seconds since 1970
+EVENTS = 100  # events that are kept
 
 
 def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: float = FAULT_RATE) -> FakeMesh:
-    """A mesh of `size` simulated ranks that train, straggle, die and heal: for tests, demos and figures of scale.
+    """Return a mesh of `size` simulated ranks that train, straggle, die and heal: for tests, demos and benchmarks.
 
         mesh = fake_mesh(4096)
         mesh.dashboard()  # in a notebook: live, in real time
@@ -53,9 +53,9 @@ def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: flo
         mesh.kill(3)
         look = mesh.look()
 
-    It is a `meshbook.widgets.source.Source`. Hosts have `per_host` ranks. It is the same for the same seed and the same
-    calls. `faults`: how many befall the mesh in a second, on average; these are mended after some seconds. ValueError
-    where `size` is no multiple of `per_host`, but for a mesh of a single host.
+    It is a `meshbook.widgets.source.Source`. Hosts have `per_host` ranks. The same seed and the same calls give the
+    same mesh. `faults`: mean number of faults of the mesh per second; these end after some seconds. Raises ValueError
+    if `size` is no multiple of `per_host`, except for a mesh of a single host.
     """
     return FakeMesh(size, per_host=per_host, seed=seed, faults=faults)
 
@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 
 def alone(method: Callable[Concatenate[FakeMesh, P], R]) -> Callable[Concatenate[FakeMesh, P], R]:
-    """Lets one thread at a time into such methods of a mesh."""
+    """Decorate a method of a mesh so that one thread at a time runs it."""
 
     @functools.wraps(method)
     def guarded(self: FakeMesh, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -76,10 +76,10 @@ def alone(method: Callable[Concatenate[FakeMesh, P], R]) -> Callable[Concatenate
 
 
 class FakeMesh:
-    """A simulated mesh; `fake_mesh` makes one. Its time stands still but for `advance`. For any thread."""
+    """A simulated mesh; `fake_mesh` makes one. Only `advance` moves its time. Any thread may use it."""
 
     def __init__(self, size: int, *, per_host: int, seed: int, faults: float) -> None:
-        self._lock = threading.RLock()  # guards all of it; a dashboard has threads of its own
+        self._lock = threading.RLock()  # guards all attributes; a dashboard has threads of its own
         self._dashboard: Any = None
         self.facts = facts_of(size, per_host)
         dice = np.random.default_rng(seed)
@@ -87,14 +87,14 @@ class FakeMesh:
         self._faults = SimulatedFaults(size, faults, dice)
         self._training = Training(size, dice)
         self._measures = Measures(size, dice)
-        self._beats = dice.random(size)  # when in each second a rank gives a sign of life
+        self._beats = dice.random(size)  # when in each second a rank sends its heartbeat
         self.nodes = {f"fake.{rank}": rank for rank in range(size)}
         self.logbook = Logbook(clock=lambda: EPOCH + self.seconds)
         self._writer = FakeLogWriter(self.logbook, list(self.nodes))
         self._events: deque[MeshEvent] = deque(maxlen=EVENTS)
         self._stacks: Stacks | None = None
         self._cell = 0
-        self._ended_at: float | None = None  # None: it runs
+        self._ended_at: float | None = None  # None while it runs
         self._begin_cell()
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class FakeMesh:
         return f"<a simulated mesh ({dims}) after {self.seconds:g} s>"
 
     def dashboard(self) -> MeshDashboard:
-        """The mesh as a notebook shows a real one, live: its time passes while somebody looks, and the buttons work."""
+        """Return a live dashboard of the mesh: time passes while a view is open, and the buttons work."""
         # Only a notebook has widgets, and their import takes a quarter of a second.
         from meshbook.testing.simulated.board import FakeBackend
         from meshbook.widgets.dashboard import MeshDashboard
@@ -115,16 +115,16 @@ class FakeMesh:
         shown: MeshDashboard = self._dashboard
         return shown
 
-    # -- what passes ---------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """How late it is, since the mesh was made."""
+        """Seconds since the mesh was made."""
         return self._ticks * QUANTUM
 
     @alone
     def advance(self, seconds: float) -> float:
-        """Let so many seconds pass, in whole quarters; returns how many did."""
+        """Advance the time by whole quarters of a second; returns the seconds that passed."""
         quarters = int(seconds / QUANTUM + 1e-6)
         for _ in range(quarters):
             self._ticks += 1
@@ -158,28 +158,28 @@ class FakeMesh:
             self._training.hold(rank)
         self._writer.begin_cell(self._cell)
 
-    # -- what is done to it --------------------------------------------------------
+    # -- actions -------------------------------------------------------------------
 
     def kill(self, ranks: int | Iterable[int]) -> None:
-        """End ranks; they stay dead until `heal`."""
+        """Kill ranks; they stay dead until `heal`."""
         self.break_down("killed", ranks)
 
     @alone
     def break_down(self, kind: Kind, ranks: int | Iterable[int]) -> None:
-        """Let ranks be `killed`, `failed` (an error), `silent` (no sign of life) or `paused`, until `heal`."""
+        """Make ranks `killed`, `failed` (an error), `silent` (no heartbeat) or `paused`, until `heal`."""
         for rank in _listed(ranks, len(self)):
             self._befallen(self._faults.add(kind, rank, self.seconds))
 
     @alone
     def heal(self) -> list[int]:
-        """Mend all that is wrong with ranks; returns which they were. Those that were killed start, for two seconds."""
+        """End all faults of ranks; returns the ranks. Those that were killed are starting for two seconds."""
         mended = self._faults.mend(self.seconds, list(self._faults.by_rank))
         self._mended(mended)
         return sorted(fault.rank for fault in mended)
 
     @alone
     def interrupt(self) -> int | None:
-        """End the cell; returns its number, or None where none runs. The next one begins after three seconds."""
+        """End the cell; returns its number, or None if none runs. The next one begins after three seconds."""
         if self._ended_at is not None:
             return None
         self._ended_at = self.seconds
@@ -188,12 +188,12 @@ class FakeMesh:
 
     @alone
     def write(self, rank: int, text: str, stream: str = "stdout") -> None:
-        """Let a rank write something, in the present cell."""
+        """Write a line of a rank, in the present cell."""
         self._writer.write(_listed(rank, len(self))[0], text, stream)
 
     @alone
     def take_stacks(self) -> None:
-        """Look where the ranks are: the `stacks` of the next look."""
+        """Take the stacks of the ranks: the `stacks` of the next snapshot."""
         self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
 
     def _befallen(self, fault: SimulatedFault) -> None:
@@ -204,7 +204,7 @@ class FakeMesh:
 
     def _mended(self, faults: Iterable[SimulatedFault]) -> None:
         for fault in faults:
-            if fault.kind != "killed":  # then it starts only now
+            if fault.kind != "killed":  # a killed rank is only starting now
                 self._training.release([fault.rank], self.seconds)
             if fault.kind == "starting":
                 self._note("healed", fault.rank, f"it was away for {self.seconds - fault.since:.0f} s")
@@ -212,11 +212,11 @@ class FakeMesh:
     def _note(self, kind: str, rank: int, text: str) -> None:
         self._events.append(MeshEvent(time_of_day(self.seconds), kind, (rank,), text))
 
-    # -- what a dashboard asks (`meshbook.widgets.source.Source`) --------------------
+    # -- the source of a dashboard (`meshbook.widgets.source.Source`) ----------------
 
     @alone
     def look(self) -> MeshSnapshot:
-        """How the mesh is now."""
+        """Return the present state of the mesh."""
         runs = self._ended_at is None
         return MeshSnapshot(
             self.facts,
@@ -233,18 +233,18 @@ class FakeMesh:
 
     @alone
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
-        """The last five minutes of these ranks: float32 of the shape [ranks, metrics, 300], the newest last."""
+        """Return the last five minutes of these ranks: float32 of the shape [ranks, metrics, 300], the newest last."""
         return self._measures.series(ranks, metrics)
 
     @alone
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
-        """What is told of these ranks in words; None for one that is dead."""
+        """Return what these ranks report as text; None for a dead rank."""
         activity, dead = self._activity(), self._faults.of("killed")
         return [None if rank in dead else self._detail(rank, Activity(activity[rank])) for rank in ranks]
 
     @alone
     def timeline(self) -> TimelineReply:
-        """The last steps of the last cell, as the protocol's reply to "timeline"."""
+        """Return the last steps of the last cell, as the protocol's reply to "timeline"."""
         return timeline_of(self._cell, self._training.steps)
 
     def _activity(self) -> npt.NDArray[np.uint8]:
@@ -285,7 +285,7 @@ class FakeMesh:
 
 
 def facts_of(size: int, per_host: int) -> MeshFacts:
-    """A mesh of so many ranks, on as many hosts as it takes."""
+    """Return a mesh of so many ranks, on as many hosts as needed."""
     per_host = min(size, per_host)
     if size < 1 or per_host < 1 or size % per_host:
         raise ValueError(f"{size} ranks cannot be spread evenly over hosts of {per_host}")
@@ -295,7 +295,7 @@ def facts_of(size: int, per_host: int) -> MeshFacts:
 
 
 def time_of_day(seconds: float) -> str:
-    """The time of day, so many seconds after the beginning."""
+    """Return the time of day, so many seconds after the start."""
     return time.strftime("%H:%M:%S", time.gmtime(EPOCH + seconds))
 
 

@@ -8,11 +8,11 @@ from meshbook.testing.simulated.training import EXCHANGE, TrainingStep
 from meshbook.widgets.protocol import TimelineLane, TimelineReply, TimelineSpan
 
 MOST_SPANS = 60_000  # in all lanes
-_SPANS = 3  # of a rank in a step
+_SPANS = 3  # per rank and step
 
 
 def timeline_of(cell: int, steps: Collection[TrainingStep]) -> TimelineReply:
-    """In seconds since the first step that is shown; of more ranks there are fewer steps, but at least one."""
+    """Return the lanes, in seconds since the first step shown; for more ranks fewer steps, but at least one."""
     size = len(next(iter(steps)).arrived) if steps else 1
     shown = list(steps)[-max(1, MOST_SPANS // (_SPANS * size)) :]
     start = shown[0].began if shown else 0.0

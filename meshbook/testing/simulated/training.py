@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import Activity
 
-WORK = 0.8  # seconds that a rank works in a step
-SPREAD = 0.03  # of that, from rank to rank
-EXCHANGE = 0.1  # seconds that the collective takes once all are there
-STRAGGLES = 0.06  # how likely it is that some rank becomes slow with a step
-RECOVERS = 0.06  # the same for each slow rank to be as quick as before
-SLOWEST = 3.0  # times as slow as others
+WORK = 0.8  # seconds of work of a rank in a step
+SPREAD = 0.03  # relative spread between ranks
+EXCHANGE = 0.1  # seconds of the collective once all ranks have arrived
+STRAGGLES = 0.06  # probability per step that some rank becomes slow
+RECOVERS = 0.06  # probability per step that a slow rank recovers
+SLOWEST = 3.0  # factor of the slowest rank
 KEPT_STEPS = 64
 
 
 class TrainingStep(NamedTuple):
-    """A step that is over. `arrived`: for each rank when it came to the collective. Seconds."""
+    """A completed step. `arrived`: when each rank came to the collective. In seconds."""
 
     began: float
     arrived: npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ class TrainingStep(NamedTuple):
 
 
 class Training:
-    """Where each rank is in the present step, and how long the last one took."""
+    """The present step of each rank, and the length of the last one."""
 
     def __init__(self, size: int, dice: np.random.Generator) -> None:
         self._size = size
@@ -39,15 +39,15 @@ class Training:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Begin anew; nobody is held any more."""
+        """Start again, with no rank held."""
         self.steps.clear()
-        self.count = 0  # steps that are over
-        self.first = now  # when the first one began
+        self.count = 0  # completed steps
+        self.first = now  # start of the first step
         self.took = np.full(self._size, np.nan)
         self._begin_step(now)
 
     def advance(self, now: float) -> None:
-        """Let the time go on until `now`."""
+        """Advance the time to `now`."""
         while (ended := float(self.arrival.max()) + EXCHANGE) <= now:
             self.steps.append(TrainingStep(self.began, self.arrival, ended))
             self.took = self.arrival - self.began + EXCHANGE
@@ -55,16 +55,16 @@ class Training:
             self._begin_step(ended)
 
     def hold(self, rank: int) -> None:
-        """A rank does not go on; the others wait for it."""
+        """Hold a rank in its step; the others wait for it."""
         self.arrival[rank] = np.inf
 
     def release(self, ranks: Collection[int], now: float) -> None:
-        """Ranks that were held begin the step again."""
+        """Let ranks that were held begin the step again."""
         for rank in ranks:
             self.arrival[rank] = now + self._draw_work(1)[0]
 
     def activity(self, now: float) -> npt.NDArray[np.uint8]:
-        """An `Activity` for each rank."""
+        """Return an `Activity` for each rank."""
         return np.where(now < self.arrival, Activity.RUNNING, Activity.IN_COLLECTIVE).astype(np.uint8)
 
     def _begin_step(self, now: float) -> None:

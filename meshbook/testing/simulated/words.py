@@ -1,4 +1,4 @@
-"""What ranks of a simulated mesh write, and where they are found to be. Pure."""
+"""The output of ranks of a simulated mesh, and their stacks. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshbook.runtime.telemetry.vitals import Activity
 from meshbook.testing.simulated.faults import Kind, SimulatedFaults
 from meshbook.widgets.source import StackGroup, Stacks
 
-TALKATIVE = 16  # ranks that write of each step; the others of each tenth
-SLOW = 1.5  # times the median; who takes longer says so
+TALKATIVE = 16  # ranks that log each step; the others log each tenth
+SLOW = 1.5  # times the median; slower ranks log it
 _WARNING = "\x1b[33mWARNING\x1b[0m"
 _LAST_WORDS: Final[dict[Kind, tuple[str, str]]] = {
     "killed": ("\x1b[31mOut of memory: Killed process\x1b[0m\n", "stderr"),
@@ -27,17 +27,17 @@ _LAST_WORDS: Final[dict[Kind, tuple[str, str]]] = {
 
 
 def last_words(kind: Kind) -> tuple[str, str]:
-    """What a rank writes that gets such a fault, and to which stream."""
+    """Return the output of a rank with such a fault, and its stream."""
     return _LAST_WORDS[kind]
 
 
 def place(cell: int) -> str:
-    """Where in a cell breakpoints are."""
+    """Return the place of breakpoints in a cell."""
     return f"cell {cell}:14"
 
 
 class FakeLogWriter:
-    """Writes into a logbook what the ranks would."""
+    """Writes the output of the ranks into a logbook."""
 
     def __init__(self, logbook: Logbook, nodes: Sequence[str]) -> None:
         self._logbook = logbook
@@ -45,16 +45,16 @@ class FakeLogWriter:
         self._origin = ""
 
     def begin_cell(self, cell: int) -> None:
-        """What is written from now on is of this cell."""
+        """Assign later output to this cell."""
         self._origin = f"{cell}.0"
         self.write(0, f"training on {len(self._nodes)} ranks\n")
 
     def end_cell(self) -> None:
-        """The cell is over."""
+        """End the cell."""
         self._logbook.end_execution(self._origin)
 
     def write_step(self, step: int, took: npt.NDArray[np.float64]) -> None:
-        """A step is over that took each rank so long."""
+        """Write the output for a step, with its seconds for each rank."""
         loss, usual = 0.5 + 10 * math.exp(-step / 30), float(np.median(took))
         for rank in range(TALKATIVE if step % 10 else len(self._nodes))[: len(self._nodes)]:
             self.write(rank, f"step {step:3d}  loss {loss:.3f}  {took[rank] * 1000:.0f} ms\n")
@@ -62,12 +62,12 @@ class FakeLogWriter:
             self.write(rank, f"{_WARNING} step {step} took {took[rank] / usual:.1f} times the usual\n", "stderr")
 
     def write(self, rank: int, text: str, stream: str = "stdout") -> None:
-        """A rank writes."""
+        """Write a line of a rank."""
         self._logbook.take(self._nodes[rank], self._origin, stream, text)
 
 
 def stacks_of(at: str, activity: npt.NDArray[np.uint8], faults: SimulatedFaults) -> Stacks:
-    """Where the main threads are, ranks at one place once."""
+    """Return the stacks of the main threads, ranks at one place together."""
     ranks_at: dict[str, list[int]] = {}
     for rank, doing in enumerate(activity.tolist()):
         fault = faults.by_rank.get(rank)

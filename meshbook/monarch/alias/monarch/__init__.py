@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if importlib.util.find_spec("meshbook") is None:
-    # What a worker of a checkout starts finds this package by PYTHONPATH, and has no other way to the rest.
+    # A child process of a worker in a checkout finds this package by PYTHONPATH, but not the rest of meshbook.
     sys.path.append(str(Path(__file__).absolute().parents[4]))
 
 from meshbook.monarch.configuration import clear_runtime_config as clear_runtime_config

@@ -1,4 +1,4 @@
-"""`monarch.distributed`: no name of it is part of this version; each says so when it is imported."""
+"""`monarch.distributed`: none of its names is part of this version; importing one raises an error that says so."""
 
 from meshbook.monarch.modules import AliasModule
 

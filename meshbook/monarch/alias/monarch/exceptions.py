@@ -1,4 +1,4 @@
-"""`monarch.exceptions`: what calls raise."""
+"""`monarch.exceptions`: the errors that calls raise."""
 
 from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.errors import ActorError as ActorError

@@ -1,4 +1,4 @@
-"""`monarch.job`: where hosts come from. Other names than these are not part of this version, and say so."""
+"""`monarch.job`: the sources of hosts. Names that are not part of this version raise an error that says so."""
 
 from meshbook.monarch.hosting import hosts_from_config as hosts_from_config
 from meshbook.monarch.modules import AliasModule

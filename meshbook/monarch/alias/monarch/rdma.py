@@ -1,4 +1,4 @@
-"""`monarch.rdma`: a line for each name, from where meshbook defines it."""
+"""`monarch.rdma`: each name imported from where meshbook defines it."""
 
 from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.rdma.action import RDMAAction as RDMAAction

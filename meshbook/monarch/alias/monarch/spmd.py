@@ -1,4 +1,4 @@
-"""`monarch.spmd`: programs as torchrun runs them."""
+"""`monarch.spmd`: run programs as torchrun does."""
 
 from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.spmd.actor import SPMDActor as SPMDActor

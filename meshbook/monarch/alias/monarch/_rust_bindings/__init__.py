@@ -1,4 +1,4 @@
-"""`monarch._rust_bindings`: private to Monarch, but the only place that some errors are imported from."""
+"""`monarch._rust_bindings`: private to Monarch, but programs can import some errors only from here."""
 
 from meshbook.monarch.modules import AliasModule
 

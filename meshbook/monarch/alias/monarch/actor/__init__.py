@@ -1,4 +1,4 @@
-"""`monarch.actor`: a line for each name, from where meshbook defines it."""
+"""`monarch.actor`: each name imported from where meshbook defines it."""
 
 from meshbook.monarch.debugging import debug_controller as debug_controller
 from meshbook.monarch.hosting import hosts_from_config as hosts_from_config

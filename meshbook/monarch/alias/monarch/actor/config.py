@@ -1,4 +1,4 @@
-"""`monarch.actor.config`: whether what an actor logs begins with its name."""
+"""`monarch.actor.config`: whether log lines of an actor begin with its name."""
 
 from meshbook.monarch.modules import LoggingModule
 

@@ -6,5 +6,5 @@ import sys
 from meshbook.runtime.mesh.commands import ENTRY
 
 if __name__ == "__main__":
-    # A new interpreter: the worker takes meshbook from where its controller has it.
+    # A new interpreter: the worker imports meshbook from the same place as its controller.
     os.execv(sys.executable, [sys.executable, ENTRY])

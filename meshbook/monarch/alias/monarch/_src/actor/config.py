@@ -1,4 +1,4 @@
-"""`monarch._src.actor.config`: whether what an actor logs begins with its name."""
+"""`monarch._src.actor.config`: whether log lines of an actor begin with its name."""
 
 from meshbook.monarch.modules import LoggingModule
 
