@@ -1,7 +1,7 @@
-"""The bare limit of calls: what any runtime over pyzmq pays, beside which the benchmarks put ours in the same run.
+"""The base of calls: the cost that any runtime over pyzmq has, measured in the same run as meshbook.
 
-Processes with blocking sockets over ipc, a pickled (name, args) there and a pickled value back, with no futures, no
-routing, no supervision and no other thread. Bulk goes as it is, without a copy into or out of a frame of its own.
+Processes with blocking sockets over ipc, a pickled (name, args) there and a pickled value back, without futures,
+routing, supervision or other threads. Bulk data is sent as it is, without a copy into or out of a frame of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import zmq
 import zmq.asyncio
 
-PATIENCE = 5000  # milliseconds without a message until a peer looks whether anybody is there
+PATIENCE = 5000  # milliseconds without a message after which a peer checks that its parent is alive
 
 
 class Bare:
@@ -35,23 +35,23 @@ class Bare:
     # -- calls ---------------------------------------------------------------
 
     def call(self) -> None:
-        """To the first peer and back."""
+        """Send to the first peer, and receive its answer."""
         self.call_each(1)
 
     def call_each(self, count: int) -> None:
-        """To so many peers, and back from all of them."""
+        """Send to so many peers, and receive the answers of all."""
         for peer in self._peers[:count]:
             self._send(peer, "echo")
         self._receive(count)
 
     def pipeline(self, times: int) -> None:
-        """To the first peer, all before the first answer is read."""
+        """Send to the first peer many times before reading the first answer."""
         for _ in range(times):
             self._send(self._peers[0], "echo")
         self._receive(times)
 
     def cast(self, times: int) -> None:
-        """To each peer, which does not answer; then wait until all have them."""
+        """Send to each peer, which does not answer; then wait until all have received everything."""
         for _ in range(times):
             for peer in self._peers:
                 self._send(peer, "note")
@@ -66,18 +66,18 @@ class Bare:
             pickle.loads(self._socket.recv())
 
     async def call_async(self, socket: zmq.asyncio.Socket) -> None:
-        """To the first peer and back, by a socket of `on_a_loop`."""
+        """Send to the first peer and receive its answer, by a socket of `on_a_loop`."""
         await socket.send_multipart([self._peers[0], pickle.dumps(("echo", (1,)), 5)])
         pickle.loads((await socket.recv_multipart())[1])
 
     def on_a_loop(self) -> zmq.asyncio.Socket:
-        """The same socket for the running event loop; not to be closed."""
+        """Return the same socket for the running event loop; the caller must not close it."""
         return zmq.asyncio.Socket.from_socket(self._socket)
 
     # -- bulk ----------------------------------------------------------------
 
     def carry(self, bulk: memoryview) -> None:
-        """To the first peer and back."""
+        """Send bulk data to the first peer, and receive it back."""
         self._socket.send_multipart([self._peers[0], b"", bulk], copy=False)
         self._socket.recv_multipart(copy=False)
 
@@ -90,7 +90,7 @@ class Bare:
 
 
 def serve(url: str) -> None:
-    """The other side; it is killed at the end, and leaves by itself where nobody is there to do that."""
+    """Serve the other side; it is killed at the end, and exits by itself if its parent is gone."""
     parent = os.getppid()
     socket = zmq.Context().socket(zmq.DEALER)
     socket.set_hwm(0)
@@ -104,9 +104,9 @@ def serve(url: str) -> None:
 
 
 def answer(socket: zmq.Socket[bytes]) -> None:
-    """One message."""
+    """Handle one message."""
     letter = socket.recv()
-    if not letter:  # bulk follows
+    if not letter:  # bulk data follows
         socket.send(socket.recv(copy=False), copy=False)
         return
     name, (value,) = pickle.loads(letter)

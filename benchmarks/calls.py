@@ -3,8 +3,8 @@
     python benchmarks/calls.py [--rounds N] [--json FILE]
 
 The base of a blocking caller is a ping-pong of blocking sockets (`bare.py`), that of a coroutine a ping-pong of pyzmq's
-asyncio sockets. Two workers are two processes like any others, so the base of a call between actors is the blocking
-ping-pong, of async actors too.
+asyncio sockets. The base of a call between actors, async ones too, is the blocking ping-pong: two workers are ordinary
+processes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def compare_round_trips(bare: Bare, echo: Any) -> Comparison:
 
 
 def compare_awaited(bare: Bare, echo: Any, runner: asyncio.Runner) -> Comparison:
-    """`bare` is used by no other comparison: its socket belongs to the loop from here on."""
+    """Compare awaited calls; no other comparison may use `bare`: its socket belongs to the loop from here on."""
 
     async def open_on_loop() -> Any:
         return bare.on_a_loop()
@@ -86,7 +86,7 @@ def compare_actors(kind: str, bare: Bare, actors: Any, ratio_aim: Aim) -> Compar
 
 
 def compare_outstanding(bare: Bare, echo: Any, runner: asyncio.Runner) -> list[Comparison]:
-    """All calls are sent before the first answer is read."""
+    """Compare calls that are all sent before the first answer is read."""
 
     def call_all() -> None:
         for answer in [echo.call_one(1) for _ in range(OUTSTANDING)]:

@@ -2,9 +2,9 @@
 
     python benchmarks/cells.py [--rounds N] [--json FILE]
 
-All times are from the execute request to the kernel's idle, as a front end sees them: of cells that assign or evaluate,
-of one that prints 100,000 lines, and of cells that fail because a worker is killed or the cell is interrupted. Without
-ipyparallel its lines are left out.
+All times are from the execute request to the kernel's idle, as a front end sees them. The cells assign or evaluate,
+print 100,000 lines, or fail because a worker is killed or the cell is interrupted. Without ipyparallel its lines are
+left out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from report import Aim, Report, arguments, seconds_of
 from rounds import TURNS, Comparison, format_spread, run_rounds, timed
 
 CELL = "x = 1"
-TIMES = 40  # cells of one median
+TIMES = 40  # cells per median
 RANKS = (2, 4, 8)
 LINES = 100_000
 PRINT = f"for number in range({LINES}): print(f'L{{number:06d}};')"
-# The cell, on how many ranks, and how many times a local cell it may take.
+# The cell, the number of ranks, and the limit as a multiple of a local cell.
 ON_MESHES: tuple[tuple[str, int, Aim | str], ...] = (
     (CELL, 2, ""),
     (CELL, 4, Aim(1.4)),
@@ -37,7 +37,7 @@ ON_MESHES: tuple[tuple[str, int, Aim | str], ...] = (
     ("1 + 1", 8, Aim(2.2)),
 )
 PATIENCE = 120.0  # seconds
-SETTLED = 0.5  # seconds until a cell certainly sleeps
+SETTLED = 0.5  # seconds after which a cell surely sleeps
 SLEEP = "%%mesh pair\nimport time\ntime.sleep(600)"
 CLUSTER = "import ipyparallel as ipp\nengines = ipp.Cluster(n=8).start_and_connect_sync(activate=True)"
 STOP_CLUSTER = "engines.cluster.stop_cluster_sync()"
@@ -69,14 +69,14 @@ class Notebook:
         return content
 
     def run_well(self, code: str) -> str:
-        """Run a cell that has to succeed; returns its `answer`."""
+        """Run a cell that must succeed; returns its `answer`."""
         reply = self.wait(str(self._client.execute(code, user_expressions={"answer": "answer"})))
         assert reply["status"] == "ok", reply
         found = reply["user_expressions"]["answer"]
         return str(found["data"]["text/plain"]) if found["status"] == "ok" else ""
 
     def median(self, code: str) -> float:
-        """The median time of such a cell, in seconds."""
+        """Return the median time of such a cell, in seconds."""
         return statistics.median(seconds_of(lambda: self.run(code)) for _ in range(TIMES))
 
     def interrupt(self) -> None:
@@ -88,7 +88,7 @@ class Notebook:
 
 
 def compare_cells(notebook: Notebook, code: str, ranks: int, ratio_aim: Aim | str) -> Comparison:
-    notebook.run_well(f"%%mesh of{ranks}\n{code}")  # what is timed is not checked, and a cell that fails is quick
+    notebook.run_well(f"%%mesh of{ranks}\n{code}")  # timed runs are not checked, and a failing cell is fast
     return Comparison(
         f"cell `{code}` on {ranks} ranks",
         timed(lambda: notebook.run(code), TIMES // TURNS),
@@ -125,7 +125,7 @@ def measure_peer(report: Report, stock: Notebook) -> None:
 
 
 def measure_end(report: Report, notebook: Notebook, name: str, aim: str, end: Callable[[], None]) -> None:
-    """How long a cell that sleeps goes on after this end of it."""
+    """Measure how long a sleeping cell continues after `end` is called."""
     cell = notebook.start(SLEEP)
     time.sleep(SETTLED)
     started = time.perf_counter()

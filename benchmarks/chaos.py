@@ -1,12 +1,13 @@
-"""Whether work survives faults: an elastic job counts to a known sum while processes are killed, stopped and cut off.
+"""Checks that work survives faults: an elastic job computes a known sum while processes are killed and stopped.
 
     python benchmarks/chaos.py [--minutes N | --seconds N] [--faults N] [--seed N] [--hosts N] [--respawn] [--json FILE]
 
-The controller hands numbered pieces of work to the ranks of a mesh; half of each piece its rank asks another rank for.
-A piece that is lost is handed out again, and a mesh that has lost a rank is healed, by the controller or, with
-`--respawn`, by itself, while the others go on. Between the parts of a run all comes to rest, and is compared with how
-it was when warm: nothing may have grown. Fails, and says why, where the sum is wrong, an answer does not come, an error
-is another one than was to be expected, or anything piles up or is left behind. The same seed makes the same faults.
+The controller assigns numbered pieces of work to the ranks of a mesh; each rank requests half of each piece from
+another rank. A lost piece is assigned again. A mesh that has lost a rank is healed, by the controller or, with
+`--respawn`, by itself, while the other ranks go on. Between the parts of a run all work comes to rest, and is compared
+with the state after the warm-up: nothing may have grown. The benchmark fails, with the reason, if the sum is wrong, an
+answer does not arrive, an unexpected error is raised, or resources grow or are left behind. The same seed makes the
+same faults.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ WINDOW = 4  # pieces that a rank has at a time
 PARTS = 10
 WARM_SECONDS = 1.0
 SHARES = {"kill": 0.4, "stop": 0.25, "drop": 0.2, "delay": 0.15}  # of all faults
-PATIENCE = 60.0  # seconds until what should have come counts as lost
+PATIENCE = 60.0  # seconds after which an answer counts as lost
 MARK = f"MESHBOOK_CHAOS_{uuid.uuid4().hex}"
 
 
 class Half(Actor):
-    """Adds up what others ask for."""
+    """Adds up the halves that other ranks request."""
 
     @endpoint
     def add(self, first: int, last: int) -> int:
@@ -60,7 +61,7 @@ class Half(Actor):
 
 
 class Adder(Actor):
-    """Adds up pieces, each half of it by another rank."""
+    """Adds up pieces, with half of each from another rank."""
 
     def __init__(self, halves: Any) -> None:
         self.halves = halves
@@ -77,7 +78,7 @@ class Adder(Actor):
 
 
 class AsyncAdder(Actor):
-    """The same on a loop."""
+    """An adder on an event loop."""
 
     def __init__(self, halves: Any) -> None:
         self.halves = halves
@@ -94,16 +95,16 @@ class AsyncAdder(Actor):
 
 
 class Tally:
-    """The pieces that are done, each once; not kept one by one, or this program would be what grows."""
+    """The set of done pieces, stored compactly: otherwise this program's memory would grow."""
 
     def __init__(self) -> None:
         self.sum = 0
         self.count = 0
-        self._first = 0  # that is not done; all before it are
-        self._others: set[int] = set()  # that are done after it
+        self._first = 0  # the first piece that is not done
+        self._others: set[int] = set()  # pieces after it that are done
 
     def note(self, piece: int, found: int) -> bool:
-        """Count a piece in; whether it was not done before."""
+        """Record a piece; returns whether it was not done before."""
         if piece < self._first or piece in self._others:
             return False
         self.sum, self.count = self.sum + found, self.count + 1
@@ -115,7 +116,7 @@ class Tally:
 
 
 class Job:
-    """The pieces of work: which are to be done, who has them, and what came of them."""
+    """The pieces of work: which are still to do, which rank has them, and their results."""
 
     def __init__(self, hosts: int, policy: Literal["raise", "respawn"]) -> None:
         self.hosts = hosts
@@ -133,13 +134,13 @@ class Job:
         self._meshes = {"halves": self.halves, "sync": self.adders[0], "async": self.adders[1]}
         self.done = Tally()
         self.wrong: list[str] = []
-        self.lost = 0  # pieces, as often as they were
+        self.lost = 0  # pieces lost, with repetitions
         self.heals: list[float] = []  # seconds of each
-        self.slowest = 0.0  # seconds that a piece took
+        self.slowest = 0.0  # seconds of the slowest piece
         self._next = 0
         self._again: collections.deque[int] = collections.deque()
         self._out: collections.Counter[int] = collections.Counter()  # pieces by rank
-        self._away: set[int] = set()  # ranks that are to be healed
+        self._away: set[int] = set()  # ranks that wait for a heal
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._healing = False
 
@@ -150,19 +151,19 @@ class Job:
             self._take_event()
 
     def rest(self) -> None:
-        """Until all pieces that were handed out are done, and the mesh is well."""
-        for rank in range(RANKS):  # one that had none may have died, and nobody felt it
+        """Wait until all assigned pieces are done, and the mesh is healthy."""
+        for rank in range(RANKS):  # a rank without pieces may have died unnoticed
             self._give(rank, self._number())
         while self._healing or self._out.total() or self._again:
             self._take_event()
             self._hand_out(new=False)
 
     def _spawn(self, kind: type[Actor], *arguments: Any) -> Any:
-        """One on each rank, on whichever host."""
+        """Spawn one on each rank, on all hosts."""
         return self.procs.spawn(kind.__name__, kind, *arguments).flatten("gpus")  # type: ignore[attr-defined]
 
     def warm_up(self) -> None:
-        """Let each rank do its share, and each die and be healed once: so that every connection is made."""
+        """Let each rank work, and each die and be healed once, so that every connection exists."""
         self.procs.initialized.get(PATIENCE)
         for rank in range(RANKS):
             self.work_for(WARM_SECONDS / RANKS)
@@ -171,7 +172,7 @@ class Job:
             self.rest()
         self.lost, self.heals, self.slowest = 0, [], 0.0
 
-    # -- handing out ---------------------------------------------------------
+    # -- assignment ----------------------------------------------------------
 
     def _hand_out(self, *, new: bool) -> None:
         for rank in range(RANKS):
@@ -189,7 +190,7 @@ class Job:
         self._out[rank] += 1
         answer.when_done(lambda: self._events.put((rank, piece, begun, answer)))
 
-    # -- what comes of it ----------------------------------------------------
+    # -- results -------------------------------------------------------------
 
     def _take_event(self) -> None:
         try:
@@ -203,13 +204,13 @@ class Job:
             self._answered(*event)
 
     def _describe(self) -> str:
-        """Who answers now, and who is there: to tell lost messages from actors and processes that are stuck."""
+        """Describe which actors answer now, and all processes: to tell lost messages from stuck actors."""
         answers = {
             f"{name} {rank}": mesh.slice(gpus=rank).here.call_one()
             for name, mesh in self._meshes.items()
             for rank in range(RANKS)
         }
-        time.sleep(SHORT_PATIENCE)  # several futures, and no one thing that tells of all of them
+        time.sleep(SHORT_PATIENCE)  # several futures, and no event that covers all of them
         silent = [name for name, answer in answers.items() if not answer.done()]
         processes = [f"{each.pid} {each.status()}" for each in psutil.Process().children(recursive=True)]
         return (
@@ -235,7 +236,7 @@ class Job:
 
     def _lost(self, rank: int) -> None:
         if self._heals_itself:
-            time.sleep(0.001)  # who calls a rank that is being started again waits for it; that begins a moment later
+            time.sleep(0.001)  # calls to a restarting rank wait for it; the restart begins a moment later
         else:
             self._away.add(rank)
 
@@ -254,16 +255,16 @@ class Job:
         self._healing = False
         error = healed.exception()
         if error is None:
-            self._away.clear()  # who has died since then is felt by the next piece
+            self._away.clear()  # the next piece detects ranks that have died since
             if healed.get():
                 self.heals.append(time.monotonic() - begun)
         elif isinstance(error, SupervisionError):
-            self._heal()  # one has died on the way
+            self._heal()  # another rank died during the heal
         else:
             self.wrong.append(f"heal() raised {error!r}")
 
     def check(self) -> list[str]:
-        """What is wrong with what was done."""
+        """Return the errors found in the results."""
         count = self._next * NUMBERS
         found, due = self.done.sum, count * (count - 1) // 2
         missing = self._next - self.done.count
@@ -275,7 +276,7 @@ class Job:
 
 
 def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Faults:
-    """Work for so long, and until all of it is done."""
+    """Work under faults for so long, and then until all of it is done."""
     rates = {kind: share * faults / seconds for kind, share in SHARES.items()}
     with chaos(job.procs, **rates, seed=seed) as done:
         job.work_for(seconds)
@@ -283,11 +284,11 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
     return done
 
 
-# -- looking -----------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------
 
 
 def look(job: Job) -> Sight:
-    """The controller, all agents and all fork servers; workers come and go."""
+    """Measure the controller, all agents and all fork servers; workers change."""
     gc.collect()
     controller = psutil.Process()
     agents = controller.children()
@@ -295,7 +296,7 @@ def look(job: Job) -> Sight:
     return Sight(
         footprints={
             "controller": footprint(controller),
-            "agent": sum_of(agents),  # of all hosts: who is connected to whom goes from one to the other
+            "agent": sum_of(agents),  # of all hosts: connections move from one to another
             "fork server": sum_of(servers),
         },
         processes=len(controller.children(recursive=True)),
@@ -311,7 +312,7 @@ def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
 
 
 def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
-    """Until everything is as it was, or patience has ended: spares are replaced, and threads end, a little later."""
+    """Measure until nothing has grown, or the time is up: spares are replaced, and threads end, a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
         is_full = job.procs.spares().get(PATIENCE) == SPARES * job.hosts
@@ -319,11 +320,11 @@ def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
         is_ready = all_are_measured() if warm is None else not grown(sight, warm)
         if (is_full and is_ready) or time.monotonic() > end:
             return sight
-        time.sleep(0.1)  # they end in their own time, and tell nobody
+        time.sleep(0.1)  # they end without an event
 
 
 def all_are_measured() -> bool:
-    """Whether the agents have opened the page of each rank, as they do when they measure it for the first time."""
+    """Return whether the agents have opened the page of each rank, as they do on its first measurement."""
     pages = [file for agent in psutil.Process().children() for file in agent.open_files() if ".vitals" in file.path]
     return len(pages) == RANKS
 
@@ -343,15 +344,15 @@ def put(report: Report, job: Job, faults: collections.Counter[str]) -> None:
 
 
 def marked_processes() -> Iterator[str]:
-    """What carries this run's mark and is not this process."""
+    """Yield the processes that carry this run's mark, except this one."""
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
             if process.pid != os.getpid() and process.environ().get(MARK) == "1":
                 yield str(process)
 
 
 def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str]:
-    """Work under faults for so long; what was found to be wrong."""
+    """Work under faults for so long; returns the errors found."""
     try:
         found = run_parts(
             Job(options.hosts, options.policy), seconds / PARTS, options.faults / PARTS, options.seed, report
@@ -390,7 +391,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=1, choices=(1, 2, 4), help="agents, joined as over a network")
     options = parser.parse_args()
     os.environ[MARK] = "1"
-    meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # they are on purpose
+    meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # they are intended
     seconds = options.minutes * 60 if options.seconds is None else options.seconds
     report = Report()
     found = run(options, seconds, report)

@@ -1,13 +1,13 @@
-"""Whether bulk data survives faults: random transfers by every way while owners drop, die, are healed, and are stopped.
+"""Checks that bulk data survives faults: random transfers by every backend while owners drop memory and die.
 
     python benchmarks/chaos_transfers.py [--transfers N] [--seed N] [--kills X] [--stops X] [--json FILE]
 
-Five processes lend memory and move each other's, each by a way that is forced on it, the controller among them; large
-arrays go to endpoints and back meanwhile. Every byte is compared (`lending.py`). Owners drop what they lend, and lend
-other memory; `meshbook.testing.chaos` kills and stops processes, which come back by themselves. Handles that are out
-of date are used, too: they have to raise. In the end all comes to rest, and is compared with how it was when warm.
-Fails, and says why, where a byte is wrong, an answer does not come, an error is another one than was to be expected, or
-anything has grown: descriptors, threads, memory, files. The same seed asks for the same transfers and faults.
+Five processes, the controller among them, lend memory and move each other's, each by a backend that is forced on it;
+large arrays go to endpoints and back meanwhile. Every byte is compared (`lending.py`). Owners drop memory, and lend
+other memory; `meshbook.testing.chaos` kills and stops processes, which respawn by themselves. Outdated handles are
+used, too: they must raise. In the end all work comes to rest, and is compared with the state after the warm-up. The
+benchmark fails, with the reason, if a byte is wrong, an answer does not arrive, an unexpected error is raised, or
+descriptors, threads, memory or files have grown. The same seed gives the same transfers and faults.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from meshbook.testing import chaos
 WAYS = {"process memory": 2, "host agent": 1, "message": 1}  # and how many workers move by it
 WORKERS = sum(WAYS.values())
 CONTROLLER = WORKERS  # its number among those that lend and move
-SPARE = 6  # connections, segments and threads that are kept for the next one: how many depends on how many went at once
+SPARE = 6  # cached connections, segments and threads: how many depends on how many were used at once
 SPARE_MEMORY = 64.0  # MiB of those
-ALL = -1  # who may read what is lent to no one alone
+ALL = -1  # the reader of memory that all may read
 BATCH = 40  # tasks of one call
-PATIENCE = 60.0  # seconds until what should have come counts as lost
+PATIENCE = 60.0  # seconds after which an answer counts as lost
 ECHOES, DROPS, LOST = "arrays to an endpoint and back", "buffers dropped", "calls lost with a process"
 WRITES, OUTDATED = 0.3, 0.05  # shares of all tasks
-Answer = tuple[str, int, Any]  # what was asked, of whom, and the future
+Answer = tuple[str, int, Any]  # the request, its process, and the future
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Peer:
 
 
 class Chaos:
-    """The processes, what they lend, and what they are asked to do."""
+    """The processes, the memory that they lend, and the requests to them."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -73,7 +73,7 @@ class Chaos:
         ]
         self._own, self._hand = Owner(CONTROLLER, WORKERS + 1), Hand()
         self._shelves: dict[int, Shelf] = {CONTROLLER: self._own.shelf()}
-        self._outdated: collections.deque[tuple[Lent, int]] = collections.deque(maxlen=20)  # and whose slot it was
+        self._outdated: collections.deque[tuple[Lent, int]] = collections.deque(maxlen=20)  # and the owner of its slot
         self._events: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: collections.Counter[tuple[str, int]] = collections.Counter()
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -88,10 +88,10 @@ class Chaos:
     def transfers(self) -> int:
         return self.outcomes["done"] + self.outcomes["dropped"] + self.outcomes["gone"]
 
-    # -- what is asked -------------------------------------------------------
+    # -- requests ------------------------------------------------------------
 
     def move(self, count: int) -> None:
-        """Until so many transfers more were tried."""
+        """Try so many more transfers."""
         end = self.transfers + count
         while self.transfers < end and not self.wrong:
             for number in range(WORKERS):
@@ -102,7 +102,7 @@ class Chaos:
             self._take_event()
 
     def touch_everything(self) -> None:
-        """Let each move from and to each, the largest there is among it, send arrays, and lend something else."""
+        """Let each move the largest memory of each, send arrays, and lend other memory."""
         for number in range(WORKERS):
             self._ask("shelf", number, self.peers[number].lender.shelf.call_one())
         self.rest()
@@ -115,7 +115,7 @@ class Chaos:
         self.rest()
 
     def rest(self) -> None:
-        """Take all answers that are outstanding."""
+        """Receive all pending answers."""
         while self._asked.total():
             self._take_event()
 
@@ -137,7 +137,7 @@ class Chaos:
         key = self._dice.randrange(1000)
         sent = pattern(key, 0, size).copy()
         answer = self.peers[number].mover.echo.call_one(sent)
-        sent.fill(0)  # what is done with it after it was sent must not show
+        sent.fill(0)  # a change after sending must have no effect
         checked = answer.then(lambda value: bool(np.array_equal(value, pattern(key, 0, size))))
         self._ask("echo", number, checked)
 
@@ -170,7 +170,7 @@ class Chaos:
         return Task(lent, self._dice.randrange(whole - size + 1), size, is_write)
 
     def _size(self, most: int) -> int:
-        """Small ones mostly: each power of two is as likely as the next."""
+        """Return a random size, mostly small: all powers of two are equally likely."""
         return max(1, min(most, int(2 ** self._dice.uniform(0, most.bit_length()))))
 
     def _every_task(self, mover: int) -> list[Task]:
@@ -178,7 +178,7 @@ class Chaos:
         reads = [Task(lent, 0, lent.buffer.size(), False) for shelf in shelves for lent in shelf.shared]
         return [*reads, *(Task(shelf.slots[mover], 0, SLOT, True) for shelf in shelves)]
 
-    # -- what comes of it ----------------------------------------------------
+    # -- answers -------------------------------------------------------------
 
     def _take_event(self) -> None:
         try:
@@ -194,7 +194,7 @@ class Chaos:
         elif isinstance(error, SupervisionError) or _is_of_a_death(error):
             self.outcomes[LOST] += 1
             self._forget(number)
-            time.sleep(0.001)  # who calls a rank that is being started again waits for it; that begins a moment later
+            time.sleep(0.001)  # calls to a restarting rank wait for it; the restart begins a moment later
         else:
             self.wrong.append(f"{what} of {number}: {error!r}")
 
@@ -219,29 +219,29 @@ class Chaos:
             self._forget(owner)
 
     def _put_back(self, owner: int) -> None:
-        """What it lent until now may be out of date."""
+        """Remember memory that the owner has lent until now: its handles may be outdated."""
         if (shelf := self._shelves.get(owner)) is not None:
             self._outdated.append((self._dice.choice(shelf.shared), ALL))
             whose = self._dice.randrange(WORKERS + 1)
             self._outdated.append((shelf.slots[whose], whose))
 
     def _forget(self, owner: int) -> None:
-        """It has died, and lends other memory when it is back."""
+        """Forget the memory of an owner that has died; its replacement lends other memory."""
         if owner != CONTROLLER:
             self._put_back(owner)
             self._shelves.pop(owner, None)
 
 
 def _is_of_a_death(error: BaseException) -> bool:
-    """Whether what an endpoint raised is that another process had died."""
+    """Return whether an endpoint raised because another process had died."""
     return isinstance(error, ActorError) and isinstance(error.exception, SupervisionError)
 
 
-# -- looking -----------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------
 
 
 def look(job: Chaos) -> Sight:
-    """All processes of the run; of the workers the one that takes most, since they come and go."""
+    """Measure all processes of the run; of the workers the largest footprint, since they change."""
     gc.collect()
     controller = psutil.Process()
     (agent,) = controller.children()
@@ -270,7 +270,7 @@ def most_of(prints: list[Footprint]) -> Footprint:
 
 
 def allowed(warm: Sight) -> Sight:
-    """What there may be."""
+    """Return the allowed resources."""
     footprints = {
         name: Footprint(seen.memory + SPARE_MEMORY, seen.descriptors + SPARE, seen.threads + SPARE)
         for name, seen in warm.footprints.items()
@@ -279,20 +279,20 @@ def allowed(warm: Sight) -> Sight:
 
 
 def look_at_rest(job: Chaos, most: Sight) -> Sight:
-    """Until there is no more than that, or patience has ended: connections and threads end a little later."""
+    """Measure until no limit is exceeded, or the time is up: connections and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
         sight = look(job)
         if not grown(sight, most) or time.monotonic() > end:
             return sight
-        time.sleep(0.2)  # they end in their own time, and tell nobody
+        time.sleep(0.2)  # they end without an event
 
 
-# -- all of it ---------------------------------------------------------------------
+# -- the run -----------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace, report: Report) -> list[str]:
-    """What was found to be wrong."""
+    """Run the benchmark; returns the errors found."""
     try:
         found = run_parts(Chaos(options.seed), options, report)
     except Hung as hung:
@@ -336,7 +336,7 @@ def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: 
 
 
 def warm_up(job: Chaos) -> None:
-    """Let each do everything, die and be healed, and do everything again: so that every connection is made."""
+    """Let each process do everything, die, be healed and do everything again, so that every connection exists."""
     job.touch_everything()
     for peer in job.peers:
         peer.procs.kill().get(PATIENCE)
@@ -348,7 +348,7 @@ def warm_up(job: Chaos) -> None:
 
 @contextlib.contextmanager
 def faults(job: Chaos, options: argparse.Namespace, part: int) -> Iterator[list[Any]]:
-    """While this lasts processes are killed and stopped, and their links for messages are cut for a while."""
+    """While the block runs, kill and stop processes, and cut their message links for a while."""
     with contextlib.ExitStack() as stack:
         seed = options.seed * 1000 + part * len(job.meshes)
         kills, stops = options.kills / len(job.meshes), options.stops / len(job.meshes)

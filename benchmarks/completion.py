@@ -1,8 +1,8 @@
-"""How long a completion takes while a cell runs: of a name of the notebook's, and of one of the ranks'.
+"""Measures completions while a cell runs: of a name of the notebook's, and of one of the ranks'.
 
     python benchmarks/completion.py [--rounds N] [--json FILE]
 
-From the request to the reply, as a front end sees it. The cells wait, or compute without a pause; in a stock kernel the
+From the request to the reply, as a front end sees it. The cells wait, or compute without a pause. In a stock kernel the
 reply comes after the cell.
 """
 
@@ -14,7 +14,7 @@ import time
 from cells import PATIENCE, SETTLED, Notebook
 from report import Report, arguments, seconds_of
 
-TIMES = 40  # requests of one median
+TIMES = 40  # requests per median
 LOCAL, REMOTE = "steps_d", "%%mesh pair\nmodel.wei"
 COMPUTE = "end = time.time() + 600\nwhile time.time() < end: pass"
 RUNNING = {
@@ -28,10 +28,10 @@ RUNNING = {
 
 
 class TypingNotebook(Notebook):
-    """One whose front end asks for completions."""
+    """A notebook whose front end requests completions."""
 
     def complete(self, code: str, wanted: str) -> None:
-        """Ask for what the end of the code may become, and wait for the reply."""
+        """Request completions of the end of the code, and wait for the reply."""
         request = self._client.complete(code, len(code))
         while (reply := self._client.get_shell_msg(timeout=PATIENCE))["parent_header"]["msg_id"] != request:
             pass

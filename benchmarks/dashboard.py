@@ -1,11 +1,11 @@
-"""What the dashboard of 4096 simulated ranks costs: a tick of the model, what goes over the wire, frames in a browser.
+"""Measures the dashboard of 4096 simulated ranks: a tick of the model, the bytes sent, frames in a browser.
 
     python benchmarks/dashboard.py [--rounds N] [--json FILE]
 
-A minute of a training with stragglers and faults, four ticks a second, for what may colour the grid. A tick asks the
-source, decides what is new and packs it; beside it what a view gets that was just opened, and the static picture.
-Those times are of the processor: what else the machine has to do is not in them. It is in those of the browser
-(`drawing.py`), which are left out where there is none.
+A minute of a training with stragglers and faults, four ticks a second, for each metric that can colour the grid. A tick
+reads the source, finds the changes and packs them. Also measured: the full state for a new view, and the static
+picture. These times are processor time, without other work on the machine. The browser's times (`drawing.py`) are
+wall-clock time, and are left out without a browser.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHANNELS = ("state", "rss", "cpu", "skew")
 
 
 def measure_channel(report: Report, mesh: FakeMesh, channel: str) -> None:
-    """A minute of ticks."""
+    """Measure a minute of ticks."""
     model = DashboardModel(mesh, lambda selector: ())
     model.show(channel)
     updates = [model.full(mesh.seconds)]
@@ -44,25 +44,25 @@ def measure_channel(report: Report, mesh: FakeMesh, channel: str) -> None:
 
 
 def tick(mesh: FakeMesh, model: DashboardModel, updates: list[ModelUpdate]) -> None:
-    """Keep what the views would be told."""
+    """Run a tick, and collect the update for the views."""
     if (update := model.tick(mesh.seconds)) is not None:
         updates.append(update)
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long the processor is at it, in seconds."""
+    """Return the processor time of a call, in seconds."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def size_of(update: ModelUpdate) -> int:
-    """In bytes, without the envelope of Jupyter's messages (half a kilobyte)."""
+    """Return its size in bytes, without the envelope of Jupyter's messages (half a kilobyte)."""
     return len(json.dumps(update.content)) + sum(map(len, update.buffers))
 
 
 def measure_openings(report: Report, mesh: FakeMesh) -> None:
-    """What is done once, for a view that was just opened, or a notebook that is saved."""
+    """Measure the single messages: the full state for a new view, and the picture for a saved notebook."""
     model = DashboardModel(mesh, lambda selector: ())
     model.show("rss")
     updates: list[ModelUpdate] = []

@@ -1,7 +1,7 @@
-"""What the dashboard of a simulated mesh costs in a browser: the drawing, and whole frames. A part of `dashboard.py`.
+"""Measures the dashboard of a simulated mesh in a browser: the drawing, and whole frames. A part of `dashboard.py`.
 
-The front end runs on a page without Jupyter, in the system's Chromium without a GPU, and gets what the model makes four
-times a second. Without Playwright or Chromium there is nothing to measure.
+The front end runs on a page without Jupyter, in the system's Chromium without a GPU, and gets the messages of the model
+four times a second. Without Playwright or Chromium nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.browser.harness import BarePage, chromium, find_chromium
 from tests.browser.simulation import Simulation
 
-CHANNELS = ("state", "rss")  # of "rss" every value changes with every message
-SECONDS = 15.0  # of each
+CHANNELS = ("state", "rss")  # every value of "rss" changes with every message
+SECONDS = 15.0  # per channel
 SIZE = {"width": 1280, "height": 1000}
-# "drawing" is what the front end does in a frame, as it measures it; "frame" is until the browser has painted that.
+# "drawing" is the front end's own time in a frame, as it measures it; "frame" ends when the browser has painted.
 OBSERVE = """
 window.taken = { drawing: [], frame: [] };
 const request = window.requestAnimationFrame, measure = performance.measure;
@@ -46,12 +46,12 @@ window.requestAnimationFrame = (callback) => request((time) => {
 
 
 def can_draw() -> bool:
-    """Whether there is a browser here."""
+    """Return whether a browser is available."""
     return find_chromium() is not None and importlib.util.find_spec("playwright") is not None
 
 
 def measure_drawing(report: Report, ranks: int, seed: int) -> None:
-    """Note what each channel costs: the first frame, of everything, and those after it."""
+    """Record the cost of each channel: of the first frame, which draws everything, and of later ones."""
     with chromium() as browser:
         for channel in CHANNELS:
             first, taken = draw(browser, Simulation(ranks, seed=seed), channel)
@@ -63,7 +63,7 @@ def measure_drawing(report: Report, ranks: int, seed: int) -> None:
 
 
 def draw(browser: Any, simulation: Simulation, channel: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Show so many seconds of it; the milliseconds that the first drawings and frames took, and the later ones."""
+    """Show a channel for `SECONDS`; returns the milliseconds of the first drawings and frames, and of later ones."""
     simulation.model.show(channel)
     page = browser.new_context(viewport=SIZE).new_page()
     page.add_init_script(OBSERVE)

@@ -2,10 +2,10 @@
 
     python benchmarks/faults.py [--rounds N] [--json FILE]
 
-The base of a death is a child of this very process, with torch loaded as in workers, and a pidfd: most of its time is
-what the system takes to free the child's memory before it reports the end. Dask and Ray stand beside it where they are
-installed. Healing is from the SIGKILL of one rank of eight until a call of all is answered again; interrupts are
-through a real kernel, from the request to the kernel's idle.
+The base of a death is a child of this process, with torch loaded as in workers, and a pidfd: most of its time is the
+system's, which frees the child's memory before it reports the end. Dask and Ray are measured too if they are installed.
+Healing is from the SIGKILL of one rank of eight until a call of all is answered again. Interrupts go through a real
+kernel, from the request to the kernel's idle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import peers
-import torch.distributed  # noqa: F401  # for the bare child to have it
+import torch.distributed  # noqa: F401  # so that the bare child has it
 from cells import Notebook
 from report import Aim, Report, arguments
 from rounds import TURNS, Comparison, format_spread, run_rounds
@@ -31,15 +31,15 @@ import meshbook
 from meshbook import Actor, ProcMesh, SupervisionError, close_session, endpoint, this_host
 
 RANKS = 8
-DEATHS = 16  # of one median
+DEATHS = 16  # deaths per median
 HEALINGS = 5
 DEATHS_OF_PEERS = 5
 KNOWN_WITHIN = Aim(5)  # milliseconds
-SETTLED = 0.05  # seconds until a call certainly waits
-SURELY_RUNS = 0.5  # seconds until a cell does
+SETTLED = 0.05  # seconds after which a call surely waits
+SURELY_RUNS = 0.5  # seconds after which a cell surely runs
 PREPARE = "%%mesh\nimport time, torch, torch.distributed as dist"
-JOIN = "%%mesh\ndist.init_process_group('gloo')"  # again after each time that its groups were broken
-CELLS = {  # what a cell does: its source, and the interrupts that it takes
+JOIN = "%%mesh\ndist.init_process_group('gloo')"  # needed again after its groups were broken
+CELLS = {  # kind of cell: its source, and the interrupts that it needs
     "sleeps": ("time.sleep(600)", 1),
     "computes": ("x = torch.ones(200, 200)\nwhile True: x = torch.tanh(x @ x)", 1),
     "is stuck in a collective": ("dist.all_reduce(torch.ones(1)) if rank else time.sleep(600)", 2),
@@ -58,11 +58,11 @@ class Member(Actor):
         time.sleep(600)
 
 
-# -- until a caller has the exception ---------------------------------------------
+# -- from a death to the caller's exception ----------------------------------------
 
 
 def bare_death() -> float:
-    """Kill a child that sleeps; returns the seconds until `poll` reports its end."""
+    """Kill a sleeping child; returns the seconds until `poll` reports its end."""
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -80,7 +80,7 @@ def bare_death() -> float:
 
 
 def death(mesh: ProcMesh, members: Any) -> float:
-    """Kill a worker; returns the seconds until a thread that waits by `.get()` has the exception."""
+    """Kill a worker; returns the seconds until a thread that waits in `.get()` has the exception."""
     pid = members.slice(gpus=1).pid.call_one().get()
     waiting = members.slice(gpus=1).sleep.call_one()
     time.sleep(SETTLED)
@@ -108,7 +108,7 @@ async def awaited_death(mesh: ProcMesh, members: Any) -> float:
 
 
 def compare_deaths(mesh: ProcMesh, members: Any) -> list[Comparison]:
-    """Each worker that was killed is healed before the next death; the time taken leaves that out."""
+    """Compare the times until a death is known. Each killed worker is healed before the next; healing is not timed."""
     count = range(DEATHS // TURNS)
 
     def compare(name: str, die: Callable[[], float]) -> Comparison:
@@ -122,7 +122,7 @@ def compare_deaths(mesh: ProcMesh, members: Any) -> list[Comparison]:
 
 
 def measure_others(report: Report) -> None:
-    """In the same run, and not at the same time: their helper processes are never quite idle."""
+    """Measure the other runtimes, in the same run but one at a time: their helper processes are never quite idle."""
     for name, start in {"Dask": peers.dask, "Ray": peers.ray}.items():
         with start() as die:
             if die is None:
@@ -132,11 +132,11 @@ def measure_others(report: Report) -> None:
                 report.put(f"SIGKILL, {name}", taken * 1e3, "ms")
 
 
-# -- until a mesh is healed --------------------------------------------------------
+# -- from a death to a healed mesh --------------------------------------------------
 
 
 def healing(mesh: ProcMesh, members: Any, spares: int) -> tuple[float, float]:
-    """One rank of all is killed: seconds until all answer again, and of them those from `heal()` on."""
+    """Kill one rank of all; returns the seconds until all answer again, and the part of them from `heal()` on."""
     while mesh.spares().get() < spares:
         time.sleep(SETTLED)
     pids = list(members.pid.call().get().values())
@@ -162,7 +162,7 @@ def measure_healing(report: Report, meshes: dict[int, tuple[ProcMesh, Any]]) -> 
         report.put(f"heal() alone{suffix}", statistics.median(each[1] for each in taken) * 1e3, "ms")
 
 
-# -- until an interrupted cell is over ---------------------------------------------
+# -- from an interrupt to the end of the cell ---------------------------------------
 
 
 def measure_interrupts(report: Report, notebook: Notebook) -> None:
@@ -188,7 +188,7 @@ def open_notebook() -> Notebook:
 
 def main() -> None:
     options = arguments("Deaths, healing and interrupts.", rounds=7)
-    meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # each of them is on purpose
+    meshbook.unhandled_fault_hook = lambda failure: None  # type: ignore[attr-defined]  # all of them are intended
     report = Report()
     measure_others(report)
     meshes: dict[int, tuple[ProcMesh, Any]] = {}

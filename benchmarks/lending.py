@@ -1,8 +1,8 @@
-"""Memory that is lent, and moved by others, for `chaos_transfers.py`: every byte that comes is compared.
+"""Owners of memory and movers of it, for `chaos_transfers.py`: every received byte is compared.
 
-A stretch of memory has a key, and its bytes follow from that. What is dropped is overwritten at once with a byte that
-no stretch has: so who reads too late, and does not notice, is found out; and so is who writes too late, since it has
-to stay as it is.
+A stretch of memory has a key, which determines its bytes. A dropped stretch is overwritten at once with a byte that no
+stretch contains. So a read that comes too late without an error is detected; so is a late write, since the memory must
+stay as it is.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.errors import BufferDropped, OwnerGone
 
 KIB, MIB = 1 << 10, 1 << 20
-SHARED = (64 * KIB, MIB, 4 * MIB)  # bytes of what all may read
-SLOT = 2 * MIB  # of what one other may write to
+SHARED = (64 * KIB, MIB, 4 * MIB)  # bytes of the stretches that all may read
+SLOT = 2 * MIB  # bytes of a stretch that one other process may write to
 LARGEST = max(*SHARED, SLOT)
 GARBAGE = 0xEE
-AT_A_TIME = 4  # reads that one process has under way
-RETIRED = 4  # stretches that are looked at once more after they were dropped
+AT_A_TIME = 4  # concurrent reads of one process
+RETIRED = 4  # dropped stretches that are checked once more later
 _SPREAD = MIB
 _NOISE = np.random.default_rng(7).integers(0, GARBAGE, _SPREAD + LARGEST, np.uint8)
 
 
 def pattern(key: int, offset: int, size: int) -> Any:
-    """The bytes of the stretch with this key, from there on."""
+    """Return bytes of the stretch with this key, from the offset on."""
     begin = key * 4099 % _SPREAD + offset
     return _NOISE[begin : begin + size]
 
@@ -44,14 +44,14 @@ class Lent(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """What an owner lends: to all, and to each of the others alone."""
+    """The stretches of an owner: those for all, and those for each other process alone."""
 
     shared: list[Lent]
     slots: list[Lent]
 
 
 class Task(NamedTuple):
-    """One transfer, or two: what is written is read again."""
+    """One transfer, or two: written bytes are read back."""
 
     lent: Lent
     offset: int
@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What came of some tasks."""
+    """The outcomes of some tasks."""
 
     outcomes: collections.Counter[str]
     gone: set[int]  # owners
@@ -68,7 +68,7 @@ class Tally(NamedTuple):
 
 
 class Owner:
-    """What one process lends."""
+    """The stretches of memory of one process."""
 
     def __init__(self, number: int, movers: int) -> None:
         self._number = number
@@ -82,7 +82,7 @@ class Owner:
         return Shelf(list(self._shared), list(self._slots))
 
     def renew(self, index: int, is_slot: bool) -> tuple[Shelf, list[str]]:
-        """Drop a stretch, and lend another one; what is lent then, and what was found to be wrong."""
+        """Drop a stretch, and provide another one; returns the present shelf, and the errors found."""
         kind = self._slots if is_slot else self._shared
         old, kind[index] = kind[index], self._lend(kind[index].buffer.size())
         old.buffer.drop().get(30)
@@ -102,7 +102,7 @@ class Owner:
 
 
 class Hand:
-    """Moves data, and looks at all of it."""
+    """Moves data, and checks all of it."""
 
     def __init__(self) -> None:
         self._targets = [np.zeros(LARGEST, np.uint8) for _ in range(AT_A_TIME)]
@@ -118,7 +118,7 @@ class Hand:
         return tally
 
     def _read(self, tasks: Sequence[Task], tally: Tally) -> None:
-        """At the same time."""
+        """Read these at the same time."""
         begun = []
         for task, memory in zip(tasks, self._targets, strict=False):
             target = memory[: task.size]
@@ -129,7 +129,7 @@ class Hand:
                 _compare(task, target, pattern(task.lent.key, task.offset, task.size), tally)
 
     def _write(self, task: Task, tally: Tally) -> None:
-        """And read it again: nobody else writes there."""
+        """Write, and read back: no other process writes there."""
         source = pattern(task.lent.key + task.size, task.offset, task.size)
         if _settle(task, task.lent.buffer.write_from(source, task.offset, task.size), tally):
             target = self._targets[0][: task.size]
@@ -138,7 +138,7 @@ class Hand:
 
 
 def _settle(task: Task, future: Any, tally: Tally) -> bool:
-    """Whether it was done."""
+    """Record the outcome; returns whether the transfer was done."""
     error = future.exception(60)
     if error is None:
         tally.outcomes["done"] += 1
@@ -175,7 +175,7 @@ class Lender(Actor):
 
 
 class Mover(Actor):
-    """A hand in a worker."""
+    """A mover in a worker."""
 
     def __init__(self) -> None:
         self._hand = Hand()

@@ -1,6 +1,6 @@
-"""Numbered messages for `soak.py`: every sender counts what it writes to each receiver, every receiver checks.
+"""Numbered messages for `soak.py`: senders number their messages to each receiver, and receivers check the numbers.
 
-Actors that live through the whole run are peers, in teams; guests come and go.
+Peers are actors that exist for the whole run, in teams; guests are temporary actors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from meshbook import Actor, ActorMesh, context, current_rank, endpoint, this_host
 
-MOST_FAULTS = 20  # of one receiver; more of them say nothing new
+MOST_FAULTS = 20  # of one receiver; more would add no information
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class Letter:
 
 
 class Outbox:
-    """Numbers what one sender writes, from 0 on for each receiver (its team and rank)."""
+    """Numbers the messages of one sender, from 0 on for each receiver (its team and rank)."""
 
     def __init__(self, sender: str) -> None:
         self._sender = sender
         self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
 
     def write(self, team: str, ranks: Iterable[int]) -> Letter:
-        """The next letter to these; it has to be sent before another one is written."""
+        """Return the next message to these ranks; send it before the next call."""
         letter = Letter(self._sender, {rank: self.sent[team, rank] for rank in ranks})
         self.sent.update((team, rank) for rank in letter.numbers)
         return letter
 
 
 class Inbox:
-    """Checks what one receiver gets: of each sender every number once, in order."""
+    """Checks that one receiver gets every number of each sender once, in order."""
 
     def __init__(self) -> None:
-        self.received: dict[str, int] = {}  # by sender: the number that is due
+        self.received: dict[str, int] = {}  # sender -> the next number
         self.faults: list[str] = []
 
     def take(self, sender: str, number: int) -> None:
@@ -54,7 +54,7 @@ class Inbox:
 
 @dataclass
 class Audit:
-    """What a peer says of itself and of its process."""
+    """The counts of a peer and its process."""
 
     name: str
     pid: int
@@ -65,7 +65,7 @@ class Audit:
 
 
 class Desk:
-    """What the two kinds of peers share: who one is, what one sent and got."""
+    """The common part of both kinds of peers: their identity, and the messages that they send and receive."""
 
     def __init__(self, team: str) -> None:
         self.rank = current_rank().rank
@@ -88,7 +88,7 @@ class Desk:
 
 
 class Peer(Actor):
-    """Takes letters, writes some of its own, has meshes of its own."""
+    """Receives messages, sends messages of its own, and spawns meshes."""
 
     def __init__(self, team: str) -> None:
         self._call_context = Desk(team)
@@ -99,15 +99,15 @@ class Peer(Actor):
 
     @endpoint
     def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
-        """Write to these peers without waiting."""
+        """Broadcast to these peers without waiting."""
         for _ in range(times):
             peers.take.broadcast(self._call_context.write(team, peers))
 
     @endpoint
     def call_on(self, team: str, peers: ActorMesh) -> bool:
-        """Write to these peers and wait; whether each answered for itself.
+        """Call these peers and wait; returns whether each answered with its own number.
 
-        Down a row of teams only: in a circle all would wait.
+        Only towards later teams: in a circle all would wait.
         """
         letter = self._call_context.write(team, peers)
         return list(peers.take.call(letter).get().values()) == list(letter.numbers.items())
@@ -122,7 +122,7 @@ class Peer(Actor):
 
 
 class AsyncPeer(Actor):
-    """The same on an event loop."""
+    """A peer on an event loop."""
 
     def __init__(self, team: str) -> None:
         self._call_context = Desk(team)
@@ -142,7 +142,7 @@ class AsyncPeer(Actor):
 
 
 class Guest(Actor):
-    """Stays for a few messages, and says so."""
+    """A temporary actor that answers a few messages, and prints a line for each."""
 
     @endpoint
     def greet(self, number: int) -> int:
@@ -155,7 +155,7 @@ class Guest(Actor):
 
 
 def nest(depth: int) -> int:
-    """Spawn two processes, let a guest on one do the same if there is depth left, stop; the greetings answered."""
+    """Spawn two processes with guests, one of which recurses while `depth` allows; returns the greetings answered."""
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="nested")
     guests = procs.spawn("guests", Guest)
     answered = sum(guests.greet.call(1).get().values())

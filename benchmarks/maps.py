@@ -24,14 +24,14 @@ CHUNKS = (1, 10)  # of ipyparallel
 
 
 def nap(item: int) -> int:
-    import time  # ipyparallel gives a function of `__main__` the globals of its engine
+    import time  # ipyparallel replaces the globals of a function of `__main__` by those of its engine
 
     time.sleep(0.001)
     return item
 
 
 class Loop(Actor):
-    """Does its share of the items by itself."""
+    """Runs its share of the items in a loop."""
 
     @endpoint
     def run(self, count: int) -> None:

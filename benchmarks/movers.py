@@ -1,10 +1,10 @@
-"""Other runtimes that move bulk data, for `transfer.py` to put beside ours in the same run.
+"""Other runtimes that move bulk data, for comparison with ours in the same run of `transfer.py`.
 
     python benchmarks/movers.py monarch|ray|dask
 
-Runs in whatever interpreter has them, so it knows nothing of meshbook. Each line of its input, "read SIZE TIMES" or
-"echo SIZE TIMES", is answered by a line: the median of so many times, in seconds. It ends with its input. "read" brings
-bytes that one worker holds into memory that another one has and has written to before; "echo" sends a tensor (Dask: an
+Runs in any interpreter that has them, so it does not import meshbook. For each line of its input, "read SIZE TIMES" or
+"echo SIZE TIMES", it prints a line: the median of so many times, in seconds. It ends with its input. "read" copies
+bytes that one worker holds into memory of another one that was written to before; "echo" sends a tensor (Dask: an
 array) to a worker and back.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 from report import percentiles
 
-MARK = "seconds: "  # others print, too
+MARK = "seconds: "  # the runtimes print, too
 NAMES = {"monarch": "monarch", "ray": "ray", "dask": "distributed"}  # and the package of each
 Median = Callable[[int, int], float]  # of a size, and so many times
 Answers = dict[str, Median]
 
 
 class Peer:
-    """One of them, in a process of its own; who has it asks in turns."""
+    """One of the runtimes, in a process of its own that answers requests."""
 
     def __init__(self, python: str, name: str) -> None:
         self.name = name
@@ -44,12 +44,12 @@ class Peer:
         )
 
     def ask(self, what: str, size: int, times: int) -> float | None:
-        """Seconds; None where it cannot, or is not installed there."""
+        """Return the seconds; None if the runtime does not support it, or is not installed there."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             print(what, size, times, file=self._process.stdin, flush=True)
-        except BrokenPipeError:  # it has ended, and said so
+        except BrokenPipeError:  # it has ended, and an earlier call printed the reason
             return None
         for line in self._process.stdout:
             if line.startswith(MARK):
@@ -180,7 +180,7 @@ def dask() -> Answers:
 
 
 def warm_median(work: Callable[[], object], times: int) -> float:
-    """Seconds of one call, once it has been made before."""
+    """Return the median seconds of a call, after a first call to warm up."""
     work()
     return percentiles(work, times)[0]
 

@@ -1,9 +1,9 @@
-"""What bulk costs: arrays to one worker and back, beside bare ZeroMQ and a copy in memory.
+"""Measures bulk data: arrays to one worker and back, beside bare ZeroMQ and a copy in memory.
 
     python benchmarks/payloads.py [--rounds N] [--json FILE]
 
-Bytes are counted each way, 10^6 of them are one MB. The bare limit (`bare.py`) sends the same bytes as a frame that
-the other side returns, without a copy of its own; the copy is numpy's, into memory that was written to before.
+Bytes are counted each way; 10^6 of them are one MB. The base (`bare.py`) sends the same bytes as a frame that the other
+side returns, without a copy of its own. The copy is numpy's, into memory that was written to before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Echo(Actor):
 
 
 def rate(size: int, work: Callable[[], object], times: int) -> float:
-    """MB a second, there and back, by the median of so many times."""
+    """Return MB per second, there and back, by the median of so many times."""
     return 2 * size / percentiles(work, times)[0] / 1e6
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     workers = this_host().spawn_procs(per_host={"gpus": 1})
     echo = workers.spawn("echo", Echo).echo
     for name in SIZES:
-        measure(Report(), bare, echo, name)  # warm
+        measure(Report(), bare, echo, name)  # warm-up
     for _ in range(options.rounds):
         for name in SIZES:
             measure(report, bare, echo, name)

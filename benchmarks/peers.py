@@ -1,4 +1,4 @@
-"""Other runtimes, for those benchmarks that put one beside ours in the same run; each only where it is installed."""
+"""Other runtimes that benchmarks compare with ours in the same run; each only if it is installed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SETTLED = 0.3  # seconds until what was asked for certainly runs
-Death = Callable[[], float]  # seconds from a worker's SIGKILL until who waits for it knows
+SETTLED = 0.3  # seconds after which a request surely runs
+Death = Callable[[], float]  # seconds from a worker's SIGKILL until its caller has the error
 
 
 class Sleeper:
-    """An actor of either."""
+    """An actor or task of either runtime."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -26,7 +26,7 @@ class Sleeper:
 
 
 def seconds_to_know(pid: int, wait: Callable[[], object], error: type[Exception]) -> float:
-    """Kill this process; how long until `wait` raises this error."""
+    """Kill this process; returns the seconds until `wait` raises this error."""
     time.sleep(SETTLED)
     begun = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
@@ -37,7 +37,7 @@ def seconds_to_know(pid: int, wait: Callable[[], object], error: type[Exception]
 
 @contextlib.contextmanager
 def dask() -> Iterator[Death | None]:
-    """A cluster of Dask on this machine, a fresh worker for each death; None where it is not installed."""
+    """Yield a cluster of Dask on this machine, with a fresh worker for each death; None if it is not installed."""
     if importlib.util.find_spec("distributed") is None:
         yield None
         return
@@ -59,7 +59,7 @@ def dask() -> Iterator[Death | None]:
 
 @contextlib.contextmanager
 def ray() -> Iterator[Death | None]:
-    """The same for Ray."""
+    """Yield the same for Ray."""
     if importlib.util.find_spec("ray") is None:
         yield None
         return
@@ -80,7 +80,7 @@ def ray() -> Iterator[Death | None]:
 
 @contextlib.contextmanager
 def ipyparallel(engines: int) -> Iterator[Any]:
-    """A load-balanced view of ipyparallel on so many engines of this machine; None where it is not installed."""
+    """Yield a load-balanced view of ipyparallel on so many engines of this machine; None if it is not installed."""
     if importlib.util.find_spec("ipyparallel") is None:
         yield None
         return

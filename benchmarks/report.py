@@ -1,7 +1,7 @@
-"""What the benchmarks share: figures by name, their median and spread over the rounds, a table, a JSON file.
+"""The report that the benchmarks share: figures by name, their median and spread over the rounds, a table, a JSON file.
 
-Timings on a shared machine move, so a benchmark measures what it compares in turns, several rounds in one run, and
-states the ratio; compare figures of one run only.
+Timings on a shared machine vary. So a benchmark measures both sides of a comparison in turns, several rounds in one
+run, and reports the ratio; compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound for the median of a figure. The table marks a miss; no benchmark fails because of one."""
+    """A bound for the median of a figure. The table marks a miss; a miss does not fail a benchmark."""
 
     bound: float
     is_least: bool = False
@@ -32,7 +32,7 @@ class Aim:
 
 
 class Report:
-    """Figures by name, one a round."""
+    """Figures by name, one per round."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}
@@ -40,13 +40,13 @@ class Report:
         self._aims: dict[str, Aim | str] = {}
 
     def put(self, name: str, value: float, unit: str, aim: Aim | str = "") -> None:
-        """Note one round's figure; `aim` is shown beside it, and never enforced."""
+        """Record one round's figure; `aim` is shown beside it, and never enforced."""
         self._rounds.setdefault(name, []).append(value)
         self._units[name] = unit
         self._aims[name] = aim
 
     def present(self, heading: str, options: argparse.Namespace, conclusion: str = "") -> None:
-        """Print the table, and what follows from it; write the files if one was asked for."""
+        """Print the table and the conclusion; write the files that were requested."""
         text = f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}"
         text += f"\n\n{conclusion}" if conclusion else ""
         print(text)
@@ -55,20 +55,20 @@ class Report:
             options.json.with_suffix(".txt").write_text(f"{text}\n")
 
     def median(self, name: str) -> float | None:
-        """That of one figure over the rounds; None where it was not measured."""
+        """Return the median of a figure over the rounds; None if it was not measured."""
         return statistics.median(self._rounds[name]) if name in self._rounds else None
 
     def latest(self, name: str) -> float:
-        """That of the last round."""
+        """Return the figure of the last round."""
         return self._rounds[name][-1]
 
     def spread_between_rounds(self, name: str) -> float:
-        """The largest figure of a round divided by the smallest; 1 where they are equal, infinite where one is 0."""
+        """Return the largest figure of a round divided by the smallest; 1 if they are equal, infinite if one is 0."""
         least, most = min(self._rounds[name]), max(self._rounds[name])
         return most / least if least else (1.0 if most == least else math.inf)
 
     def table(self) -> str:
-        """One line a figure: the median, smallest and largest of the rounds, their spread, and the aim."""
+        """Return a line per figure: the median, smallest and largest of the rounds, their spread, and the aim."""
         rows = [("", "median", "min .. max", "max/min", "unit", "aim")]
         for name, values in self._rounds.items():
             limits = f"{_short(min(values))} .. {_short(max(values))}"
@@ -80,13 +80,13 @@ class Report:
         return "\n".join(_line(row, widths) for row in rows)
 
     def _verdict(self, name: str) -> str:
-        """The aim, and whether the median misses it."""
+        """Return the aim, and whether the median misses it."""
         aim = self._aims[name]
         is_missed = isinstance(aim, Aim) and not aim.holds_for(statistics.median(self._rounds[name]))
         return f"{aim}, MISSED" if is_missed else str(aim)
 
     def write(self, file: Path) -> None:
-        """All rounds of all figures as JSON."""
+        """Write all rounds of all figures as JSON."""
         figures = {
             name: {
                 "unit": self._units[name],
@@ -113,32 +113,32 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long a call of `work` takes."""
+    """Return the seconds of a call of `work`."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def percentiles(work: Callable[[], object], times: int) -> tuple[float, float]:
-    """The 50th and 99th percentile of the time of one call, in seconds."""
+    """Return the 50th and 99th percentile of the time of one call, in seconds."""
     return spread([seconds_of(work) for _ in range(times)])
 
 
 def spread(taken: Sequence[float]) -> tuple[float, float]:
-    """The 50th and 99th percentile."""
+    """Return the 50th and 99th percentile."""
     ordered = sorted(taken)
     return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
 
 
 def arguments(description: str, rounds: int) -> argparse.Namespace:
-    """`--rounds N` and `--json FILE`."""
+    """Parse `--rounds N` and `--json FILE`."""
     parser = json_option(argparse.ArgumentParser(description=description))
     parser.add_argument("--rounds", type=int, default=rounds)
     return parser.parse_args()
 
 
 def json_option(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Give a benchmark `--json FILE`. What its ranks print is not part of the report."""
+    """Add `--json FILE` to the options of a benchmark. The output of its ranks is not part of the report."""
     os.environ["MESHBOOK_SHOW_OUTPUT"] = "0"
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds there, and the table beside it")
     return parser

@@ -1,7 +1,7 @@
-"""Measures meshbook and a base in turns, and states their ratio within each round.
+"""Measures meshbook and a base in turns, and reports their ratio within each round.
 
-Other work on the machine slows both sides of a round down alike: the ratio of one round moves less than either figure,
-and the median of several rounds less still. A round has several short turns of each side rather than one long one.
+Other work on the machine slows both sides of a round equally. So the ratio of one round varies less than either figure,
+and the median of several rounds less still. A round has several short turns of each side, not one long one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from report import Aim, Report, seconds_of
 
-TURNS = 4  # of each side in a round; even, because the sides take turns at going first
+TURNS = 4  # of each side in a round; even, because the sides alternate in going first
 STEADY = 1.5  # the spread between rounds that a figure should stay under
 SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
@@ -24,8 +24,8 @@ Turn = Callable[[], Sequence[float]]  # measures some runs, and returns the seco
 class Comparison:
     """One workload on two sides: the base, without any runtime, and meshbook.
 
-    A figure is the median of all runs of a round, as a latency in `unit`; or as a rate, where `per_run` says how many
-    of the things that `unit` counts one run does.
+    A figure is the median of all runs of a round: a latency in `unit`, or a rate in `unit` if `per_run` gives the
+    number of items of one run.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Comparison:
         return middle * SCALES[self.unit] if self.per_run is None else self.per_run / middle
 
     def take_turns(self) -> tuple[list[float], list[float]]:
-        """The seconds of all runs of one round: of the base, and ours."""
+        """Return the seconds of all runs of one round: of the base, and of meshbook."""
         base: list[float] = []
         ours: list[float] = []
         for turn in range(TURNS):
@@ -53,7 +53,7 @@ class Comparison:
 
 
 def run_rounds(report: Report, comparisons: Iterable[Comparison], rounds: int, *others: Callable[[], object]) -> None:
-    """Run all comparisons in each round, and then the `others`. A turn of each side comes first, for warmth."""
+    """Run all comparisons in each round, and then the `others`. An extra turn of each side first warms up."""
     comparisons = list(comparisons)
     for each in comparisons:
         each.base()
@@ -77,7 +77,7 @@ def put_round(report: Report, comparison: Comparison) -> None:
 
 
 def format_spread(report: Report, comparisons: Iterable[Comparison]) -> str:
-    """The figures and ratios that move between rounds by more than they should."""
+    """Format the figures and ratios that vary too much between rounds."""
     names = [name for each in comparisons for name in (each.name, f"{each.name}, ratio")]
     spreads = {name: report.spread_between_rounds(name) for name in names}
     loose = [f"  {name}: {spread:.2f}" for name, spread in spreads.items() if spread >= STEADY]

@@ -1,11 +1,11 @@
-"""Whether anything is lost, and whether anything piles up: sixteen actors, some minutes of random work.
+"""Checks that nothing is lost and nothing accumulates: sixteen actors, some minutes of random work.
 
     python benchmarks/soak.py [--minutes N | --seconds N] [--seed N] [--json FILE]
 
-Calls, casts, streams and slices, letters among the actors themselves, guests, meshes that come and go, nested ones.
-Every sender numbers its messages for each receiver, and receivers check. After a warm-up, and then at every look, the
-work is let come to rest, and nothing may have grown: memory beyond TOLERANCE, descriptors, threads, processes, calls
-that wait for an answer. Fails, and says why, where it finds one of these.
+The work: calls, casts, streams and slices, messages between the actors, guests, temporary and nested meshes. Every
+sender numbers its messages for each receiver, and receivers check the numbers. After a warm-up, and then at each check,
+the work comes to rest, and nothing may have grown: memory beyond TOLERANCE, descriptors, threads, processes, pending
+calls. The benchmark fails, with the reason, if it finds one of these.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from report import Report, json_option
 from meshbook import ActorMesh, SupervisionError, close_session, context, this_host
 from meshbook.runtime.hosts.session import current_session
 
-TEAMS = {"a": Peer, "b": Peer, "c": Peer, "d": AsyncPeer}  # of four each; who waits, waits for a later one
+TEAMS = {"a": Peer, "b": Peer, "c": Peer, "d": AsyncPeer}  # of four each; an actor only waits for later teams
 SHAPE = {"x": 2, "y": 2}
 WARM_PART, WARM_SECONDS = 0.2, 60.0
 LOOKS = 10
-WINDOW = 100  # answers that may be outstanding
-PATIENCE = 60.0  # seconds until what should have come counts as lost
-SHORT_PATIENCE = 5.0  # until a process that is asked whether it answers at all does not
-REST_PATIENCE = 5.0  # until sockets are closed and threads have ended
-TOLERANCE = 16.0  # MiB that one process may grow by: an allocator never gives back all that it took
+WINDOW = 100  # pending answers at most
+PATIENCE = 60.0  # seconds after which an answer counts as lost
+SHORT_PATIENCE = 5.0  # seconds after which a process counts as silent
+REST_PATIENCE = 5.0  # seconds until sockets are closed and threads have ended
+TOLERANCE = 16.0  # MiB of growth per process: an allocator never returns all of its memory
 MIB = 1 << 20
 
 
 class Hung(Exception):
-    """Something was not answered; the text says what, and who answers other questions."""
+    """A request was not answered; the text names it, and the actors that do answer."""
 
 
 class Work:
-    """The teams, and what is done with them; what is random comes from one seed."""
+    """The teams and the random work on them; one seed determines it."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -55,7 +55,7 @@ class Work:
         self.outbox = Outbox("controller")
         self.done: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
-        self._open: list[tuple[Any, Any, str]] = []  # a future, its value, what it was
+        self._open: list[tuple[Any, Any, str]] = []  # a future, its expected value, its description
         self._kinds: dict[Callable[[], None], int] = {
             self.call: 30,
             self.call_one: 20,
@@ -69,7 +69,7 @@ class Work:
         }
 
     def touch_everything(self) -> None:
-        """Let each write to each, and each process have processes of its own: so that every connection is made."""
+        """Let each actor send to each, and each process spawn processes, so that every connection exists."""
         for sender in self.teams.values():
             for name, team in self.teams.items():
                 self.wait(sender.cast_on.call(name, team, 1), "a first letter")
@@ -79,7 +79,7 @@ class Work:
         self.rest()
 
     def step(self) -> None:
-        """Do one thing; wait for some answer where many are outstanding."""
+        """Do one random action; wait for some answer if many are pending."""
         (kind,) = self._dice.choices(list(self._kinds), list(self._kinds.values()))
         kind()
         self.done[kind.__name__] += 1
@@ -87,12 +87,12 @@ class Work:
             self._take_answer(self._dice.randrange(len(self._open)))
 
     def rest(self) -> None:
-        """Take all answers that are outstanding."""
+        """Receive all pending answers."""
         while self._open:
             self._take_answer(-1)
 
     def wait(self, future: Any, what: str) -> Any:
-        """The answer; Hung where none comes."""
+        """Return the answer; raises Hung if none arrives."""
         try:
             return future.get(timeout=PATIENCE)
         except TimeoutError:
@@ -100,7 +100,7 @@ class Work:
             raise Hung(f"{what}: no answer within {PATIENCE:g} s; {self._describe_answers(future)}") from None
 
     def _describe_answers(self, future: Any) -> str:
-        """Who answers now: so that a lost message, a stuck actor and a stuck process can be told apart."""
+        """Describe which actors answer now: it tells a lost message, a stuck actor and a stuck process apart."""
         asked = {
             f"{name} {rank}": answer
             for name, team in self.teams.items()
@@ -108,7 +108,7 @@ class Work:
         }
         end = time.monotonic() + SHORT_PATIENCE
         while time.monotonic() < end and not all(answer.done() for answer in asked.values()):
-            time.sleep(0.01)  # several futures, and no one thing that tells of all of them
+            time.sleep(0.01)  # several futures, and no event that covers all of them
         silent = [name for name, answer in asked.items() if not answer.done()]
         return (
             f"silent peers: {', '.join(silent) or 'none'}; meanwhile it is {'there' if future.done() else 'not there'}"
@@ -128,14 +128,14 @@ class Work:
         return team, self._cut(self.teams[team])
 
     def _cut(self, mesh: Any) -> Any:
-        """The mesh, or a part of it."""
+        """Return the mesh, or a part of it."""
         cuts = {dim: self._dice.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
         return mesh.slice(**{dim: cut for dim, cut in cuts.items() if cut is not None})
 
     def _write(self, team: str, part: ActorMesh) -> Letter:
         return self.outbox.write(team, part.region.ranks())
 
-    # -- letters -----------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------
 
     def call(self) -> None:
         team, part = self._pick()
@@ -172,10 +172,10 @@ class Work:
         team, part = self._pick("abcd".partition(sender)[2])
         self._open.append((senders.call_on.call(team, part), [True] * len(senders), "letters called on"))
 
-    # -- what comes and goes -----------------------------------------------------
+    # -- temporary actors and meshes ---------------------------------------------
 
     def invite(self) -> None:
-        """Actors on the standing processes, for a while."""
+        """Spawn actors on the existing processes, for a while."""
         guests: Any = self._cut(self.procs).spawn("guests", Guest)
         self._compare(self.wait(guests.greet.call(7), "guests"), [7] * len(guests), "guests")
         self.wait(guests.stop(), "the stop of guests")
@@ -186,7 +186,7 @@ class Work:
         self.wrong.append("guests that were stopped answered")
 
     def come_and_go(self) -> None:
-        """A mesh of its own processes, for a while."""
+        """Spawn a mesh with processes of its own, for a while."""
         procs = self.host.spawn_procs(per_host={"gpus": 2}, name="guests")
         guests: Any = procs.spawn("guests", Guest)
         self._compare(self.wait(guests.greet.call(9), "a mesh that came"), [9, 9], "a mesh that came")
@@ -198,12 +198,12 @@ class Work:
         self._open.append((one.nest.call_one(depth), 2 * depth, "nested meshes"))
 
 
-# -- looking ---------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one process takes."""
+    """The resources of one process."""
 
     memory: float  # MiB, resident
     descriptors: int
@@ -212,9 +212,9 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen when the work had come to rest."""
+    """The state of the run while the work is at rest."""
 
-    footprints: dict[str, Footprint]  # by the process's part in the run
+    footprints: dict[str, Footprint]  # by the role of the process in the run
     processes: int
     files: int  # in the run's folder
     open_calls: int
@@ -222,7 +222,7 @@ class Sight:
 
 
 def settle(work: Work) -> list[Audit]:
-    """Wait until every letter has been taken; what the peers say then. Lost ones are noted as wrong."""
+    """Wait until all messages have been received, and return the peers' audits; lost messages are recorded as wrong."""
     work.rest()
     end = time.monotonic() + PATIENCE
     while True:
@@ -231,11 +231,11 @@ def settle(work: Work) -> list[Audit]:
         if not missing or time.monotonic() > end:
             work.wrong += missing + [f"{audit.name}: {fault}" for audit in audits for fault in audit.faults]
             return audits
-        time.sleep(0.01)  # letters are under way between others: nothing tells when the last has come
+        time.sleep(0.01)  # other processes still send messages, and no event marks the last one
 
 
 def find_missing(audits: list[Audit], outbox: Outbox) -> list[str]:
-    """Which letters were sent and have not been taken."""
+    """Return the messages that were sent and have not been received."""
     received = {audit.name: audit.received for audit in audits}
     sent = {"controller": outbox.sent, **{audit.name: audit.sent for audit in audits}}
     return [
@@ -268,17 +268,17 @@ def footprint(process: psutil.Process) -> Footprint:
 
 
 def look_at_rest(work: Work, warm: Sight) -> Sight:
-    """Look until everything is as it was, or patience has ended: sockets close and threads end a little later."""
+    """Check until nothing has grown, or the time is up: sockets close and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
         sight = look(work)
         if not grown(sight, warm) or time.monotonic() > end:
             return sight
-        time.sleep(0.1)  # sockets and threads of others end in their own time, and tell nobody
+        time.sleep(0.1)  # sockets and threads of other processes end without an event
 
 
 def grown(sight: Sight, warm: Sight) -> list[str]:
-    """What there is more of than there was when it was warm."""
+    """Return what has grown since the warm-up."""
     found = []
     for name, now in sight.footprints.items():
         before = warm.footprints[name]
@@ -306,7 +306,7 @@ def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
 
 
 def put_growth(report: Report, sight: Sight, warm: Sight) -> None:
-    """What there is more of than there was when it was warm."""
+    """Report the growth since the warm-up."""
     pairs = {name: (now, warm.footprints[name]) for name, now in sight.footprints.items()}
     growth = {name: now.memory - before.memory for name, (now, before) in pairs.items()}
     aim = f"at most {TOLERANCE:g}"
@@ -324,7 +324,7 @@ def put_growth(report: Report, sight: Sight, warm: Sight) -> None:
 
 
 def soak(seconds: float, seed: int, report: Report) -> list[str]:
-    """Work for so long; what was found to be wrong."""
+    """Work for so long; returns the errors found."""
     try:
         found = look_on(Work(seed), seconds, report)
     except Hung as hung:

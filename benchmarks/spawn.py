@@ -1,11 +1,11 @@
-"""What workers cost: eight with torch imported, from the request to the first answer, and the memory of each.
+"""Measures the start of eight workers with torch imported, from the request to the first answer, and their memory.
 
     python benchmarks/spawn.py [--rounds N] [--json FILE]
 
-The bare limit is a process that imports nothing more: so many `os.fork()` from a process that has torch, each child
-answering by a pipe. A cold start (agent and fork server are started too, and torch imported) stands beside it, and so
-does what a user without a fork server pays: as many fresh interpreters that import torch. Then two scripts, each from
-the start of its interpreter to the answers of all workers: one without torch and one that imports it.
+The base is a process that imports nothing more: so many `os.fork()` from a process that has torch, each child answering
+by a pipe. The report also has a cold start (agent and fork server are started too, and torch imported), and the cost
+without a fork server: as many fresh interpreters that import torch. Then two scripts, each from the start of its
+interpreter to the answers of all workers: one without torch and one that imports it.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class Probe(Actor):
 
     @endpoint
     def multiply(self) -> int:
-        """A first matrix product; returns the proportional set size, in KiB."""
-        import torch  # a worker's work, and the controller has no need of it
+        """Compute a first matrix product; returns the proportional set size, in KiB."""
+        import torch  # imported in the worker only; the controller does not need it
 
         torch.ones(256, 256) @ torch.ones(256, 256)
         return _memory("Pss")
 
 
 def _memory(name: str) -> int:
-    """A line of the kernel's account of this process's memory, in KiB."""
+    """Return an entry of the kernel's memory account of this process, in KiB."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -94,7 +94,7 @@ class Bare:
         )
 
     def fork(self, count: int) -> float:
-        """Seconds until so many children have answered."""
+        """Return the seconds until so many children have answered."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
@@ -106,14 +106,14 @@ class Bare:
 
 
 def import_torch(count: int) -> None:
-    """What it costs without a fork server."""
+    """Import torch in so many fresh interpreters: the cost without a fork server."""
     started = [subprocess.Popen([sys.executable, "-c", "import torch, torch.distributed"]) for _ in range(count)]
     for process in started:
         process.wait()
 
 
 def run_script(source: str) -> float:
-    """Seconds until this script prints a line."""
+    """Return the seconds until this script prints a line."""
     environment = {name: value for name, value in os.environ.items() if name != PRELOAD}
     words = [sys.executable, "-c", source]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as process:
@@ -159,7 +159,7 @@ def measure_warm(report: Report, bare: Bare) -> None:
 def main() -> None:
     options = arguments("Workers: from the request to the first answer, and their memory.", rounds=7)
     report = Report()
-    os.environ[PRELOAD] = Settings().preload  # this script uses torch on the workers alone
+    os.environ[PRELOAD] = Settings().preload  # only the workers of this script use torch
     for _ in range(max(1, options.rounds // 3)):
         measure_cold(report)
         measure_scripts(report)

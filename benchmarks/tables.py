@@ -1,10 +1,10 @@
-"""What tables cost: Arrow, Polars and pandas to one worker and back, to four, and by rows, beside a copy in memory.
+"""Measures tables: Arrow, Polars and pandas to one worker and back, to four, and by rows, beside a copy in memory.
 
     python benchmarks/tables.py [--rounds N] [--json FILE]
 
-64 MB of each, 10^6 bytes are one MB. Bytes are counted as often as they are somewhere else afterwards: there and back
-twice, to four ranks four times, scattered once. The copy is numpy's, into memory that was written to before; so is the
-pickle of pickle's own, which is only made, and taken apart again, in one process.
+64 MB of each; 10^6 bytes are one MB. Bytes are counted once for each place where they arrive: twice for there and back,
+four times for four ranks, once for a scatter. The copy is numpy's, into memory that was written to before. Pickle's own
+figure is a round trip of dumps and loads in one process, also in warm memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def bytes_of(value: Any) -> int:
 
 
 def rate(size: int, work: Callable[[], object]) -> float:
-    """GB a second, by the median."""
+    """Return GB per second, by the median."""
     return size / percentiles(work, TIMES)[0] / 1e9
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     report, values = Report(), make_values()
     workers = this_host().spawn_procs(per_host={"gpus": RANKS})
     holders = workers.spawn("holders", Holder)
-    measure(Report(), holders, values)  # warm
+    measure(Report(), holders, values)  # warm-up
     for _ in range(options.rounds):
         measure(report, holders, values)
     workers.stop().get()

@@ -1,11 +1,11 @@
-"""What the data plane moves, each way beside a copy in memory, a plain socket and other runtimes, in turns in one run.
+"""Measures the data plane by each backend, beside a copy in memory, a plain socket and other runtimes, in turns.
 
     python benchmarks/transfer.py [--quick] [--rounds N] [--peers PYTHON] [--json FILE]
 
-Two workers for each way, which is forced on them; one of them moves the data, and copies within its own memory in the
-same round. "Fresh" is into pages that nobody has touched. A way is left out where this machine has none of it.
+Two workers for each backend, which is forced on them; one of them moves the data, and copies within its own memory in
+the same round. "Fresh" is into pages that were never touched. A backend that this machine does not support is left out.
 `--peers` names an interpreter that has torchmonarch, ray or distributed; see `movers.py`. GB are 10^9 bytes, MiB 2^20;
-bytes are counted once, but there and back where a tensor goes to an endpoint and returns.
+bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TIMES = {4 * KIB: 300, 64 * KIB: 200, MIB: 40, 16 * MIB: 8, 64 * MIB: 4, 128 * M
 QUICK = (4 * KIB, MIB, 64 * MIB)
 RECEIVERS = 4  # of a broadcast
 ECHOED = (16 * MIB, 64 * MIB, 128 * MIB)
-MOST_OF_PEERS = 128 * MIB  # that others are asked to move: half a GiB takes some of them seconds
-OTHER_PROCESS = ("process memory", "host agent", "message", "nixl")  # the ways that are forced, where they are there
+MOST_OF_PEERS = 128 * MIB  # the limit for other runtimes: half a GiB takes some of them seconds
+OTHER_PROCESS = ("process memory", "host agent", "message", "nixl")  # the backends that are forced, where supported
 Works = dict[str, Callable[[], object]]
 
 
@@ -41,7 +41,7 @@ def title(size: int) -> str:
 
 
 def works_with(buffer: RDMABuffer, size: int) -> Works:
-    """What a process does with memory of its own and another's buffer: warm memory, but where it says fresh."""
+    """Return the transfers between a process's own memory and another's buffer: in warm memory unless named fresh."""
     mine, other = np.ones(size, np.uint8), np.ones(size, np.uint8)
     own = RDMABuffer(other)
 
@@ -60,18 +60,18 @@ def works_with(buffer: RDMABuffer, size: int) -> Works:
 
 
 def measure(buffer: RDMABuffer, size: int, wanted: Iterable[str]) -> dict[str, float]:
-    """Seconds of each, the median of as many times as that size has."""
+    """Return the seconds of each, the median of as many times as that size has."""
     works = works_with(buffer, size)
     found = {}
     for name in wanted:
-        works[name]()  # warm
+        works[name]()  # warm-up
         found[name] = percentiles(works[name], TIMES[size])[0]
     works["drop"]()
     return found
 
 
 class Mover(Actor):
-    """One side: holds memory, or moves it; and each the same by a plain socket."""
+    """One side: holds memory, or moves it; by the data plane and by a plain socket."""
 
     @endpoint
     def hold(self, size: int) -> RDMABuffer:
@@ -94,7 +94,7 @@ class Mover(Actor):
 
     @endpoint
     def listen(self) -> int:
-        """Send what this process holds to whoever connects, as often as a byte comes; the port."""
+        """Listen on a port, and send the held memory for each byte received; returns the port."""
         door = socket.create_server(("127.0.0.1", 0))
 
         def serve() -> None:
@@ -111,7 +111,7 @@ class Mover(Actor):
 
     @endpoint
     def receive(self, size: int) -> float:
-        """Seconds for so many bytes, by a plain socket into memory that is warm."""
+        """Return the seconds for so many bytes, by a plain socket into warm memory."""
         mine = np.ones(size, np.uint8)
 
         def once() -> None:
@@ -129,7 +129,7 @@ class Mover(Actor):
 
 
 class Pair:
-    """Two workers that reach each other by one way alone."""
+    """Two workers that reach each other by one backend only."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -141,7 +141,7 @@ class Pair:
         self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
 
     def leads_there(self) -> bool:
-        """Whether this machine has this way; else why not is told."""
+        """Return whether this machine supports the backend; otherwise print the reason."""
         buffer = self.owner.hold.call_one(KIB).get()
         try:
             self.reader.read.call_one(buffer).get()
@@ -154,7 +154,7 @@ class Pair:
         return True
 
     def measure(self, report: Report, size: int) -> None:
-        """From worker to worker; in the first pair from the controller to a worker, too."""
+        """Measure from worker to worker; in the first pair also from the controller to a worker."""
         buffer = self.owner.hold.call_one(size).get()
         wanted = ["memcpy", "read", "write"]
         if self.way == "process memory":
@@ -172,7 +172,7 @@ class Pair:
 
 
 def put(report: Report, size: int, way: str, seconds: dict[str, float]) -> None:
-    """Times of one way, and what they are of a copy in the same process."""
+    """Report the times of one backend, and their ratio to a copy in the same process."""
     for what, taken in seconds.items():
         name = f"{title(size)} {what}, {way}" if what in ("read", "write") else f"{title(size)} {what}"
         if "memcpy" not in what or way == "process memory":
@@ -194,10 +194,10 @@ def put_ratio(report: Report, name: str, ratio: float, unit: str) -> None:
 
 
 def measure_echo(report: Report, echo: Any, size: int) -> None:
-    """A tensor to an endpoint, and back."""
+    """Measure a tensor to an endpoint and back."""
     tensor = torch.ones(size, dtype=torch.uint8)
     for _ in range(3):
-        echo.call_one(tensor).get()  # so that segments and pages are there, as in a program that does it often
+        echo.call_one(tensor).get()  # creates the segments and pages that a program reuses in later calls
     taken = percentiles(lambda: echo.call_one(tensor).get(), TIMES[size] + 1)[0]
     name, mine, other = f"{title(size)} to an endpoint and back", np.ones(size, np.uint8), np.ones(size, np.uint8)
     put_time(report, name, size, taken, times=2)
@@ -206,7 +206,7 @@ def measure_echo(report: Report, echo: Any, size: int) -> None:
 
 
 def measure_broadcast(report: Report, procs: Any, size: int) -> None:
-    """A buffer of the controller to each of several ranks, whose copies are there from the time before."""
+    """Measure a buffer of the controller to each of several ranks, whose copies exist from the time before."""
     buffer = RDMABuffer(np.ones(size, np.uint8))
     buffer.broadcast_to(procs).get()
     taken = percentiles(lambda: buffer.broadcast_to(procs).get(), TIMES[size])[0]
@@ -215,7 +215,7 @@ def measure_broadcast(report: Report, procs: Any, size: int) -> None:
 
 
 def measure_peer(report: Report, peer: Peer, size: int) -> None:
-    """The same by another runtime, and what ours is of it."""
+    """Measure another runtime in the same way, and the ratio of ours to it."""
     figures = (("read", "read, process memory", 1), ("echo", "to an endpoint and back", 2))
     for what, ours, times in figures:
         if (what == "echo" and size not in ECHOED) or (seconds := peer.ask(what, size, TIMES[size])) is None:
@@ -226,7 +226,7 @@ def measure_peer(report: Report, peer: Peer, size: int) -> None:
         put_ratio(report, f"{title(size)} {ours}", theirs / mine if size < MIB else mine / theirs, f"x of {peer.name}")
 
 
-AIMS = (  # what it is of, which figure, the bound, whether that is the least
+AIMS = (  # description, figure, bound, whether the bound is a minimum
     ("same host, a read, of memcpy", "64 MiB read, process memory: x of memcpy", 0.6, True),
     ("same host, a write, of memcpy", "64 MiB write, process memory: x of memcpy", 0.6, True),
     ("host agent over TCP, a read, of a plain socket", "64 MiB read, host agent: x of a socket", 0.8, True),
@@ -237,7 +237,7 @@ AIMS = (  # what it is of, which figure, the bound, whether that is the least
 
 
 def verdicts(report: Report) -> str:
-    """Which aims hold, a line each."""
+    """Return a line per aim: whether it is met."""
     lines = []
     for what, figure, bound, is_least in AIMS:
         median = report.median(figure)

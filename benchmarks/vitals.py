@@ -1,9 +1,9 @@
-"""What it costs to know how processes are: a worker, its agent, the wire, and whoever asks for thousands at once.
+"""Measures the cost of vitals: in a worker, its agent, on the wire, and in a controller of thousands of ranks.
 
     python benchmarks/vitals.py [--rounds N] [--json FILE]
 
-The processor time of threads is the kernel's own count of it. The processes of a batch are measured as an agent does
-it, all 64 of them being this one; 4096 ranks are those of 64 such hosts.
+The kernel counts the processor time of threads. A batch is measured as an agent does it, but all of its 64 processes
+are this one; 4096 ranks are those of 64 such hosts.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from meshbook.runtime.telemetry.vitals import METRICS, ProcessWords, VitalsBatch
 
 PER_HOST = 64
 RANKS = 4096
-SETTLED = 5.0  # seconds in which a worker idles
+SETTLED = 5.0  # seconds for which a worker idles
 TIMES = 20
 WORDS = ProcessWords(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
 
 
 class Probe(Actor):
-    """Knows the threads of its process."""
+    """The worker's side: finds the threads of its process."""
 
     @endpoint
     def thread(self, name: str) -> tuple[int, int]:
-        """The process, and the thread of this name in it."""
+        """Return the process, and the thread of this name in it."""
         (found,) = (each.native_id for each in threading.enumerate() if each.name == name)
         return os.getpid(), found
 
 
 def processor_seconds(pid: int, thread: int) -> float:
-    """What a thread has had so far."""
+    """Return the processor time of a thread so far."""
     return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_worker(report: Report, probe: Any) -> None:
-    """The thread that says how its process is."""
+    """Measure the thread that writes a worker's vitals."""
     pid, thread = probe.thread.call_one("meshbook heartbeat").get()
     before, start = processor_seconds(pid, thread), time.monotonic()
     time.sleep(SETTLED)
@@ -57,7 +57,7 @@ def measure_worker(report: Report, probe: Any) -> None:
 
 
 def measure_signs(report: Report, signs: StatusWriter) -> None:
-    """What stands where every nanosecond counts, and the once a second."""
+    """Measure status updates, where nanoseconds count, and the heartbeat once a second."""
     many = range(10_000)
     report.put(
         "a sign: a collective begins", seconds_of(lambda: [signs.collectives(1) for _ in many]) / 1e4 * 1e9, "ns"
@@ -66,7 +66,7 @@ def measure_signs(report: Report, signs: StatusWriter) -> None:
 
 
 def measure_batch(report: Report, meter: ProcessSampler) -> VitalsBatch:
-    """What an agent does, and sends."""
+    """Measure the work of an agent for a batch, and the batch's size."""
     workers = [LiveWorker(f"m.{rank}", 0, os.getpid(), rank) for rank in range(PER_HOST)]
     first = meter.measure(workers, NOTHING, time.monotonic())
     taken = seconds_of(lambda: [meter.measure(workers, NOTHING, time.monotonic()) for _ in range(TIMES)])
@@ -76,7 +76,7 @@ def measure_batch(report: Report, meter: ProcessSampler) -> VitalsBatch:
 
 
 def measure_history(report: Report, batch: VitalsBatch) -> None:
-    """What the controller does with those of many hosts."""
+    """Measure the work of the controller for the batches of many hosts."""
     history, hosts = History(), []
     for host in range(RANKS // PER_HOST):
         nodes = tuple(f"m.{host * PER_HOST + rank}" for rank in range(PER_HOST))
