@@ -1,4 +1,4 @@
-"""`python -m meshbook.kernel -f CONNECTION_FILE`: what the kernelspec starts."""
+"""`python -m meshbook.kernel -f CONNECTION_FILE`: the command of the kernelspec."""
 
 from meshbook.kernel.kernel import MeshKernelApp
 

@@ -190,7 +190,7 @@ class DashboardServer:
             self._budget.spend(size, now)
             self._send(content, buffers)
 
-    # -- what views say ----------------------------------------------------------
+    # -- messages of views -------------------------------------------------------
 
     def _take(self, content: dict[str, Any]) -> None:
         kind = content.get("kind")

@@ -3,7 +3,7 @@
     python -m meshbook.widgets.typescript            # writes the file
     python -m meshbook.widgets.typescript --check    # fails if the file is out of date
 
-It renders only what `protocol` uses: TypedDicts, dataclasses, named tuples, literals, unions, lists, dicts, tuples.
+It supports only the types of `protocol`: TypedDicts, dataclasses, named tuples, literals, unions, lists, dicts, tuples.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Client:
             return self._known[msg_id]
 
     def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
-        """The result of calls, by their index in the history or their id."""
+        """Return the result of calls, by their index in the history or their id."""
         if isinstance(index, int | str):
             return AsyncResult([self._find(index)], make=lambda values: values[0], single=True, client=self)
         return AsyncResult([self._find(each) for each in index], client=self)

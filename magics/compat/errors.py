@@ -30,7 +30,7 @@ class TaskAborted(KernelError):
 
 
 class RemoteFailure(CellError):
-    """Calls failed on engines. `elist` has `(ename, evalue, traceback, engine_info)` of each."""
+    """Calls that failed on engines. `elist` has `(ename, evalue, traceback, engine_info)` of each."""
 
     msg = ""
     elist: Sequence[tuple[str, str, str, dict[str, Any]]] = ()

@@ -12,7 +12,7 @@ from meshbook.magics.compat.parallel import ParallelMagics
 from meshbook.magics.compat.rewriting import REFUSE, Rewriting, refuse
 from meshbook.magics.extension import load as load_meshbook
 
-_LOADED = "__meshbook_compat__"  # among the shell's hidden names
+_LOADED = "__meshbook_compat__"  # a hidden name of the shell
 _STOOD_IN = "ipyparallel"
 # Extensions that a notebook may load at its start; this extension replaces them.
 _OTHERS = ("ipyparallel", "nbdistributed")

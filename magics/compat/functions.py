@@ -22,7 +22,7 @@ class ViewExecutor(concurrent.futures.Executor):
         self.view = view
 
     def submit(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
-        """Call the function on the next rank that is free."""
+        """Call the function on the next free rank."""
         return self.view.apply_async(function, *arguments, **keywords)
 
     def map(
@@ -84,7 +84,7 @@ class ParallelFunction(RemoteFunction):
             return self.view._answer(self.view._call_with_pieces(self.func, sequences, self.chunksize))
 
     def map(self, *sequences: Any) -> Any:
-        """Call it with each element."""
+        """Call the function with each element."""
         options: dict[str, Any] = self._options | ({"chunksize": self.chunksize} if self.chunksize is not None else {})
         with self._flags():
             return self.view.map(self.func, *sequences, **options)

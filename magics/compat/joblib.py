@@ -26,7 +26,7 @@ def register(find_view: Callable[[], LoadBalancedView], name: str, *, make_defau
             return len(self._view)
 
         def submit(self, function: Any, callback: Callable[[Any], object] | None = None) -> Any:
-            """Run a batch on the next rank that is free."""
+            """Run a batch on the next free rank."""
             result = self._view.apply_async(function)
             if callback is not None:
                 result.add_done_callback(lambda done: callback(done.result()))

@@ -119,7 +119,7 @@ class View:
         return self.client.queue_status(self.targets if targets is None else targets, verbose)
 
     def get_result(self, index: int | str = -1, **_: Any) -> AsyncResult:
-        """The result of a call, by its index in the history or its id."""
+        """Return the result of a call, by its index in the history or its id."""
         return self.client.get_result(index)
 
     def spin(self) -> None:

@@ -18,7 +18,7 @@ from meshbook.runtime.resources import FILES_A_PEER, SPARE_FILES, count_cores
 GIB = 1 << 30
 LEAST_SHARED = 1 * GIB
 LEAST_MEMORY = 2 * GIB
-LEAST_PEERS = 256  # workers that the limit of open files should have room for
+LEAST_PEERS = 256  # workers that the limit of open files should allow
 SLOW_NAME = 1.0  # seconds; torch resolves this name whenever ranks form a process group
 NAME_PATIENCE = 6.0
 

@@ -1,4 +1,4 @@
-"""Checks of what processes may do here: read each other's memory, have a folder with sockets, be started."""
+"""Checks of processes: reading each other's memory, the folder with sockets, starting a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, packages, torch against the GPUs, the kernelspec."""
+"""Checks of the installation: Python, packages, torch against the GPUs, the kernelspec."""
 
 from __future__ import annotations
 

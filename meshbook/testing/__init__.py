@@ -1,7 +1,7 @@
 """Tests of programs that run on meshbook: reproducible fault injection, and simulated meshes of any size.
 
-    plan (pure: what happens when, to which rank) -> injection (a thread that does it) -> report
-    simulated -> `fake_mesh`: what a dashboard shows of thousands of ranks, without a process
+    plan (pure: kind, time and rank of each fault) -> injection (a thread that does it) -> report
+    simulated -> `fake_mesh`: a mesh of thousands of ranks on a dashboard, without a process
 
 Needs no test framework. Agents send the signals. A link is disturbed in the worker, by
 `meshbook.runtime.transport.disturbed` around its transport.

@@ -13,7 +13,7 @@ class Injected(msgspec.Struct, frozen=True):
     """A fault that was due, and its outcome: "done", or why not."""
 
     event: Event
-    at: float  # seconds after the beginning
+    at: float  # seconds after the start
     outcome: str
 
     @property

@@ -11,6 +11,6 @@ from meshbook.monarch.modules import AliasModule
 from meshbook.monarch.parametrizing import parametrize_config as parametrize_config
 from meshbook.monarch.parametrizing import parametrize_config_pointwise as parametrize_config_pointwise
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -2,6 +2,6 @@
 
 from meshbook.monarch.modules import AliasModule
 
-__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -8,6 +8,6 @@ from meshbook.runtime.errors import DeadlockError as DeadlockError
 from meshbook.runtime.errors import ProcessDied as ProcessDied
 from meshbook.runtime.errors import SupervisionError as SupervisionError
 
-__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -10,6 +10,6 @@ from meshbook.runtime.rdma.backend import is_ibverbs_available as is_ibverbs_ava
 from meshbook.runtime.rdma.backend import is_rdma_available as is_rdma_available
 from meshbook.runtime.rdma.buffer import RDMABuffer as RDMABuffer
 
-__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -5,6 +5,6 @@ from meshbook.runtime.spmd.actor import SPMDActor as SPMDActor
 from meshbook.runtime.spmd.actor import setup_torch_elastic_env as setup_torch_elastic_env
 from meshbook.runtime.spmd.actor import setup_torch_elastic_env_async as setup_torch_elastic_env_async
 
-__path__: list[str] = []  # a package, as meshbook.monarch.modules has the reason
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -3,6 +3,6 @@
 from meshbook.monarch.keys import Encoding as Encoding
 from meshbook.monarch.modules import AliasModule
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

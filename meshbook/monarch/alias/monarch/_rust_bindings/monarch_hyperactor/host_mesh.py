@@ -4,6 +4,6 @@ from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.mesh.commands import BootstrapCommand as BootstrapCommand
 from meshbook.runtime.mesh.hosts import HostMesh as HostMesh
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -4,6 +4,6 @@ from meshbook.monarch.identities import ProcId as ProcId
 from meshbook.monarch.identities import Uid as Uid
 from meshbook.monarch.modules import AliasModule
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -21,6 +21,6 @@ from meshbook.runtime.geometry import Point as Point
 from meshbook.runtime.hosts.session import shutdown_context as shutdown_context
 from meshbook.runtime.mesh.actors import ActorMesh as ActorMesh
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

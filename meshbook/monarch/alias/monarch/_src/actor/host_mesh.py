@@ -7,6 +7,6 @@ from meshbook.runtime.mesh.commands import BootstrapCommand as BootstrapCommand
 from meshbook.runtime.mesh.commands import default_bootstrap_cmd as default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh as HostMesh
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

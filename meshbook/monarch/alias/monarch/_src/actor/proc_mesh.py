@@ -4,6 +4,6 @@ from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller as get_or_spawn_controller
 from meshbook.runtime.mesh.procs import ProcMesh as ProcMesh
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

@@ -9,6 +9,6 @@ from meshbook.runtime.geometry import Region as Region
 from meshbook.runtime.geometry import Shape as Shape
 from meshbook.runtime.geometry import Slice as Slice
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule

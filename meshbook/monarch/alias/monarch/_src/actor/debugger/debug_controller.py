@@ -4,6 +4,6 @@ from meshbook.monarch.debugging import DebugController as DebugController
 from meshbook.monarch.debugging import debug_controller as debug_controller
 from meshbook.monarch.modules import AliasModule
 
-__path__: list[str] = []  # a package, for the reason in meshbook.monarch.modules
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
 del AliasModule
