@@ -76,7 +76,7 @@ class DirectView(View):
         track: bool = False,
         ordered: bool = True,
     ) -> Any:
-        """Call the function with each element, a slice of the sequences on each rank; returns the results in order."""
+        """Call the function with each element, a piece of the sequences on each rank; returns the results in order."""
         requests, sizes = self._pieces(function, sequences, each=True)
         calls, exchange = self._send(requests, name_of(function), sizes, label=label)
         result = AsyncMapResult(
@@ -97,7 +97,7 @@ class DirectView(View):
     def _pieces(
         self, function: Function, sequences: Sequence[Any], *, each: bool
     ) -> tuple[dict[int, Apply], dict[int, int]]:
-        """Return the requests of the ranks, each with a slice of the sequences; and the number of elements of each."""
+        """Return the requests of the ranks, each with a piece of the sequences; and the number of elements of each."""
         columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
         columns = [list(column) if isinstance(column, range) else column for column in columns]
         if each:
@@ -184,9 +184,9 @@ class DirectView(View):
         block: bool | None = None,
         track: bool | None = None,
     ) -> Any:
-        """Set a variable to a slice of the sequence on each rank; `flatten`: to its element, if it has one."""
+        """Set a variable to a piece of the sequence on each rank; `flatten`: to its element, if it has one."""
         view = self._at(targets)
-        # slices of a range cannot be joined again
+        # pieces of a range cannot be joined again
         sequence = list(sequence) if isinstance(sequence, range) else sequence
         if flatten and len(sequence) == len(view._ranks):
             for rank, element in zip(view._ranks, sequence, strict=True):
@@ -196,7 +196,7 @@ class DirectView(View):
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
-        """Return the slices of all ranks as one sequence."""
+        """Return the pieces of all ranks as one sequence."""
         view = self._at(targets)
         request = Evaluate((name,))
         made = view._ask(

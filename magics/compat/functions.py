@@ -60,7 +60,7 @@ class RemoteFunction:
 
 
 class ParallelFunction(RemoteFunction):
-    """A function that is called with slices of sequences, or by `map` with each element."""
+    """A function that is called with pieces of sequences, or by `map` with each element."""
 
     def __init__(
         self,

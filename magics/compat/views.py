@@ -98,7 +98,7 @@ class View:
     def parallel(
         self, dist: str = "b", block: bool | None = None, **flags: Any
     ) -> Callable[[Function], ParallelFunction]:
-        """Return a decorator: the function is called with slices of sequences; `.map` calls it with each element."""
+        """Return a decorator: the function is called with pieces of sequences; `.map` calls it with each element."""
         return lambda function: ParallelFunction(self, function, block=block, **flags)
 
     def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:

@@ -21,7 +21,7 @@ from meshbook.runtime.hosts.detaching import DetachError
 
 @dataclass(frozen=True)
 class AttachVerb(Verb):
-    """Attach to the run with this name: its id or the name of one of its meshes; None: the only run."""
+    """Attach to the run with this name: its id or the name of one of its meshes; None: the only detached run."""
 
     word = "attach"
     description = (

@@ -36,6 +36,7 @@ class ConfigVerb(Verb):
 
 def _let_loops_nest() -> None:
     """Let event loops nest; a second call changes nothing."""
-    import nest_asyncio2  # type: ignore[import-untyped]  # only on request: it replaces asyncio's tasks
+    # Imported only on request: it replaces asyncio's tasks in the whole process.
+    import nest_asyncio2  # type: ignore[import-untyped]
 
     nest_asyncio2.apply()

@@ -11,7 +11,7 @@ from meshbook.magics.verbs.base import Verb, add_name
 
 @dataclass(frozen=True)
 class DownVerb(Verb):
-    """Stop a mesh (None: the current mesh); `now` does not wait for running cells."""
+    """Stop a mesh (None: the current mesh); `now` does not wait for running code."""
 
     word = "down"
     description = "Stop a mesh."

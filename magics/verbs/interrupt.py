@@ -1,4 +1,4 @@
-"""`%mesh interrupt`: interrupt running cells, break process groups, or kill busy ranks."""
+"""`%mesh interrupt`: interrupt ranks, break process groups, or kill busy ranks."""
 
 from __future__ import annotations
 

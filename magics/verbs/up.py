@@ -65,7 +65,7 @@ class UpVerb(Verb):
 
 
 class _Progress:
-    """A progress line with the number of ranks that are up."""
+    """A progress line with the number of ranks that are up; a quick start shows none."""
 
     def __init__(self, shell: Any) -> None:
         self._publisher = publisher_for(shell)
