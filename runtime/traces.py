@@ -138,7 +138,7 @@ def format_error(error: BaseException) -> str:
         if kept:
             each.stack = traceback.StackSummary.from_list(kept)
         elif type(raised).__module__.startswith("meshbook."):
-            each.stack = None  # the text suffices; without a stack there is no heading
+            each.stack = None  # type: ignore[assignment]
     return "".join(told.format()).rstrip()
 
 

@@ -25,15 +25,15 @@ def find_redefined(cls: type) -> Any:
 def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
     """Raise ValueError if actors of one class cannot become actors of another; `taken` as for `check_class`."""
     check_class(new, taken)
-    if (incarnation := _life_of(old)) != (other := _life_of(new)):
+    if (serving := _serving_of(old)) != (other := _serving_of(new)):
         raise ValueError(
-            f"an actor of {old.__qualname__} lives on {incarnation}, "
+            f"an actor of {old.__qualname__} lives on {serving}, "
             f"and one of {new.__qualname__} on {other}, by their "
             f"endpoints: a live actor cannot move, so spawn anew"
         )
 
 
-def _life_of(cls: type) -> str:
+def _serving_of(cls: type) -> str:
     if is_mixed(cls):
         return "an event loop with a thread beside it"
     return "an event loop" if is_async(cls) else "a thread"

@@ -103,11 +103,9 @@ def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
     if not inspect.isfunction(found):
         raise ValueError(f"as_endpoint: {full_name} is no plain method, but {found!r}")
     if inspect.iscoroutinefunction(found) != is_async(cls) and not is_mixed(cls):
-        kind, incarnation = (
-            ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
-        )
+        kind, serving = ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
         raise ValueError(
-            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {incarnation}: "
+            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {serving}: "
             f"make them all async, or none"
         )
     return found

@@ -27,7 +27,7 @@ class BackgroundThreads:
             raise TimeoutError(f"all threads for {self._name} hang in earlier work")
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
-        thread.pydev_do_not_trace = True  # otherwise a debugger that stops a cell stops these threads, too
+        thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
         thread.start()
         if not task.done.wait(within):
             raise TimeoutError(f"{self._name} took longer than {within:g} s")

@@ -249,10 +249,10 @@ class RemoteHosts:
                 self._lose(silent, self._why_silent(silent, seconds, ""))
             return
         # The two hosts do not reach each other, but both reach this one. One of them may be found lost a moment later.
-        reply_handler = next((host for host in self if host.node == by), None)
-        if silent is not None and reply_handler is not None:
+        reporter = next((host for host in self if host.node == by), None)
+        if silent is not None and reporter is not None:
             self._node.loop.call_later(
-                self._settings.host_timeout, functools.partial(self._part, silent, reply_handler, seconds)
+                self._settings.host_timeout, functools.partial(self._part, silent, reporter, seconds)
             )
 
     def _part(self, one: RemoteHost, other: RemoteHost, seconds: float) -> None:

@@ -93,9 +93,9 @@ class ControlActor(Actor):
         self._node.bulk.heed_answer(node, number, reader, why)
 
     @endpoint
-    def fate(self, node: str, reply_handler: Address) -> None:
-        """Send `reply_handler` the report of a node if it has ended: it sends to that node for the first time."""
-        self._node.peers.report_fate(node, reply_handler)
+    def fate(self, node: str, sender: Address) -> None:
+        """Send `sender` the report of a node if it has ended; `sender` sends to that node for the first time."""
+        self._node.peers.report_fate(node, sender)
 
     @endpoint
     def recording(self, since: int) -> SpanRecording:

@@ -138,11 +138,11 @@ class Peers:
         with contextlib.suppress(PeerGone):
             self._routes.hold(peer, frame, self._bulk.keep)
 
-    def report_fate(self, node: str, reply_handler: Address) -> None:
-        """Send Down to `reply_handler` if this node has ended."""
+    def report_fate(self, node: str, sender: Address) -> None:
+        """Send Down to `sender` if this node has ended."""
         if (report := self.report_of(node)) is not None:
             with contextlib.suppress(PeerGone):
-                self._routes.send(reply_handler, pack(Down(self._routes.own.node, report), (), self._limit))
+                self._routes.send(sender, pack(Down(self._routes.own.node, report), (), self._limit))
 
     # -- changes ------------------------------------------------------------------------
 

@@ -67,9 +67,9 @@ class MemoryServerActor(Actor):
         self._ip_towards = ip_towards
 
     @endpoint
-    def door(self, reply_handler: Address) -> MemoryServerAddress:
+    def door(self, sender: Address) -> MemoryServerAddress:
         """Return the server's address for this node, and open the server. Raises OSError if it cannot be opened."""
-        return self._server.open(self._ip_towards(reply_handler))
+        return self._server.open(self._ip_towards(sender))
 
     @endpoint
     def refused(self) -> int:
