@@ -12,6 +12,7 @@ import importlib.util
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,11 @@ os.environ["JUPYTER_RUNTIME_DIR"] = str(SCRATCH / "jupyter")
 os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
 # Hundreds of processes import meshbook: without bytecode each would compile it anew, a quarter of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell without job control starts its background jobs with SIGINT ignored, and programs inherit that: the programs that
+# tests interrupt would not notice.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE_S = 3.0
 
