@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -96,12 +97,13 @@ class LoadBalancedView(View):
     def _submit_all(
         self, scheduler: Scheduler, function: RecordedFunction, rows: Sequence[Arguments], label: str | None
     ) -> tuple[list[ViewCall], list[int]]:
+        submitted = time.time()  # before the ranks can begin
         try:
             numbers, futures = scheduler.submit(scheduler.add_function(function), rows)
         except BaseException:
             scheduler.close()
             raise
-        calls = [ViewCall(self.client, label=label or self.label) for _ in rows]
+        calls = [ViewCall(self.client, label=label or self.label, submitted=submitted) for _ in rows]
         for number, call, future in zip(numbers, calls, futures, strict=True):
             call.abort = functools.partial(scheduler.cancel, [number])
             call.follow(future, functools.partial(_rank_of, scheduler, number, future))

@@ -37,16 +37,27 @@ class Metadata(dict[str, Any]):
 
 
 class ViewCall(concurrent.futures.Future[Any]):
-    """One call. `engine` is its rank; None until a rank has taken it. `size` is the number of its items."""
+    """One call. `engine` is its rank; None until a rank has taken it. `size` is the number of its items.
 
-    def __init__(self, client: Client, engine: int | None = None, *, size: int = 1, label: str | None = None) -> None:
+    `submitted` is the time when it was sent, in seconds since 1970; by default, now.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        engine: int | None = None,
+        *,
+        size: int = 1,
+        label: str | None = None,
+        submitted: float | None = None,
+    ) -> None:
         super().__init__()
         self.client = client
         self.engine = engine
         self.size = size
         self.label = label
         self.msg_id = uuid.uuid4().hex
-        self.submitted = time.time()
+        self.submitted = time.time() if submitted is None else submitted
         self.received: float | None = None
         self.recorded: RecordedResult | None = None
         self.error: RankError | None = None

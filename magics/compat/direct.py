@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,8 +134,12 @@ class DirectView(View):
     def _send(
         self, requests: Mapping[int, Any], what: str, sizes: Mapping[int, int], *, label: str | None
     ) -> tuple[list[ViewCall], RankRequest]:
+        submitted = time.time()  # before the ranks can begin
         exchange = RankRequest(self.client.mesh, requests, f"call {what}")
-        calls = [ViewCall(self.client, rank, size=sizes.get(rank, 1), label=label or self.label) for rank in requests]
+        calls = [
+            ViewCall(self.client, rank, size=sizes.get(rank, 1), label=label or self.label, submitted=submitted)
+            for rank in requests
+        ]
         for call, rank in zip(calls, requests, strict=True):
             call.abort = exchange.interrupt
             call.follow(exchange.futures[rank])

@@ -100,6 +100,13 @@ def eventually(view: BarePage, kind: str, **fields: Any) -> None:
     raise AssertionError(f"not said: {dict(wanted)}; {view.heard(kind)}")
 
 
+def wait_for_text(view: BarePage, selector: str, text: str) -> None:
+    """Wait until the element shows this text; the view draws changes with the next frame."""
+    view.page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector).innerText === text", arg=[selector, text]
+    )
+
+
 def colour_of(view: BarePage, rank: int) -> list[int]:
     """The colour in the middle of a rank's cell."""
     return view.page.evaluate(
@@ -151,8 +158,8 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     eventually(view, "select", sel="3")
     click(5, modifiers=["Control"])
     eventually(view, "select", sel="3,5")
-    assert page.inner_text(".meshbook-count") == "2 of 16"
-    assert page.inner_text(".meshbook-code") == "%%mesh 3,5"
+    wait_for_text(view, ".meshbook-count", "2 of 16")  # drawn with the next frame
+    wait_for_text(view, ".meshbook-code", "%%mesh 3,5")
     box = grid.bounding_box() or {}
     for rank, do in ((1, page.mouse.down), (10, page.mouse.up)):
         x, y = middle_of(rank)
@@ -171,7 +178,7 @@ def test_ranks_are_selected_by_mouse_keys_and_words(view: BarePage, kernel: Kern
     assert page.get_by_role("grid").get_attribute("aria-activedescendant") == page.get_attribute(
         "[role=gridcell]", "id"
     )
-    assert page.inner_text("[role=gridcell]") == "rank 9, hosts 1, gpus 1, <i>node2</i>, running"
+    wait_for_text(view, "[role=gridcell]", "rank 9, hosts 1, gpus 1, <i>node2</i>, running")
     page.keyboard.press("Shift+ArrowRight")
     eventually(view, "select", sel="9:11")
     page.keyboard.press("/")
