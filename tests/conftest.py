@@ -43,7 +43,7 @@ os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
 # Hundreds of processes import meshbook: without bytecode each would compile it anew, a quarter of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell without job control starts its background jobs with SIGINT ignored, and programs inherit that: the programs that
+# A shell without job control starts its background jobs with SIGINT ignored, and programs inherit that. Programs that
 # tests interrupt would not notice.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -106,7 +106,7 @@ with ipp.Cluster(n=2, log_level=40) as rc:
         ar.elapsed >= 0,
         ar.wall_time >= ar.serial_time / 2 >= 0,
         ar.timedelta(ar.submitted, ar.received) >= 0,
-        all(sent <= began for sent, began in zip(ar.submitted, ar.started)),
+        all(sent <= began for sent, began in zip(ar.submitted, ar.started, strict=True)),
     ]
     found["metadata"] = [
         sorted({*ar.metadata[0]} - {"is_broadcast", "is_coalescing"}),
