@@ -69,7 +69,7 @@ def is_mixed(cls: type) -> bool:
 def check_class(cls: Any, taken: frozenset[str]) -> None:
     """Raise ValueError if a class cannot be spawned as an actor; `taken`: the attribute names of every actor mesh."""
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
-        hint = ": spawn takes the class, and makes the instances itself" if isinstance(cls, Actor) else ""
+        hint = ": pass the class to spawn, not an instance" if isinstance(cls, Actor) else ""
         raise ValueError(f"{cls!r} is not a subclass of Actor{hint}")
     endpoints = endpoints_of(cls)
     kinds = {method.is_async for method in endpoints.values()}
@@ -77,13 +77,13 @@ def check_class(cls: Any, taken: frozenset[str]) -> None:
         slow = ", ".join(sorted(name for name, method in endpoints.items() if method.is_async))
         raise ValueError(
             f"{cls.__qualname__} {MIXES_KINDS} endpoints (async: {slow}); a sync one would block the "
-            f"loop of the others: make all of them async, or all of them sync, or say class {cls.__name__}(Actor, "
-            f"mixed=True), which runs the sync ones on a thread of their own"
+            f"event loop of the others: make all of them async or all of them sync, or declare class "
+            f"{cls.__name__}(Actor, mixed=True), which runs the sync ones on a separate thread"
         )
     _check_hooks(cls)
     if hidden := sorted(taken & endpoints.keys()):
         raise ValueError(
-            f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide what every actor mesh has by that name; rename it"
+            f"{cls.__qualname__}: endpoint {hidden[0]!r} would hide an attribute of every actor mesh; rename it"
         )
 
 
@@ -98,7 +98,7 @@ def _check_hooks(cls: type[Actor]) -> None:
     for name in HOOKS:
         hook = getattr(cls, name, None)
         if hook is not None and inspect.iscoroutinefunction(hook) != is_async(cls):
-            mixed = f", or say class {cls.__name__}(Actor, mixed=True)" if is_async(cls) else ""
+            mixed = f", or declare class {cls.__name__}(Actor, mixed=True)" if is_async(cls) else ""
             raise ValueError(
                 f"{cls.__qualname__}.{name} is {ours}, but its endpoints are {theirs}: make it {wanted}{mixed}"
             )

@@ -99,7 +99,7 @@ class Instance:
 
     def _controlled(self) -> Control:
         if self.control is None:
-            raise RuntimeError(f"{self} is no actor of this process: only an actor ends itself")
+            raise RuntimeError(f"{self} is not an actor of this process: only an actor can end itself")
         return self.control
 
     def __str__(self) -> str:
@@ -239,11 +239,11 @@ def context_in(run: str) -> Context:
     if run == process_run():
         return client_context()
     if _Door.join is None:
-        raise RuntimeError(f"{run} is another run, and this process cannot join it: import meshbook, not its parts")
+        raise RuntimeError(f"this process cannot join run {run}: import meshbook, not only its submodules")
     return _Door.join(run)
 
 
 def client_context() -> Context:
     if _Door.client is None:
-        raise RuntimeError("no meshbook client in this process: import meshbook, not its parts, to get one on demand")
+        raise RuntimeError("this process has no meshbook client: import meshbook, not only its submodules")
     return _Door.client()

@@ -32,7 +32,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     Calling the function raises TypeError if the arguments do not fit.
     """
     if not inspect.iscoroutinefunction(function):
-        raise TypeError(f"@returns_future goes onto an `async def`, not onto {function!r}")
+        raise TypeError(f"@returns_future decorates an `async def`, not {function!r}")
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -84,7 +84,7 @@ class Deferred(Future[T]):
         try:
             super()._await_latch(timeout)
         except TimeoutError:
-            self.fail(TimeoutError(f"{self._name} was cancelled: get(timeout={timeout}) had waited for so long"))
+            self.fail(TimeoutError(f"{self._name} was cancelled: get(timeout={timeout}) timed out"))
             raise
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -145,12 +145,12 @@ class Endpoint(Generic[P, R]):
         name = self._mesh.mesh_name
         raise RuntimeError(
             f"{name}.{self._method.name}.rref() goes through the tensor engine, and no mesh is active: activate the "
-            f"process mesh that {name!r} was spawned on (`with procs.activate(): ...`), or call by the other verbs"
+            f"process mesh that {name!r} was spawned on (`with procs.activate(): ...`), or use the other verbs"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = f"{self._mesh.mesh_name}.{self._method.name}"
-        raise TypeError(f"{name} runs on the ranks of a mesh: say {name}.call(...), .call_one(...) or .broadcast(...)")
+        raise TypeError(f"{name} runs on the ranks of a mesh: use {name}.call(...), .call_one(...) or .broadcast(...)")
 
     def __repr__(self) -> str:
         return f"<Endpoint {self._mesh.mesh_name}.{self._method.name}{self._method.signature}>"
@@ -167,9 +167,9 @@ class Accumulator(Generic[P, R, A]):
 
     def __init__(self, endpoint: Streaming[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         if not callable(getattr(endpoint, "stream", None)):
-            raise TypeError(f"Accumulator takes an endpoint of an actor mesh, as mesh.step, not {endpoint!r}")
+            raise TypeError(f"Accumulator takes an endpoint of an actor mesh, such as mesh.step, not {endpoint!r}")
         if not callable(combine):
-            raise TypeError(f"Accumulator takes a function of two values, as operator.add, not {combine!r}")
+            raise TypeError(f"Accumulator takes a function of two values, such as operator.add, not {combine!r}")
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
@@ -211,9 +211,9 @@ class Options:
             return
         if self.propagate in ("cached", "mocked"):
             raise NotImplementedError(
-                f"propagate={self.propagate!r}: an endpoint has a function of shapes, or 'inspect'"
+                f"propagate={self.propagate!r}: an endpoint supports a function of shapes, or 'inspect'"
             )
-        raise ValueError(f"propagate is a function of shapes, or 'inspect', not {self.propagate!r}")
+        raise ValueError(f"propagate must be a function of shapes or 'inspect', not {self.propagate!r}")
 
 
 class EndpointMethod(Generic[P, R]):
@@ -221,9 +221,9 @@ class EndpointMethod(Generic[P, R]):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if isinstance(function, EndpointMethod):
-            raise ValueError(f"{function.name}: one decorator a method; this one does not wrap @endpoint")
+            raise ValueError(f"{function.name}: use one decorator for each method; this one does not wrap @endpoint")
         if not inspect.isfunction(function):
-            raise TypeError(f"@endpoint goes onto a method, not onto {function!r}")
+            raise TypeError(f"@endpoint decorates a method, not {function!r}")
         self.function = function
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
@@ -241,7 +241,7 @@ class EndpointMethod(Generic[P, R]):
         if len(parameters) < own and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
             wanted = "self and a port" if self.has_port else "self"
             text = f"{self.name}{inspect.signature(self.function)}"
-            raise TypeError(f"{text}: an endpoint is a method, and takes {wanted} first")
+            raise TypeError(f"{text}: an endpoint is a method and takes {wanted} first")
         parameters = parameters[own:]
         self.signature = inspect.Signature(parameters)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -267,7 +267,7 @@ class EndpointMethod(Generic[P, R]):
 
         def __getattr__(self, name: str) -> NoReturn:
             method = self.__dict__.get("name", "endpoint")
-            hint = f": say mesh.{method}.{name}(...) of the mesh that spawn gives" if hasattr(Endpoint, name) else ""
+            hint = f": use mesh.{method}.{name}(...) of the mesh that spawn returns" if hasattr(Endpoint, name) else ""
             raise AttributeError(f"the endpoint {method!r} of a class has no {name!r}{hint}")
 
     def __set_name__(self, owner: type, name: str) -> None:

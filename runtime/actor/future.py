@@ -71,7 +71,7 @@ class Future(Generic[T]):
     _value: Any
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        raise TypeError("a Future is made by calling an endpoint; it cannot be constructed")
+        raise TypeError("a Future cannot be constructed: call an endpoint to get one")
 
     @classmethod
     def pending(cls) -> Future[T]:
@@ -151,7 +151,7 @@ class Future(Generic[T]):
             try:
                 callback()
             except Exception:  # other callbacks wait for the same answer
-                logger.exception("a callback of a future failed")
+                logger.exception("a callback of a future raised")
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call `callback` once: from the thread that settles the future, or at once if it is settled."""
@@ -314,20 +314,20 @@ class Future(Generic[T]):
             waiter.end_wait()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Future cannot be pickled, and is of no use elsewhere: wait for it, and send its value")
+        raise TypeError("a Future cannot be pickled: wait for it and send its value")
 
     def __repr__(self) -> str:
         if not self._done:
             return "<Future pending: get() or await waits for its value>"
-        return "<Future failed>" if self._error is not None else "<Future done: get() gives its value>"
+        return "<Future failed>" if self._error is not None else "<Future done: get() returns its value>"
 
 
 def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
     """Raise ValueError or TypeError for an invalid time limit. None means no limit."""
     if timeout is not None and not isinstance(timeout, int | float):
-        raise TypeError(f"{name} is a number of seconds, or None, not {timeout!r}")
+        raise TypeError(f"{name} must be a number of seconds or None, not {timeout!r}")
     if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-        raise ValueError(f"{name} is a finite number of seconds, zero or more, not {timeout!r}")
+        raise ValueError(f"{name} must be a finite number of seconds, zero or more, not {timeout!r}")
 
 
 def _warn_inside_a_loop() -> None:

@@ -62,7 +62,7 @@ class Port(Generic[T]):
 
     def _refuse_second(self) -> None:
         if self._once is None:
-            raise RuntimeError("this port was opened for one message, and has been sent it: open one with once=False")
+            raise RuntimeError("this port was opened for one message, which was already sent: open one with once=False")
 
     def _note_sent(self) -> None:
         if self._once:
@@ -161,7 +161,7 @@ class PortReceiver(Generic[T]):
         return pairs
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a PortReceiver belongs to its process and cannot be pickled: send the Port, which can")
+        raise TypeError("a PortReceiver belongs to its process and cannot be pickled: send the Port instead")
 
 
 class Channel(Generic[T]):
@@ -186,7 +186,7 @@ def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiv
 
 def _check_exception(error: object) -> None:
     if not isinstance(error, BaseException):
-        raise TypeError(f"Port.exception takes an exception, not {error!r}; send takes values")
+        raise TypeError(f"Port.exception() takes an exception, not {error!r}; use send() for values")
 
 
 def _whole(pair: Any) -> Any:

@@ -16,8 +16,8 @@ def find_redefined(cls: type) -> Any:
         found = inspect.getattr_static(found, part, None)
     if found is None:
         raise ValueError(
-            f"no class {cls.__qualname__} is found in {cls.__module__}, where the actors' present one came from: "
-            f"say reload(TheNewClass)"
+            f"module {cls.__module__} no longer has a class {cls.__qualname__}: pass the new class, as in "
+            f"reload(NewClass)"
         )
     return found
 
@@ -27,9 +27,8 @@ def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
     check_class(new, taken)
     if (serving := _serving_of(old)) != (other := _serving_of(new)):
         raise ValueError(
-            f"an actor of {old.__qualname__} lives on {serving}, "
-            f"and one of {new.__qualname__} on {other}, by their "
-            f"endpoints: a live actor cannot move, so spawn anew"
+            f"by their endpoints, actors of {old.__qualname__} run on {serving} and actors of {new.__qualname__} on "
+            f"{other}: a running actor cannot move; spawn new actors"
         )
 
 
@@ -46,6 +45,6 @@ def take_on(actor: Any, cls: type) -> None:
         object.__setattr__(actor, "__class__", cls)  # bypasses the user's own __setattr__
     except TypeError as error:
         raise TypeError(
-            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances are laid out "
-            f"otherwise (their __slots__, or a base written in C): spawn anew. {error}"
+            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances have another "
+            f"layout (__slots__, or a base class written in C); spawn new actors. {error}"
         ) from error

@@ -30,9 +30,9 @@ def send(
     if not isinstance(endpoint, Endpoint):
         raise TypeError(f"send() takes an endpoint of an actor mesh, not {endpoint!r}")
     if selection not in ("all", "choose"):
-        raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
+        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
     if port is not None and not isinstance(port, Port):
-        raise TypeError(f"send() takes a Port for the answers, as Channel.open() makes them, not {port!r}")
+        raise TypeError(f"send() takes a Port for the answers, as Channel.open() returns it, not {port!r}")
     if isinstance(args, str) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
         raise TypeError(f"send() takes the arguments as a list and a dict: send(endpoint, [1, 2], {{}}), not {args!r}")
     mesh, method = endpoint._mesh, endpoint._method

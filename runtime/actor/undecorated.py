@@ -39,7 +39,7 @@ class PlainMethod:
     def _refuse(self) -> NoReturn:
         raise RuntimeError(
             f"{self._cls.__qualname__}.{self._name} is a plain method: mark it with @endpoint to call it on a mesh, or "
-            f"say as_endpoint({self._mesh.mesh_name}.{self._name}).call(...)"
+            f"use as_endpoint({self._mesh.mesh_name}.{self._name}).call(...)"
         )
 
     def __repr__(self) -> str:
@@ -98,14 +98,14 @@ def find_undecorated(cls: type, name: str) -> Callable[..., Any]:
     """Return the function of a method that `as_endpoint` may call; ValueError if there is none or it is refused."""
     full_name = f"{cls.__qualname__}.{name}"
     if name.startswith("_"):
-        raise ValueError(f"{full_name} begins with an underscore: it is not called from outside")
+        raise ValueError(f"{full_name} begins with an underscore and cannot be called remotely")
     found = inspect.getattr_static(cls, name, None)
     if not inspect.isfunction(found):
-        raise ValueError(f"as_endpoint: {full_name} is no plain method, but {found!r}")
+        raise ValueError(f"as_endpoint: {full_name} is not a plain method, but {found!r}")
     if inspect.iscoroutinefunction(found) != is_async(cls) and not is_mixed(cls):
         kind, serving = ("async", "a thread") if inspect.iscoroutinefunction(found) else ("not async", "an event loop")
         raise ValueError(
-            f"as_endpoint: {full_name} is {kind}, but by its endpoints the actor runs on {serving}: "
-            f"make them all async, or none"
+            f"as_endpoint: {full_name} is {kind}, but the other endpoints make the actor run on {serving}: "
+            f"make all of them async, or none"
         )
     return found

@@ -105,7 +105,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     def get(self, rank: int) -> T:
         """Return the value of one rank of this mesh. ValueError if it is out of range, TypeError if not an integer."""
         if not isinstance(rank, SupportsIndex):
-            raise TypeError(f"a rank is an integer, not {rank!r}; item(gpus=0) takes coordinates")
+            raise TypeError(f"a rank must be an integer, not {rank!r}; use item(gpus=0) for coordinates")
         if not 0 <= rank < len(self):
             raise ValueError(f"rank {rank} is out of range: this value mesh has {len(self)} ranks")
         return self._at(self._region.ranks()[rank])
@@ -139,7 +139,7 @@ class ValueMesh(MeshTrait, Generic[T]):
     if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = ": values() are all, get(0) is that of rank 0" if name == "value" else ""
+            hint = ": use values() for all values, get(0) for rank 0" if name == "value" else ""
             raise AttributeError(f"'ValueMesh' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:

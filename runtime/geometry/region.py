@@ -243,7 +243,7 @@ class Region:
         if len(chosen) < len(wanted):
             raise ValueError(f"not in this mesh: rank {', '.join(map(str, sorted(wanted.difference(chosen))))}")
         if not chosen:
-            raise IndexError("no rank was picked: a mesh has at least one")
+            raise IndexError("no rank was picked: a mesh needs at least one")
         own_name = self.labels[0] if len(self.labels) == 1 else "ranks"
         return _over_ranks((name or own_name,), (len(chosen),), chosen)
 

@@ -45,11 +45,11 @@ def read_bindings(given: Sequence[Given] | None, count: int) -> list[Binding]:
 
 def _read(entry: Given, what: str) -> Binding:
     if not isinstance(entry, Mapping):
-        raise ValueError(f"{what} is {entry!r}: a dict is wanted, as {{'cpus': '0-3'}}")
+        raise ValueError(f"{what} must be a dict, such as {{'cpus': '0-3'}}, not {entry!r}")
     if unknown := [key for key in entry if key not in KEYS]:
-        raise ValueError(f"{what} has the unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")
+        raise ValueError(f"{what} has the unknown key {unknown[0]!r}; the keys are {', '.join(KEYS)}")
     if "cpus" in entry and "physcpubind" in entry:
-        raise ValueError(f"{what} has both 'cpus' and 'physcpubind', which say the same: name one of them")
+        raise ValueError(f"{what} has both 'cpus' and 'physcpubind', which mean the same; use one of them")
     texts = {key: _check_list(value, key, what) for key, value in entry.items()}
     has_own_cores = any(key in texts for key in _OF_CORES)
     if texts and texts.keys() <= {"cpus", "physcpubind"}:
@@ -64,7 +64,7 @@ def _read(entry: Given, what: str) -> Binding:
 def _check_list(value: object, key: str, what: str) -> str:
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not (_LIST.fullmatch(text) or (text == "all" and key in _OF_NODES)):
-        raise ValueError(f"{what}[{key!r}] is {value!r}: numbers are wanted, as 2, '0-3' or '0,2,4-7'")
+        raise ValueError(f"{what}[{key!r}] must be numbers, such as 2, '0-3' or '0,2,4-7', not {value!r}")
     return text
 
 
@@ -75,6 +75,6 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
         if not low <= high < HIGHEST_CPU:
-            raise ValueError(f"{what}: {part!r} is no range of CPUs")
+            raise ValueError(f"{what}: {part!r} is not a range of CPUs")
         found.update(range(low, high + 1))
     return tuple(sorted(found))

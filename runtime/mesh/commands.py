@@ -36,11 +36,11 @@ class BootstrapCommand(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.program, str) and self.program):
-            raise TypeError(f"the program of a BootstrapCommand is a name or a path, not {self.program!r}")
+            raise TypeError(f"the program of a BootstrapCommand must be a name or a path, not {self.program!r}")
         if isinstance(self.args, str) or not all(isinstance(word, str) for word in self.args):
-            raise TypeError(f"the args of a BootstrapCommand are a list of strings, not {self.args!r}")
+            raise TypeError(f"the args of a BootstrapCommand must be a list of strings, not {self.args!r}")
         if not all(isinstance(key, str) and isinstance(value, str | None) for key, value in self.env.items()):
-            raise TypeError(f"the env of a BootstrapCommand maps strings to strings or None, not {self.env!r}")
+            raise TypeError(f"the env of a BootstrapCommand must map strings to strings or None, not {self.env!r}")
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
         """Return a copy with these variables added; they override variables of the same name."""
@@ -102,9 +102,9 @@ def start_of_spares(starts: Sequence[Start]) -> Start:
     """
     command = starts[0].command
     if any(start.command != command for start in starts):
-        raise ValueError("spares may become any rank, so bootstrap_command must be the same for all")
+        raise ValueError("spares can become any rank, so bootstrap_command must be the same for all ranks")
     if any(start.binding.numactl for start in starts):
-        raise ValueError("spares may become any rank, so proc_bind can have 'cpus' alone: numactl binds at the start")
+        raise ValueError("spares can become any rank, so proc_bind supports only 'cpus': numactl binds at the start")
     return Start(command)
 
 
@@ -113,5 +113,5 @@ def _command_for(point: Point, commands: Commands | None, python: str) -> Bootst
         return _run_by(python) if python else None
     command = commands if isinstance(commands, BootstrapCommand) or not callable(commands) else commands(point)
     if not isinstance(command, BootstrapCommand):
-        raise TypeError(f"bootstrap_command: a BootstrapCommand is wanted for {point}, not {command!r}")
+        raise TypeError(f"bootstrap_command must be a BootstrapCommand for {point}, not {command!r}")
     return command

@@ -33,7 +33,7 @@ LEAVING_S = 15.0  # time limit for ranks to leave a group: more than an abort ta
 FREEING_S = 3.0
 TELLING_S = 1.0  # time limit for ranks to take a new port, once they have left
 NOBODY = 0
-REMEDY = "whose connections are cut: kill the rank, then heal() the mesh"
+REMEDY = "although its connections are closed: kill the rank, then heal() the mesh"
 MEETING_S = 60.0  # time limit for the ranks to join, unless that of collectives is shorter
 
 
@@ -135,7 +135,7 @@ class _GroupCreation:
     def _choose(self, standings: list[LeftGroups]) -> None:
         stuck = [(rank, each.stuck) for rank, each in enumerate(standings) if each.stuck]
         if stuck:
-            self._fail(stuck[0][0], RuntimeError(f"it still waits in {stuck[0][1]}(), {REMEDY}"))
+            self._fail(stuck[0][0], RuntimeError(f"it still waits in {stuck[0][1]}() {REMEDY}"))
         elif self._wanted.backend is not None:
             self._open(self._wanted.backend)
         else:
@@ -184,9 +184,9 @@ class _GroupCreation:
         return None
 
     def _fail(self, rank: int, error: BaseException) -> None:
-        text = f"the process group of {self._mesh.name} was not made: rank {rank} did not come\n{error}"
+        text = f"creating the process group of {self._mesh.name} failed: rank {rank} did not join\n{error}"
         if isinstance(error, ProcessDied):
-            text += "\nheal() of the mesh starts it again"
+            text += "\nrestart the rank with heal() of the mesh"
         failure = GroupError(text)
         failure.__cause__ = error
         self._made.fail(failure)

@@ -73,7 +73,7 @@ def deeds_of(node: Node) -> OwnedMeshes:
     owned_meshes = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
     for owned_mesh in owned_meshes:
         if owned_mesh.healing is not None and not owned_mesh.healing.done():
-            raise MeshbookError(f"{owned_mesh.name} is being healed: try again when that is over")
+            raise MeshbookError(f"{owned_mesh.name} is being healed; try again afterwards")
     policies: list[Any] = []
     procs = tuple(_procs_deed(each, policies) for each in owned_meshes if each.are_processes)
     actors = tuple(_actors_deed(each, policies) for each in owned_meshes if not each.are_processes)
@@ -138,12 +138,12 @@ def _pick(policies: Sequence[Respawning | None], index: int | None) -> Respawnin
 
 
 def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
-    found = _loaded(rule, "a function that decides about failures (on_failure); they are raised", lost)
+    found = _loaded(rule, "the on_failure function; failures are raised instead", lost)
     return None if found is None else Respawning(*found)
 
 
 def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
-    plan = _loaded(deed.plan, f"how processes of {deed.name} are started; it cannot be made larger", lost)
+    plan = _loaded(deed.plan, f"how the processes of {deed.name} are started; it cannot be enlarged", lost)
     specs = WorkerSpecs(deed.specs, ask_for, plan or _no_plan, deed.used)
     ownership = Ownership(specs)
     region = Extent(deed.labels, deed.sizes).region
@@ -164,7 +164,7 @@ def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None,
 
 
 def _take_actors(deed: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
-    cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they live, and have no handle here", lost)
+    cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they continue to run without a handle here", lost)
     spawned = Spawned(node, deed.name, cls or Actor, deed.creation)
     owned_mesh = own(
         *(deed.key, deed.name, dict(deed.ranks), spawned.handle, spawned.again),
@@ -186,7 +186,7 @@ def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
 
 
 def _no_plan(extent: Extent, local: int) -> list[Start]:
-    raise ValueError("resize: how more of these processes are started was not handed over with the run")
+    raise ValueError("resize: this mesh cannot be enlarged, as the handover of its run lost how processes are started")
 
 
 def names_of(deeds: Iterable[ProcMeshState]) -> str:

@@ -151,7 +151,7 @@ class HostMesh(MeshTrait):
         """
         python = os.fspath(path)
         if not python:
-            raise ValueError("with_python_executable: the path of an interpreter is wanted, not an empty one")
+            raise ValueError("with_python_executable needs the path of an interpreter, not an empty string")
         return self._twin(
             self._region, owned=self._owned, python=str(Path(python).absolute()) if os.sep in python else python
         )
@@ -414,23 +414,23 @@ def _as_file_name(name: str) -> str:
 
 def _check_kinds(per_host: object, bootstrap: object, name: object, spares: object) -> None:
     if per_host is not None and not isinstance(per_host, Mapping):
-        raise TypeError(f"per_host maps names to sizes, as {{'gpus': 4}}; it is {per_host!r}")
+        raise TypeError(f"per_host must map names to sizes, such as {{'gpus': 4}}, not {per_host!r}")
     if bootstrap is not None and not callable(bootstrap):
-        raise TypeError(f"bootstrap is a function that each process calls; {bootstrap!r} cannot be called")
+        raise TypeError(f"bootstrap must be a function that each process calls, not {bootstrap!r}")
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is what the mesh is called, as 'trainers'; it is {name!r}")
+        raise TypeError(f"name must be a string, such as 'trainers', not {name!r}")
     if not isinstance(spares, int) or isinstance(spares, bool):
-        raise TypeError(f"spares is a number of processes for each host; it is {spares!r}")
+        raise TypeError(f"spares must be a number of processes for each host, not {spares!r}")
     if spares < 0:
-        raise ValueError(f"spares is a number of processes for each host, zero or more; it is {spares}")
+        raise ValueError(f"spares must be zero or more, not {spares}")
 
 
 def _check_dims(dims: dict[str, int], hosts: Extent) -> dict[str, int]:
     for name, size in dims.items():
         if not isinstance(name, str):
-            raise TypeError(f"per_host maps names to sizes, as {{'gpus': 4}}; {name!r} is no name")
+            raise TypeError(f"per_host must map names to sizes, such as {{'gpus': 4}}; {name!r} is not a name")
         if name in hosts.labels:
-            raise ValueError(f"per_host: {name!r} is a dimension of the hosts already: {dict(hosts)}")
+            raise ValueError(f"per_host: {name!r} is already a dimension of the hosts, {dict(hosts)}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"per_host: {name!r} needs a size of at least 1, not {size!r}")
     return dims

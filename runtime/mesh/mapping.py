@@ -188,9 +188,9 @@ def begin_map(
 ) -> MapResult[R]:
     """Start the map: check the arguments (TypeError), then submit the calls to the scheduler that `begin` creates."""
     if not callable(function):
-        raise TypeError(f"map takes a function and items, as map(f, range(10)); {function!r} cannot be called")
+        raise TypeError(f"map takes a function and items, such as map(f, range(10)); {function!r} is not callable")
     if not sequences:
-        raise TypeError("map takes a function and items, as map(f, range(10)); there are no items")
+        raise TypeError("map takes a function and items, such as map(f, range(10)); no items were given")
     calls: list[Arguments] = [(row, {}) for row in zip(*sequences, strict=False)]
     scheduler = begin()
     try:
@@ -206,7 +206,7 @@ def check_chunksize(chunksize: Chunksize) -> int | None:
     if chunksize == "auto":
         return None
     if not isinstance(chunksize, int) or isinstance(chunksize, bool):
-        raise TypeError(f"chunksize is a number of items or 'auto', not {chunksize!r}")
+        raise TypeError(f"chunksize must be a number of items or 'auto', not {chunksize!r}")
     if chunksize < 1:
-        raise ValueError(f"chunksize is at least 1, or 'auto', not {chunksize}")
+        raise ValueError(f"chunksize must be at least 1, or 'auto', not {chunksize}")
     return chunksize

@@ -37,7 +37,7 @@ class Restarts:
 
     def __post_init__(self) -> None:
         if self.most < 1 or not self.within > 0:
-            raise ValueError(f"{self} allows none: on_failure='raise' says that")
+            raise ValueError(f"{self} allows no restart; use on_failure='raise' instead")
 
 
 class RestartBudget:
@@ -123,10 +123,10 @@ class Respawning:
         try:
             verdict: Any = self._on_failure(failure) if callable(self._on_failure) else self._on_failure
         except BaseException as error:
-            return f"on_failure was asked, and raised {type(error).__name__}: {error}"
+            return f"on_failure raised {type(error).__name__}: {error}"
         if verdict == "respawn":
             return None
-        return "" if verdict == "raise" else f'on_failure was asked, and answered {verdict!r}: "raise" or "respawn"'
+        return "" if verdict == "raise" else f'on_failure returned {verdict!r} instead of "raise" or "respawn"'
 
     def _respawn(self, node: Node, owned_mesh: OwnedMesh, process: str) -> str | None:
         """Restart the rank. Return the reason if it was not respawned, else None."""
@@ -139,7 +139,7 @@ class Respawning:
             return None
         if not self._budget.take(lost.key, rank, time.monotonic()):
             limit = self._restarts
-            return f"it was respawned as often as allowed: {limit.most} in {limit.within:g} s"
+            return f"it has reached its restart limit: {limit.most} in {limit.within:g} s"
         node.send_event("respawned", lost.name, lost.procs, [rank], "by the policy of its mesh")
         return _start_again(node, lost, rank)
 
@@ -165,6 +165,6 @@ def policy_of(on_failure: OnFailure, restarts: Restarts | None) -> Respawning | 
         return None
     if on_failure != "respawn" and not callable(on_failure):
         raise ValueError(
-            f'on_failure is "raise", "respawn" or a function that answers with one of them: {on_failure!r}'
+            f'on_failure must be "raise", "respawn" or a function that returns one of them, not {on_failure!r}'
         )
     return Respawning(on_failure, restarts or Restarts())

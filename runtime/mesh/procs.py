@@ -188,7 +188,7 @@ class ProcMesh(MeshTrait):
         RuntimeError for processes that have been stopped.
         """
         if not isinstance(name, str):
-            raise TypeError(f"spawn(name, class, ...) begins with a name, as 'trainers', not with {name!r}")
+            raise TypeError(f"spawn(name, class, ...) takes a name first, such as 'trainers', not {name!r}")
         check_class(cls, TAKEN)
         if "on_failure" in kwargs and not constructor_takes(cls, "on_failure"):
             on_failure, restarts = kwargs.pop("on_failure"), kwargs.pop("restarts", None)
@@ -201,7 +201,7 @@ class ProcMesh(MeshTrait):
     ) -> ActorMesh:
         if self._ownership.stopped is not None:
             raise RuntimeError(
-                f"{monarch_texts.PROCS_STOPPED}: {self._name}; spawn_procs() of its hosts makes another one"
+                f"{monarch_texts.PROCS_STOPPED}: {self._name}; spawn another mesh with spawn_procs() of its hosts"
             )
         node = current_node()
         actor = node.supervision.name_actor(name)
@@ -369,7 +369,7 @@ class ProcMesh(MeshTrait):
         """
         owned_mesh = current_node().ledger.get(next(iter(cast("Any", actors)._keys)))
         if owned_mesh is None:
-            raise ValueError(f"{actors!r} were not spawned from here, or have been stopped")
+            raise ValueError(f"{actors!r} were not spawned from this process, or have been stopped")
         return cast("A", owned_mesh.handle())
 
     @property
@@ -447,7 +447,7 @@ class ProcMesh(MeshTrait):
         if self._ownership.stopped is not None:
             raise RuntimeError(monarch_texts.PROCS_STOPPED)
         if current_node().ledger.get(self._name) is None:
-            raise ValueError("ProcMesh is not owned; its process groups are made and aborted by its owner")
+            raise ValueError("ProcMesh is not owned; only its owner can create and abort its process groups")
 
     def spares(self) -> Future[int]:
         """Return the number of warm spare processes on all hosts of this mesh, ready to replace one that dies."""
@@ -545,11 +545,11 @@ class ProcMesh(MeshTrait):
 
 def _check_logging(stream: bool, window: float | None, level: int) -> None:
     if not 0 <= level <= 255:
-        raise ValueError(f"Invalid logging level {level}: it goes from 0 to 255")
+        raise ValueError(f"Invalid logging level {level}: it must be 0 to 255")
     if window is not None and not (math.isfinite(window) and window > 0):
-        raise ValueError(f"aggregate_window_sec is {window!r}: it needs a number of seconds above zero")
+        raise ValueError(f"aggregate_window_sec must be a positive number of seconds, not {window!r}")
     if window is not None and not stream:
-        raise ValueError("aggregate_window_sec needs stream_to_client=True: without it there is nothing to aggregate")
+        raise ValueError("aggregate_window_sec requires stream_to_client=True")
 
 
 def _ask_ready(nodes: Sequence[Address]) -> Sequence[Future[Any]]:

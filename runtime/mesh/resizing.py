@@ -40,9 +40,9 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
     """Return the extent with these sizes. ValueError for an unknown or fixed dimension, and for an invalid size."""
     for label, size in sizes.items():
         if label in hosts.labels:
-            raise ValueError(f"resize: {label!r} is a dimension of the hosts, of which there are as many as there are")
+            raise ValueError(f"resize: {label!r} is a dimension of the hosts, whose number cannot change")
         if label not in before.labels:
-            raise ValueError(f"resize: there is no dimension {label!r}; there is {', '.join(before.labels) or 'none'}")
+            raise ValueError(f"resize: unknown dimension {label!r}; there are {', '.join(before.labels) or 'none'}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"resize: {label!r} needs a size of at least 1, not {size!r}")
     return Extent(before.labels, [sizes.get(label, size) for label, size in before.items()])

@@ -210,7 +210,7 @@ class Scheduler:
                     get_within(self._events, seconds)()
         except Exception:  # a bug of the scheduler: otherwise all futures would stay open
             logger.exception("a map failed")
-            self._fail_all(lambda task: SupervisionError(f"the map of {self.name} failed; the log says why"))
+            self._fail_all(lambda task: SupervisionError(f"the map of {self.name} failed; see the log"))
         if not self._keeps:
             self._end()
 
@@ -238,7 +238,7 @@ class Scheduler:
         try:
             self._runner.close()
         except Exception:
-            logger.exception("a map did not close")
+            logger.exception("a map could not be closed")
 
     def _send_next(self) -> bool:
         """Send one request, if a rank has room for it. Return whether it did."""
@@ -334,7 +334,7 @@ class Scheduler:
     def _explain_loss(self, ranks: Sequence[int], error: Exception, task: _PendingItem) -> ItemLost:
         text = (
             f"item {task.place} of {self.name} was handed out {len(ranks)} times, and each time its rank died "
-            f"(ranks {', '.join(map(str, ranks))}): the item may be what kills them. The last death: {error}"
+            f"(ranks {', '.join(map(str, ranks))}): the item may be the cause. The last failure: {error}"
         )
         return ItemLost(text, task.place, tuple(ranks))
 
@@ -355,8 +355,8 @@ class Scheduler:
 
     def _explain_no_rank(self, ranks: Sequence[int], task: _PendingItem) -> ItemLost:
         text = (
-            f"item {task.place} of {self.name} has no rank to run on: {name_ranks(self._runner.nodes)} died; heal the "
-            f"mesh, and map again. The last death: {self._last_loss}"
+            f"item {task.place} of {self.name} has no rank to run on: {name_ranks(self._runner.nodes)} died; heal "
+            f"the mesh and map again. The last failure: {self._last_loss}"
         )
         return ItemLost(text, task.place, tuple(ranks))
 

@@ -285,7 +285,7 @@ class ActorRegistry:
         hosted = self._actors.get(key)
         if hosted is not None:
             return hosted.where(sender, call)
-        return "gone" if key in self._ended else "not there yet"
+        return "stopped" if key in self._ended else "not spawned yet"
 
     def follow(self, path: list[WaitStep], key: str) -> None:
         """Forward a probe of the deadlock watch: the last actor of the path waits for this one."""

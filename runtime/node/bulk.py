@@ -122,7 +122,7 @@ class Bulk:
         try:
             segment = self._pool.take(body, starts_of(lengths)[-1])
         except OSError as error:  # no descriptors, no memory
-            logger.debug("a message of %s bytes goes in its frame: %s", f"{sum(lengths):,}", error)
+            logger.debug("sending a body of %s bytes in its frame: %s", f"{sum(lengths):,}", error)
             return None
         self._tick_soon()
         return segment
@@ -135,7 +135,7 @@ class Bulk:
             try:
                 self._tell(to, "offered", self._routes.own, number, self._make_probe())
             except OSError as error:
-                self._complain(f"large messages go through sockets: {error}")
+                self._complain(f"sending large messages through sockets: {error}")
 
     def _make_probe(self) -> SegmentReference:
         """Return a reference to a segment that exists as long as this node; a peer opens it as a test."""
@@ -153,7 +153,7 @@ class Bulk:
         """Handle the reply to an offer; `why` is the reason if the peer cannot open the probe, else empty."""
         if why:
             self._complain(
-                f"large messages to {node} go through sockets, as it cannot map memory of this process: {why}"
+                f"sending large messages to {node} through sockets, as it cannot map memory of this process: {why}"
             )
         elif self._peers.get(node) == number:
             self._peers[node] = reader
@@ -182,8 +182,8 @@ class Bulk:
     def _explain(self, reference: SegmentReference, error: OSError) -> str:
         owner = reference.owner.pid
         if isinstance(error, FileNotFoundError):
-            return f"process {owner} of this host, which sent it, has ended, and its memory with it; ask again"
-        return f"its {reference.size:,} bytes are in memory of process {owner}: {error}"
+            return f"its sender, process {owner} of this host, has exited; repeat the call"
+        return f"its {reference.size:,} bytes in the memory of process {owner} cannot be mapped: {error}"
 
     # -- periodic release, and the end ---------------------------------------------------
 

@@ -464,12 +464,12 @@ class TimeLimit:
             for (index, target, _), place in zip(silent, places, strict=True)
         ]
         count = f"{len(silent)} of {self._count} ranks" if self._count > 1 else "the actor"
-        text = "\n".join([f"{self._name}() had no answer from {count} after {self._seconds:g} s", *lines])
+        text = "\n".join([f"{self._name}() timed out: {count} did not answer within {self._seconds:g} s", *lines])
         self._inquiry.give_up(lambda: CallTimeout(text))
 
 
 def _say(place: Future[Any]) -> str:
     if not place.done():
-        return "silent: its process does not answer either (stopped, or it holds the interpreter's lock)"
+        return "unresponsive: its process is stopped, or it holds the GIL"
     error = place.exception()
-    return f"gone: {error}" if error is not None else str(place.get())
+    return f"lost: {error}" if error is not None else str(place.get())

@@ -114,14 +114,14 @@ def draw(ring: list[WaitStep]) -> str:
     for step, following in zip(ring, [*ring[1:], ring[0]], strict=True):
         whom = f"{name_of(following.actor)}.{step.wanted}()"
         if step.call == FOR_ROOM:
-            whom = f"room in the queue of {name_of(following.actor)}, to send {step.wanted}()"
+            whom = f"room in the queue of {name_of(following.actor)} to send {step.wanted}()"
         lines.append(f"    {name_of(step.actor)}.{step.endpoint}() on {step.node} waits for {whom}")
     remedies = ["Do not wait inside one of these endpoints, or make it a @concurrent_endpoint."]
     if any(step.call == FOR_ROOM for step in ring):
         remedies.append("Send less at once, or raise MESHBOOK_QUEUE_MESSAGES or MESHBOOK_QUEUE_BYTES.")
     return "\n".join(
         [
-            "these actors wait for each other, and none can go on: each handles one message at a time",
+            "deadlock: these actors wait for each other, and each handles one message at a time",
             *lines,
             *remedies,
         ]

@@ -126,7 +126,7 @@ class Execution:
         if not bounded and any(self._is_own(target) for target, *_ in future.owing()):
             raise DeadlockError(
                 f"{self._describe()} waits for its own answer: an actor handles one message at a time, so the call "
-                f"that it waits for is never begun. Call the method itself, or do not wait inside the endpoint."
+                f"cannot start. Call the method itself, or do not wait inside the endpoint."
             )
         with self._guard:
             if not (is_broken := self._broken):

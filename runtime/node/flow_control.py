@@ -277,8 +277,8 @@ class FlowControl:
         queue = target.address.node, target.actor
         if target.address.node == self._routes.own.node and self._serves_here(target.actor):
             raise QueueFull(
-                f"the queue of {name_of(target.actor)} is full: {self._most} are in it, and this thread, which sends "
-                f"{endpoint}(), is the one that takes them out. {REMEDY}"
+                f"cannot send {endpoint}(): the queue of {name_of(target.actor)} is full ({self._most}), and only the "
+                f"sending thread takes messages out of it. {REMEDY}"
             )
         while not self._outstanding.spend(queue, size, room := self._ask_for_room(target, endpoint)):
             self._call_later(LONG, functools.partial(self._complain, target, endpoint, room))
@@ -287,8 +287,8 @@ class FlowControl:
                 room.wait_here(left)
             except TimeoutError:
                 raise CallTimeout(
-                    f"{name_of(target.actor)}.{endpoint}() could not be sent to {target.address.node} in time: the "
-                    f"queue there is full, with {self._most}"
+                    f"timed out sending {name_of(target.actor)}.{endpoint}() to {target.address.node}: the queue there "
+                    f"is full ({self._most})"
                 ) from None
             finally:
                 self._outstanding.leave(queue, room)
@@ -308,7 +308,7 @@ class FlowControl:
         if not room.done() and queue not in self._complained:
             self._complained.add(queue)
             logger.warning(
-                "a thread has waited for %g s to send %s.%s() to %s, where the queue is full, with %s. %s",
+                "waiting for more than %g s to send %s.%s() to %s: the queue there is full (%s). %s",
                 *(LONG, name_of(target.actor), endpoint, target.address.node, self._most, REMEDY),
             )
 

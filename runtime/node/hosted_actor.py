@@ -174,8 +174,8 @@ class HostedActor:
                 self._fail(f"{raised}\nwhile it handled this failure: {failure.report()}", error)
             elif not verdict:
                 has_hook = getattr(self._actor, "__supervise__", None) is not None
-                why = "its __supervise__ has not handled that" if has_hook else "it has no __supervise__"
-                why = f"its mesh {failure.mesh_name} has failed, and {why}"
+                why = "its __supervise__ did not handle the failure" if has_hook else "it has no __supervise__"
+                why = f"its mesh {failure.mesh_name} has failed and {why}"
                 self._fail(failure.report(), SupervisionError(failure.report()), why)
 
         self.notify(Notice("__supervise__", failure, self._own_context(owned_mesh.context.get(CURRENT)), conclude))
@@ -266,7 +266,7 @@ class HostedActor:
         try:
             serving.run()
         except Exception as error:  # a bug in the runtime: the queue is no longer served
-            logger.exception("%s could not be served any longer", self.instance)
+            logger.exception("the message loop of %s failed", self.instance)
             self._cleans_up = False
             self._fail(format_raised(f"the serving of {name_place(self.instance)}", error), error)
             ThreadServing(self).part()
@@ -318,7 +318,7 @@ class HostedActor:
     def _abandon(self, stop: Stop) -> None:
         """Report the actor as stopped if its constructor has not returned in time after a stop."""
         if self._serving is None and self._lost is None:
-            present = "its constructor had not returned" if self._maker else "it had not begun"
+            present = "its constructor had not returned" if self._maker else "it had not started"
             self._report_constructed(self._stop(f"{stop.reason}; {present}"))
             self._end()
 
@@ -440,16 +440,14 @@ class HostedActor:
             if call.call:
                 self._node.replies.reply_lost(call.sender, call.call, self._lost)
         elif self._endpoints.is_ported(call):
-            self._fail(format_raised(where, error), error, "it raised instead of answering by its port")
+            self._fail(format_raised(where, error), error, "it raised instead of answering through its port")
         elif call.call:
             text = (
                 f"{format_raised(where, error)}\n{monarch_texts.actor_call_failed(self.instance.name, call.endpoint)}"
             )
             self._node.replies.reply_error(call.sender, call.call, text, error)
         else:
-            self._fail(
-                format_raised(where, error), error, "it raised in a broadcast, which has no caller to take the error"
-            )
+            self._fail(format_raised(where, error), error, "it raised in a broadcast, so no caller receives the error")
 
     def died(self, call: Call, error: BaseException) -> None:
         where = name_place(self.instance, call.endpoint)

@@ -21,4 +21,4 @@ def notify(listener: Callable[[T], object], event: T) -> None:
     try:
         listener(event)
     except Exception:
-        logger.exception("a listener failed at %s", event)
+        logger.exception("a listener raised for %s", event)

@@ -156,7 +156,7 @@ class Node:
         self._transport.close()
         self.bulk.close()
         self.flow.close()
-        shut_down = "this process's runtime was shut down while the call was open"
+        shut_down = "this process's runtime was shut down while the call was pending"
         self.peers.fail_calls(None, why or (lambda: SupervisionError(shut_down)))
 
     @property

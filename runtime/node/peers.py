@@ -171,7 +171,7 @@ class Peers:
         if not self._routes.is_new(node, incarnation):
             return False
         if self.report_of(node) is None:  # the restart was reported before the end
-            self._note_down(ExitReport(node, 0, None, hint="it has ended, and was started again"))
+            self._note_down(ExitReport(node, 0, None, hint="it has exited and was restarted"))
         self._actors.early.expect(node, incarnation * ACTORS_A_LIFE)
         self._bulk.forget(node)
         self._routes.begin_again(address, incarnation)
@@ -185,7 +185,7 @@ class Peers:
         if not self._routes.succeed(address, incarnation):
             return
         self._flow.forget(node)
-        self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was open"))
+        self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was pending"))
         self._actors.close_early(node, incarnation * ACTORS_A_LIFE - 1)
 
     def fail_calls(self, node: str | None, error: Callable[[], BaseException]) -> None:

@@ -117,7 +117,7 @@ class PortMailbox:
                 self._tickets.pop()
             except IndexError:
                 raise RuntimeError(
-                    "this port was opened for one message: recv() is called once, and its future kept"
+                    "this port was opened for one message: call recv() once and keep its future"
                 ) from None
         future: Future[Any] = Future.pending()
         self._waiting.append((future, receiver))

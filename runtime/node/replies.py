@@ -21,7 +21,7 @@ from meshbook.runtime.wire.frames import Body, Buffer, pack
 from meshbook.runtime.wire.messages import Reply
 
 logger = logging.getLogger(__name__)
-_UNSPEAKABLE = pickling.dumps(("the call failed, and so did the sending of its error: see the log", None), "an error")
+_UNSPEAKABLE = pickling.dumps(("the call failed, and its error could not be sent; see the log", None), "an error")
 
 
 class Replies:
@@ -82,7 +82,7 @@ def pack_error(reply: Reply, text: str, exception: bytes | None, limit: int) -> 
         return pack(reply, pickling.dumps((text, exception), "an error"), limit)
     except MessageTooLarge:
         # The caller must at least get the failure. A character has four bytes at most.
-        beginning = f"{text[: limit // 8]}… [cut: the error is over MESHBOOK_MAX_MESSAGE_BYTES]"
+        beginning = f"{text[: limit // 8]}… [truncated: the error exceeds MESHBOOK_MAX_MESSAGE_BYTES]"
         return pack(reply, pickling.dumps((beginning, None), "an error"), limit)
 
 

@@ -33,7 +33,7 @@ def format_raised(where: str, error: BaseException) -> str:
     try:
         return _format_raised(where, error)
     except Exception as reason:  # no memory, or a program has replaced the formatter
-        return f"{where} raised {type(error).__name__}, whose text could not be made: {type(reason).__name__}"
+        return f"{where} raised {type(error).__name__}; formatting it raised {type(reason).__name__}"
 
 
 def _format_raised(where: str, error: BaseException) -> str:
@@ -57,10 +57,10 @@ def _folder_of_output() -> str:
 def _format_memory() -> str:
     """Return a text with the peak memory and the memory limit of this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    had = f"this process has had up to {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
+    had = f"the peak memory of this process is {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB"
     if limit == resource.RLIM_INFINITY:
         return had
-    return f"{had}; it may reserve {limit >> 20} MiB of addresses (RLIMIT_AS, `ulimit -v`)"
+    return f"{had}; its address space is limited to {limit >> 20} MiB (RLIMIT_AS, `ulimit -v`)"
 
 
 def format_failed(instance: Instance, report: str, why: str = "") -> str:

@@ -129,7 +129,7 @@ class ThreadServing:
                 if isinstance(made, Future):
                     made.get()
             except BaseException:
-                logger.exception("while an actor was ended")
+                logger.exception("a cleanup step of an actor raised")
 
     def wake(self) -> None:
         """Wake the thread for a notice, or because the actor is lost."""
@@ -376,7 +376,7 @@ class LoopServing:
                 if inspect.isawaitable(made):
                     await made
             except BaseException:
-                logger.exception("while an actor was ended")
+                logger.exception("a cleanup step of an actor raised")
 
     # -- from other threads ------------------------------------------------------------
 

@@ -19,12 +19,12 @@ from zmq.auth.thread import ThreadAuthenticator
 
 Socket = zmq.Socket[bytes]
 _FAILURES: dict[int, str] = {
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak as the peers of a run do",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not that of this run",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "its handshake violates the protocol",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not the key of this run",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it aborted the handshake",
 }
 _EVENT = struct.Struct("=HI")  # its kind; a descriptor or an error (zmq_socket_monitor(3))
-_GARBAGE = "it came without a handshake"
+_GARBAGE = "it sent no handshake"
 _EVENTS = functools.reduce(
     operator.or_, [zmq.EVENT_ACCEPTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED, *_FAILURES]
 )
@@ -141,7 +141,7 @@ class Handshakes:
             descriptor, _ = self._unknown.popitem(last=False)
             self._closing.add(descriptor)
             self._hang_up(descriptor)
-            refused.append(f"{most} others were in their handshake")
+            refused.append(f"more than {most} connections were in their handshake")
         return refused
 
     def _hang_up(self, descriptor: int) -> None:

@@ -237,11 +237,11 @@ class Gateway:
         if host in self._given_up:
             received.line.send(Refused(self._given_up[host]))
         elif host and host not in self._neighbours:
-            self.strangers.refuse(f"{describe(host)} is no host of this run, or not yet")
+            self.strangers.refuse(f"{describe(host)} is not a host of this run, or not yet")
         elif (found := self._neighbours.get(host) or self._on(received)) is not None:
             self._take(found, received)
         elif not any(each.was_on(received.line) for each in (*self._neighbours.values(), *self._gone)):
-            self.strangers.refuse("it belongs to no link")
+            self.strangers.refuse("its connection does not belong to a link")
 
     def _on(self, received: Received) -> Neighbour | None:
         """Return the neighbour that uses this connection; None if the other host has replaced it."""
@@ -280,7 +280,7 @@ class Gateway:
 
     def _take_part(self, neighbour: Neighbour, received: Received, stream: str) -> None:
         if not is_stream(stream):
-            self.strangers.refuse("a piece that is for no node")
+            self.strangers.refuse("a piece of an invalid stream")
         elif self._lives.is_former(stream):
             neighbour.hear()
         else:
@@ -293,7 +293,7 @@ class Gateway:
         for neighbour in list(self._neighbours.values()):
             silence = neighbour.look_after(now)
             if silence > self._grace_of(neighbour):
-                self._give_up(neighbour.host, f"it had not been heard for {silence:.1f} s")
+                self._give_up(neighbour.host, f"it was silent for {silence:.1f} s")
                 self._events.silent(neighbour.host, silence)
 
     def _grace_of(self, neighbour: Neighbour) -> float:

@@ -53,7 +53,7 @@ class Home:
         path = self.folder / node
         if len(str(path).encode()) > _MOST_BYTES:
             raise ValueError(
-                f"{path} is over {_MOST_BYTES} bytes, the limit of a Unix socket: "
+                f"{path} is longer than {_MOST_BYTES} bytes, the limit of a Unix socket: "
                 "set MESHBOOK_RUNTIME_DIR to a shorter folder"
             )
         return path

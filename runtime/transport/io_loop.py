@@ -186,7 +186,7 @@ class IoLoop:
                             handler(flags)
                         except Exception:
                             # One failed message must not stop the others.
-                            logger.exception("the I/O thread could not handle what it received")
+                            logger.exception("a handler of the I/O thread raised")
                 if callbacks:
                     self._run_callbacks()
         finally:
@@ -245,7 +245,7 @@ def _run_safely(callback: Callback) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("a callback of the I/O thread failed")
+        logger.exception("a callback of the I/O thread raised")
 
 
 def _nothing() -> Any:

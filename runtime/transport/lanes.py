@@ -56,7 +56,7 @@ class Lanes:
         try:
             request = msgspec.msgpack.decode(frame, type=LaneRequest)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            self._gateway.refuse_lane(f"no request for a lane: {error}")
+            self._gateway.refuse_lane(f"not a lane request: {error}")
             return reader.close()
         if (key := self._gateway.open_lane(request)) is None:
             return reader.close()

@@ -101,10 +101,10 @@ def unpack(frame: Buffer) -> tuple[AnyLinkMessage, memoryview]:
         (length,) = _LENGTH.unpack_from(view)
         end = _LENGTH.size + length
         if end > len(view):
-            raise ValueError(f"{end} bytes announced, {len(view)} came")
+            raise ValueError(f"{end} bytes announced, {len(view)} received")
         message: AnyLinkMessage = _decoder.decode(view[_LENGTH.size : end])
     except (struct.error, ValueError, msgspec.DecodeError) as error:
-        raise RefusedMessage(f"no message of a link: {error}") from None
+        raise RefusedMessage(f"not a link message: {error}") from None
     return message, view[end:]
 
 

@@ -129,14 +129,14 @@ class MemoryTransport:
         node = to.node
         inbox = self._board.find(node)
         if self._is_gone(node):
-            raise PeerGone(f"node {node} was given up, or this one is closed")
+            raise PeerGone(f"node {node} was removed, or this node is closed")
         if node not in self._greeted:
             # Two threads may both greet: a duplicate Hello is harmless, a missing one is not.
             inbox.put(self.greeting, lambda: self._is_gone(node))
             self._greeted.add(node)
         inbox.put(frame, lambda: self._is_gone(node))
         if self._is_gone(node):
-            raise PeerGone(f"node {node} was given up, or this one is closed")
+            raise PeerGone(f"node {node} was removed, or this node is closed")
 
     def _is_gone(self, node: str) -> bool:
         return self._closed or node in self._gone

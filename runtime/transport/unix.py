@@ -52,7 +52,7 @@ LONGEST_RETRY = 0.5
 LINGER_SECONDS = 0.3  # time that `close` waits for queued frames to be sent
 ACCEPT_PAUSE = 0.1  # seconds until the next `accept` when no descriptor is left
 RUN_ENDED = "its run has ended: its controller ended, or called close_session()"
-OTHER_RUN = "its run is not this one: it was detached, or has another controller"
+OTHER_RUN = "it belongs to another run: it was detached, or has another controller"
 
 _LENGTH = struct.Struct("<I")
 _PART = struct.Struct("<IIQ")  # length, number, total length
@@ -119,7 +119,7 @@ class PeerConnection:
     def send(self, frame: Buffer, *, soon: bool = False) -> None:
         """Send a frame, or queue it if that would block. With `soon`, leave it to the I/O thread in any case."""
         if self.is_gone:
-            raise PeerGone(f"node {self._node} was given up")
+            raise PeerGone(f"node {self._node} was removed")
         if not (soon or self.queue) and _SENDS_WHOLE_PACKETS and (length := len(frame)) <= _MOST:
             try:
                 sent = self._socket.send(b"".join((_LENGTH.pack(length), frame)))  # type: ignore[union-attr]
@@ -136,7 +136,7 @@ class PeerConnection:
         if len(self.queue) > self._mark.limit:
             self._mark.wait(lambda: self.is_gone or self._is_held)
             if self.is_gone:
-                raise PeerGone(f"node {self._node} was given up")
+                raise PeerGone(f"node {self._node} was removed")
 
     # -- the I/O thread ---------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class PeerConnection:
         self._packet, self._position = b"", 0
 
     def _tear(self) -> None:
-        logger.critical("a stream to node %s was torn; messages for it are lost", self._node)
+        logger.critical("the connection to node %s broke within a frame; messages for it are lost", self._node)
         self.abandon()
 
     def abandon(self) -> None:
@@ -339,7 +339,7 @@ class Listener:
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is left: the new peer waits, the others continue
-            logger.warning("a connection waits until this process can accept it: %s", error)
+            logger.warning("cannot accept a connection yet: %s", error)
             self._loop.unregister(self._socket.fileno())
             self._loop.call_later(ACCEPT_PAUSE, self._resume)
             return
@@ -418,7 +418,7 @@ class Reader:
         try:
             end = self._cut(data)
         except ValueError as error:
-            logger.warning("a connection was closed, as it brought what is no message: %s", error)
+            logger.warning("closed a connection that sent an invalid message: %s", error)
             self.close()
             return
         self._partial = bytes(data[end:])
@@ -458,7 +458,7 @@ class Reader:
             frame = bytearray(total)
         end = position + stop - start - _PART_OF.size
         if end > len(frame):
-            raise ValueError("more than the whole of a message")
+            raise ValueError("a part that is longer than the rest of its message")
         frame[position:end] = data[start + _PART_OF.size : stop]
         if end == len(frame):
             return frame

@@ -176,12 +176,12 @@ def unpack(frame: Buffer) -> tuple[messages.Any, list[Buffer] | BodyElsewhere]:
     try:
         magic, version, place, header_length, stream_length, count = _PREFIX.unpack_from(view)
     except struct.error:
-        raise RefusedMessage(f"a frame of {len(view)} bytes is no message") from None
+        raise RefusedMessage(f"a frame of {len(view)} bytes is not a message") from None
     if magic != MAGIC:
-        raise RefusedMessage(f"a frame that begins with {bytes(view[:4])!r} is no message of meshbook")
+        raise RefusedMessage(f"a frame that begins with {bytes(view[:4])!r} is not a meshbook message")
     if version != VERSION:
         raise RefusedMessage(
-            f"the sender speaks wire version {version}, this process {VERSION}: install the same meshbook"
+            f"the sender uses wire version {version}, this process {VERSION}: install the same meshbook version"
         )
     try:
         if place == ELSEWHERE:
@@ -197,7 +197,7 @@ def _unpack_parts(
     start = _PREFIX.size + count * _LENGTH.size
     end = start + header_length + stream_length
     if end > len(view):
-        raise ValueError(f"{end} bytes announced, {len(view)} came")
+        raise ValueError(f"{end} bytes announced, {len(view)} received")
     message = _decode(view[start : start + header_length])
     body: list[Buffer] = [view[start + header_length : end]] if stream_length else []
     for index in range(count):
@@ -205,10 +205,10 @@ def _unpack_parts(
         begin = _aligned(end)
         end = begin + length
         if end > len(view):
-            raise ValueError(f"{end} bytes announced, {len(view)} came")
+            raise ValueError(f"{end} bytes announced, {len(view)} received")
         body.append(view[begin:end])
     if end != len(view):
-        raise ValueError(f"{end} bytes announced, {len(view)} came")
+        raise ValueError(f"{end} bytes announced, {len(view)} received")
     return message, body
 
 

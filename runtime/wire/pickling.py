@@ -91,7 +91,7 @@ def loads(body: Body, what: What) -> Any:
         return unpickle(body[0], buffers=body[1:])
     except _FAULTS as error:
         if body and isinstance(body[0], LostBody):
-            raise MessageLost(f"{_say(what)} could not be reached: {body[0].why}") from None
+            raise MessageLost(f"{_say(what)} could not be read: {body[0].why}") from None
         raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 

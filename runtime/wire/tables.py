@@ -49,9 +49,7 @@ def refuse_relation(relation: Any) -> Any:
     """Refuse to pickle a DuckDB query, and name the alternatives. Running it implicitly might take hours."""
     if type(relation).__name__ != "DuckDBPyRelation":
         return NotImplemented
-    raise TypeError(
-        "a query of DuckDB belongs to its connection: send what it gives, by its .to_arrow_table() or .pl()"
-    )
+    raise TypeError("a DuckDB query belongs to its connection: send the result of its .to_arrow_table() or .pl()")
 
 
 def _has_objects(dtype: Any, polars: Any) -> bool:

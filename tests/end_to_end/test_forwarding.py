@@ -261,9 +261,9 @@ def test_a_level_that_cannot_be(mesh, level):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stream_to_client": True, "aggregate_window_sec": 0}, "needs a number of seconds above zero"),
-        ({"stream_to_client": True, "aggregate_window_sec": float("nan")}, "needs a number of seconds above zero"),
-        ({"aggregate_window_sec": 3}, "needs stream_to_client=True"),
+        ({"stream_to_client": True, "aggregate_window_sec": 0}, "must be a positive number of seconds"),
+        ({"stream_to_client": True, "aggregate_window_sec": float("nan")}, "must be a positive number of seconds"),
+        ({"aggregate_window_sec": 3}, "requires stream_to_client=True"),
     ],
 )
 def test_a_window_that_cannot_be(mesh, options, said):

@@ -216,7 +216,7 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
     assert "with %%mesh 3" in missing
     mesh.run("%mesh resize --gpus 2")
     assert mesh.run(known).result == "[0] (0, 'mine', '2', 0)\n[1] (1, 2, '2', 1)"
-    assert "no dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
+    assert "dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
 
 
 def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook, signs: Signs) -> None:

@@ -133,7 +133,7 @@ def check_deaths(notebook: Notebook) -> None:
     cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
     victim = psutil.Process(int(cell.stdout.split()[-1]))
     assert "is detached: mesh (2 ranks)\n" in notebook.run("%mesh detach").stdout
-    assert "its run is not this one" in notebook.run_failing("counters.add.call().get()").traceback
+    assert "it belongs to another run" in notebook.run_failing("counters.add.call().get()").traceback
     (news,) = notebook.folder.glob(f"*/{JOURNAL}/{MESSAGES}")
     before = news.stat().st_size
     victim.send_signal(signal.SIGKILL)

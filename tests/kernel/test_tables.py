@@ -88,7 +88,7 @@ def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
         ("twin = frame\nmesh.scatter(frame)", "it is frame and twin in the notebook: mesh.scatter('name', data)"),
         (
             "mesh.push(q=duckdb.sql('select 1'))",
-            "q cannot be pickled: TypeError: a query of DuckDB belongs to its connection",
+            "q cannot be pickled: TypeError: a DuckDB query belongs to its connection",
         ),
     ],
 )

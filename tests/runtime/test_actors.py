@@ -114,7 +114,7 @@ def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: A
     gate.wait_entered()
     replacement = spawn_lingering()
     replacement.stop("too late").get(PATIENCE)
-    with pytest.raises(SupervisionError, match="too late; it had not begun"):
+    with pytest.raises(SupervisionError, match="too late; it had not started"):
         replacement.noted.call_one().get(PATIENCE)
     replacement = spawn_lingering() if follows else replacement
     gate.open(2)
@@ -122,7 +122,7 @@ def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: A
     if follows:
         assert replacement.noted.call_one().get(PATIENCE) == []
     else:
-        with pytest.raises(SupervisionError, match="too late; it had not begun"):
+        with pytest.raises(SupervisionError, match="too late; it had not started"):
             replacement.noted.call_one().get(PATIENCE)
     assert made.entered.qsize() == 1 + follows
 

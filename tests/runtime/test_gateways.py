@@ -649,4 +649,4 @@ def test_what_is_asked_after_something_that_fails_is_done_as_well(
     host.gateway._do(fail)
     host.gateway._do(lambda: done.put("done"))
     assert done.get(timeout=PATIENCE) == "done"
-    assert caplog.messages == ["a callback of the I/O thread failed"]
+    assert caplog.messages == ["a callback of the I/O thread raised"]

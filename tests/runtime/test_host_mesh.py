@@ -85,7 +85,7 @@ def test_an_interpreter_has_a_name() -> None:
 
 @pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
 def test_a_timeout_that_is_none(timeout: float) -> None:
-    with pytest.raises(ValueError, match="host_timeout is a finite number"):
+    with pytest.raises(ValueError, match="host_timeout must be a finite number"):
         shutdown_context(timeout)
 
 

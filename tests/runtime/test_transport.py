@@ -354,7 +354,7 @@ def test_a_connection_that_brings_garbage_is_closed_and_others_go_on(
         stranger.connect(str(folder / "there"))
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert stranger.recv(1) == b""
-    assert "what is no message" in caplog.text
+    assert "invalid message" in caplog.text
     here.send(there.address, b"1")
     assert received.take(2)[1:] == [b"1"]
 

@@ -21,7 +21,7 @@ def mesh() -> ValueMesh[str]:
 
 
 def test_what_a_value_mesh_has_not_is_told_with_what_it_has() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'value': values\(\) are all, get\(0\) is that of rank 0"):
+    with pytest.raises(AttributeError, match=r"no attribute 'value': use values\(\)"):
         _ = mesh().value  # type: ignore[attr-defined]
 
 

@@ -300,7 +300,7 @@ def test_close_while_a_thread_waits(
     gate.wait_entered()
 
     def wait() -> None:
-        with pytest.raises(SupervisionError, match="shut down while the call was open"):
+        with pytest.raises(SupervisionError, match="shut down while the call was pending"):
             way(held)
 
     waits, closes = wait, session.controller.close
@@ -318,7 +318,7 @@ def test_the_io_thread_may_close_its_node(session: Any, gate: Any) -> None:
     held = session.spawn_probe(node).run.call_one(gate.pass_through)
     gate.wait_entered()
     session.spawn_probe(node).run.broadcast(lambda: inline.run.broadcast())
-    with pytest.raises(SupervisionError, match="shut down while the call was open"):
+    with pytest.raises(SupervisionError, match="shut down while the call was pending"):
         held.get()
     session.controller.close()
     gate.open()

@@ -70,9 +70,9 @@ GOOD = bytes(pack(CALL, [b"stream", b"x" * 100], LIMIT))
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (b"", "0 bytes is no message"),
-        (b"mb", "2 bytes is no message"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no message of meshbook"),
+        (b"", "0 bytes is not a message"),
+        (b"mb", "2 bytes is not a message"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a meshbook message"),
         (_with_version(GOOD, VERSION + 1), f"version {VERSION + 1}, this process {VERSION}"),
         (GOOD[:-1], "damaged.*announced"),
         (GOOD + b"x", "damaged.*announced"),

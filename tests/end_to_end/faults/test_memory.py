@@ -104,8 +104,8 @@ def test_an_allocation_that_fails(spawn_procs: Any) -> None:
     probe.run.call_one(limit).get(PATIENCE)
     with pytest.raises(ActorError, match="raised MemoryError") as caught:
         probe.run.call_one(take).get(PATIENCE)
-    assert "this process has had up to" in str(caught.value)
-    assert "MiB of addresses (RLIMIT_AS, `ulimit -v`)" in str(caught.value)
+    assert "peak memory of this process" in str(caught.value)
+    assert "MiB (RLIMIT_AS, `ulimit -v`)" in str(caught.value)
     assert probe.run.call_one(lambda: 3).get(PATIENCE) == 3
 
 

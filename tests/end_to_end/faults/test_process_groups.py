@@ -143,12 +143,12 @@ def test_stuck_ranks_are_freed_and_meet_again(spawn_procs):
 def test_the_error_names_who_did_not_come(spawn_procs):
     procs = spawn_procs(3)
     ranks = procs.spawn("ranks", Rank)
-    with pytest.raises(GroupError, match=r"rank \d did not come\n(.|\n)*nobody's backend"):
+    with pytest.raises(GroupError, match=r"rank \d did not join\n(.|\n)*nobody's backend"):
         procs.init_process_group("nobody's backend").get(PATIENCE)
     with pytest.raises(GroupError, match="NCCL needs a GPU"):
         procs.init_process_group("nccl").get(PATIENCE)
     kill(procs, ranks, 1)
-    with pytest.raises(GroupError, match=r"rank 1 did not come\n(.|\n)*sig=9(.|\n)*heal\(\)"):
+    with pytest.raises(GroupError, match=r"rank 1 did not join\n(.|\n)*sig=9(.|\n)*heal\(\)"):
         procs.init_process_group().get(PATIENCE)
     assert procs.process_group_generation == 0
     procs.heal().get(PATIENCE)

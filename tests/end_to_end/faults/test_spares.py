@@ -242,9 +242,9 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("spares", "error", "said"),
     [
-        (-1, ValueError, "zero or more; it is -1"),
-        (True, TypeError, "it is True"),
-        ("1", TypeError, "it is '1'"),
+        (-1, ValueError, "zero or more, not -1"),
+        (True, TypeError, "not True"),
+        ("1", TypeError, "not '1'"),
     ],
 )
 def test_a_number_that_is_none(host, spares, error, said):

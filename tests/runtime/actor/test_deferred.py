@@ -353,7 +353,7 @@ def test_a_timeout_of_get_cancels_the_body(body: Body) -> None:
     with pytest.raises(TimeoutError):
         future.get(timeout=0)
     assert body.event() == "cancelled"
-    with pytest.raises(TimeoutError, match=r"Body\.wait was cancelled: get\(timeout=0\) had waited"):
+    with pytest.raises(TimeoutError, match=r"Body\.wait was cancelled: get\(timeout=0\) timed out"):
         future.get()
     assert body.runs == 1
 
@@ -497,5 +497,5 @@ def test_it_looks_like_the_function() -> None:
 
 @pytest.mark.parametrize("wrong", [len, lambda: 3, int, None])
 def test_it_goes_onto_async_functions(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="@returns_future goes onto an `async def`"):
+    with pytest.raises(TypeError, match="@returns_future decorates an `async def`"):
         returns_future(wrong)

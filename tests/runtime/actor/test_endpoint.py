@@ -166,7 +166,7 @@ def test_within_limits_the_calls_of_an_endpoint() -> None:
 def test_a_time_limit_that_is_none(seconds: float) -> None:
     callee = Callee()
     for call in (lambda: handle("step", callee).call(1, timeout=seconds), lambda: handle("step").within(seconds)):
-        with pytest.raises(ValueError, match="a timeout is a finite number of seconds"):
+        with pytest.raises(ValueError, match="a timeout must be a finite number of seconds"):
             call()
     assert not callee.asked
 
@@ -185,7 +185,7 @@ def test_the_tensor_engine_wants_an_active_mesh() -> None:
 
 
 def test_a_handle_is_not_called_like_a_function() -> None:
-    with pytest.raises(TypeError, match=r"say trainers\.step\.call"):
+    with pytest.raises(TypeError, match=r"use trainers\.step\.call"):
         handle("step")(1)
 
 
@@ -195,7 +195,7 @@ def test_repr() -> None:
 
 @pytest.mark.parametrize("wrong", [5, int, classmethod(lambda cls: None)], ids=["value", "class", "classmethod"])
 def test_endpoint_goes_onto_methods(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="goes onto a method"):
+    with pytest.raises(TypeError, match="decorates a method"):
         endpoint(wrong)
 
 

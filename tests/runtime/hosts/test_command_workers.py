@@ -120,7 +120,7 @@ def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: 
     reply_handler = PerRank(1)
     successor.calls.adopt([target], [number], "run", reply_handler)
     begin(successor, [node])
-    assert "handed over while the call was open" in reply_handler.futures[0].get(PATIENCE)
+    assert "handed over while the call was pending" in reply_handler.futures[0].get(PATIENCE)
     gate.open()
     with session_of(session):
         again = call_again(session, there)

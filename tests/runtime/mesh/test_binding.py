@@ -45,16 +45,16 @@ def test_the_wrong_number_of_entries(entries: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("0-3", r"proc_bind\[1\] is '0-3': a dict is wanted"),
-        ({"cores": "0"}, "unknown key 'cores'; there are cpus, physcpubind"),
+        ("0-3", r"proc_bind\[1\] must be a dict"),
+        ({"cores": "0"}, "unknown key 'cores'; the keys are cpus, physcpubind"),
         ({"cpus": "0", "physcpubind": "0"}, "both 'cpus' and 'physcpubind'"),
-        ({"cpus": "3-1"}, "'3-1' is no range"),
-        ({"cpus": "0-999999999"}, "no range"),
+        ({"cpus": "3-1"}, "'3-1' is not a range"),
+        ({"cpus": "0-999999999"}, "not a range"),
         *(
             ({"cpus": value}, r"proc_bind\[1\]\['cpus'\]")
             for value in ("", "all", "a", "0-", "-1", -1, "0;1", True, None)
         ),
-        ({"membind": "0 --all"}, "numbers are wanted"),
+        ({"membind": "0 --all"}, "must be numbers"),
     ],
 )
 def test_an_entry_that_means_nothing(entry: Any, said: str) -> None:

@@ -128,7 +128,7 @@ def test_what_spawn_procs_adds_to_the_environment_yields_to_the_command() -> Non
 
 @pytest.mark.parametrize("given", ["python", lambda point: "python", lambda point: None])
 def test_what_is_no_command(given: Any) -> None:
-    with pytest.raises(TypeError, match="a BootstrapCommand is wanted for"):
+    with pytest.raises(TypeError, match="must be a BootstrapCommand for"):
         plan_starts(PAIR, 2, commands=given)
 
 

@@ -30,12 +30,12 @@ def test_each_rank_of_each_mesh_has_its_own() -> None:
 
 @pytest.mark.parametrize(("most", "within"), [(0, 60.0), (-1, 60.0), (3, 0.0), (3, float("nan"))])
 def test_a_limit_that_allows_none(most: int, within: float) -> None:
-    with pytest.raises(ValueError, match="on_failure='raise' says that"):
+    with pytest.raises(ValueError, match="use on_failure='raise' instead"):
         Restarts(most, within)
 
 
 @pytest.mark.parametrize("word", ["Respawn", "", None, 3])
 def test_a_word_that_says_nothing(word: object) -> None:
-    with pytest.raises(ValueError, match='on_failure is "raise", "respawn" or a function'):
+    with pytest.raises(ValueError, match='on_failure must be "raise", "respawn" or a function'):
         policy_of(word, None)  # type: ignore[arg-type]
     assert policy_of("raise", Restarts()) is None

@@ -33,7 +33,7 @@ HOSTS, PROCS = Extent.of(hosts=2), Extent.of(hosts=2, gpus=4)
     ("sizes", "said"),
     [
         ({"hosts": 3}, "'hosts' is a dimension of the hosts"),
-        ({"cores": 3}, "there is no dimension 'cores'; there is hosts, gpus"),
+        ({"cores": 3}, "unknown dimension 'cores'; there are hosts, gpus"),
         ({"gpus": 0}, "'gpus' needs a size of at least 1, not 0"),
         ({"gpus": -1}, "not -1"),
         ({"gpus": True}, "not True"),

@@ -89,6 +89,6 @@ def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
     reference = msgspec.structs.replace(packed.reference, owner=ended)
     body = node.bulk.open(BodyElsewhere(packed.lengths, reference))
     assert size_of(body) == size_of(BODY)
-    with pytest.raises(MessageLost, match=f"a value could not be reached: process {child} of this host, which sent it"):
+    with pytest.raises(MessageLost, match=f"a value could not be read: its sender, process {child} of this host"):
         pickling.loads(body, "a value")
     assert issubclass(MessageLost, SupervisionError)  # who heals and asks again needs to know of no other error

@@ -226,7 +226,7 @@ def test_a_ring_is_drawn() -> None:
         WaitStep("n1", "second-2@c", "load", 3, "step", 2, is_alone=True),
     ]
     assert draw(ring) == (
-        "these actors wait for each other, and none can go on: each handles one message at a time\n"
+        "deadlock: these actors wait for each other, and each handles one message at a time\n"
         "    first.step() on n0 waits for second.load()\n"
         "    second.load() on n1 waits for first.step()\n"
         "Do not wait inside one of these endpoints, or make it a @concurrent_endpoint."

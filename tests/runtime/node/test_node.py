@@ -91,9 +91,9 @@ NEWER = bytes(CALL[:2]) + b"\x63" + bytes(CALL[3:])
 @pytest.mark.parametrize(
     ("refused", "said"),
     [
-        (b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", "no message of meshbook"),
-        (b"mb", "2 bytes is no message"),
-        (NEWER, "speaks wire version 99"),
+        (b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", "not a meshbook message"),
+        (b"mb", "2 bytes is not a message"),
+        (NEWER, "uses wire version 99"),
         (bytes(CALL[:-3]), "a damaged message"),
         (CALL, "a Call from 'stranger', which has not sent a Hello"),
         (frame_of(Reply("stranger", 1, "ok")), "a Reply from 'stranger', which has not sent a Hello"),
@@ -205,7 +205,7 @@ def test_close_answers_whoever_waits(session: Any, gate: Any, any_probe: Any) ->
     for _ in range(2):
         session.controller.close()
     for future in waiting:
-        fails(future, "shut down while the call was open")
+        fails(future, "shut down while the call was pending")
     for future in (mesh.run.call(len, ""), mesh.stop(), session.spawn(any_probe, on=session.workers(1)).initialized):
         assert future.done()
         fails(future, "was shut down; restart it")
@@ -387,7 +387,7 @@ def test_an_answer_that_cannot_travel_is_an_error(
 def test_an_error_too_large_of_an_actor_that_is_lost(make_session: Any, any_probe: Any) -> None:
     mesh = make_session(max_message_bytes=LIMIT).spawn(any_probe)
     for future in (mesh.run.call_one(ends_with, LIMIT), mesh.run.call_one(len, "")):
-        fails(future, "SystemExit: xxx.*cut: the error is over")
+        fails(future, "SystemExit: xxx.*truncated: the error exceeds")
 
 
 def test_an_endpoint_that_the_actor_does_not_have(session: Any) -> None:
@@ -460,7 +460,7 @@ def test_an_error_that_cannot_be_sent_is_told(
     mesh.initialized.get(PATIENCE)
     with monkeypatch.context() as full:
         full.setattr("meshbook.runtime.node.replies.pack_error", lambda *parts: raises(MemoryError()))
-        fails(mesh.run.call_one(raises, ValueError("no")), "so did the sending of its error", ActorError)
+        fails(mesh.run.call_one(raises, ValueError("no")), "its error could not be sent", ActorError)
     assert answers(mesh)
 
 

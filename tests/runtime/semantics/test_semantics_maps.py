@@ -143,9 +143,9 @@ def test_arguments_that_cannot_be(in_memory: Any) -> None:
     for wrong in (functools.partial(procs.map, 3, [1]), functools.partial(procs.map, square)):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="map takes a function and items"):
             wrong()
-    with pytest.raises(ValueError, match="chunksize is at least 1"):
+    with pytest.raises(ValueError, match="chunksize must be at least 1"):
         procs.map(square, [1], chunksize=0)
-    with pytest.raises(TypeError, match="chunksize is a number"):
+    with pytest.raises(TypeError, match="chunksize must be a number"):
         procs.map(square, [1], chunksize="large")  # type: ignore[arg-type]
 
 

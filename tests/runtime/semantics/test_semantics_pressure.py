@@ -364,7 +364,7 @@ def test_a_call_with_a_time_limit_waits_no_longer(sink: Any, gate: Any, waits: W
     for number in range(FREE):
         sink.take.broadcast(number)
     late = sink.take.call_one(7, timeout=0.05)
-    with pytest.raises(CallTimeout, match=rf"sink.take\(\) could not be sent .*queue there is full, with {MOST} mess"):
+    with pytest.raises(CallTimeout, match=rf"timed out sending sink.take\(\) .*queue there is full \({MOST} mess"):
         late.get(PATIENCE)
     gate.open()
     assert sink.all_taken.call_one().get(PATIENCE) == list(range(FREE))
@@ -482,7 +482,7 @@ def test_actors_that_fill_each_others_queues_are_a_deadlock(narrow: World, kind:
     failed = [error for error in errors if error is not None]
     assert all(isinstance(error, ActorError) and isinstance(error.exception, DeadlockError) for error in failed)
     assert len(failed) == 1
-    said = ["waits for room in the queue of member1, to send nothing()", "MESHBOOK_QUEUE_MESSAGES"]
+    said = ["waits for room in the queue of member1 to send nothing()", "MESHBOOK_QUEUE_MESSAGES"]
     assert [each for each in said if each not in str(failed[0])] == []
 
 

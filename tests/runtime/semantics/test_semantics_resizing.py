@@ -242,7 +242,7 @@ def test_beyond_1_stopped_actors_do_not_come_to_new_ranks(world: Any) -> None:
     members.stop().get(PATIENCE)
     grown = procs.resize(gpus=2)
     grown.initialized.get(PATIENCE)
-    with pytest.raises(ValueError, match="were not spawned from here, or have been stopped"):
+    with pytest.raises(ValueError, match="were not spawned from this process, or have been stopped"):
         grown.all_of(members)
 
 
@@ -333,7 +333,7 @@ def test_beyond_1_what_cannot_be_resized(world: Any) -> None:
     for reference in (procs.slice(gpus=1), pickle.loads(pickle.dumps(procs))):
         with pytest.raises(ValueError, match="ProcMesh is not owned; must be resized by an owner"):
             reference.resize(gpus=3)
-    with pytest.raises(ValueError, match="there is no dimension 'cores'; there is gpus"):
+    with pytest.raises(ValueError, match="unknown dimension 'cores'; there are gpus"):
         procs.resize(cores=3)
     with pytest.raises(ValueError, match="'gpus' needs a size of at least 1, not 0"):
         procs.resize(gpus=0)
