@@ -28,7 +28,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.queues import get_within
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.spmd.actor import (
@@ -158,7 +158,7 @@ class Run:
             self._heard_of_end(report)
         self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
         for part in (self._procs, self._actors):
-            heed_failures(part, lambda failure: True)  # the RunPolicy handles them
+            handle_failures(part, lambda failure: True)  # the RunPolicy handles them
 
     def follow(self, script: Sequence[str]) -> None:
         """Run the script; returns when every process has ended."""

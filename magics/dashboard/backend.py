@@ -92,7 +92,7 @@ def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], 
 
     heard: tuple[list[Any], ...] = (
         session.node.peers.when_down,
-        session.node.peers.when_reborn,
+        session.node.peers.when_restarted,
         session.events.when_added,
     )
     for listeners in heard:

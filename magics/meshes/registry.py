@@ -22,7 +22,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.resources import count_cores
 
 DEFAULT_NAME = "mesh"
@@ -218,7 +218,7 @@ class Meshes:
         control = procs.spawn("cell control", CellControl)
         inspection = procs.spawn("cell inspection", CellInspection)
         for part in (procs, cells, control, inspection):
-            heed_failures(part, lambda failure: True)  # running and later cells report the failure
+            handle_failures(part, lambda failure: True)  # running and later cells report the failure
         mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares)
         self._watch(mesh)
         try:
@@ -236,7 +236,7 @@ class Meshes:
     def adopt(self, mesh: NotebookMesh, *, is_current: bool) -> None:
         """Add a mesh that another notebook has started."""
         for part in (mesh.procs, *mesh.parts):
-            heed_failures(part, lambda failure: True)  # as in `up`
+            handle_failures(part, lambda failure: True)  # as in `up`
         self._watch(mesh)
         with self._lock:
             self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to become the running one
@@ -278,13 +278,13 @@ class Meshes:
         def unwatch() -> None:
             mesh.unwatch = _nothing
             node.peers.when_down.remove(look)
-            node.peers.when_reborn.remove(welcome)
+            node.peers.when_restarted.remove(welcome)
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
         mesh.is_one_of_several = lambda: len(self) > 1
         node.peers.when_down.append(look)
-        node.peers.when_reborn.append(welcome)
+        node.peers.when_restarted.append(welcome)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:

@@ -27,7 +27,7 @@ from meshbook.runtime.cells.operators import OperatorProfile, OperatorProfiler
 from meshbook.runtime.cells.sampling import Sampler
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.profiler import begin_spying, end_spying
-from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
+from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 
 WITHIN = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
@@ -231,5 +231,5 @@ def slice_of(mesh: NotebookMesh, ranks: Sequence[int]) -> ProcMesh:
 def spawn_on(mesh: NotebookMesh, ranks: Sequence[int], name: str, cls: type[Any]) -> Any:
     """Spawn an internal actor on these ranks. Its failure is not escalated: calls to it report the failure."""
     actors = slice_of(mesh, ranks).spawn(name, cls)
-    heed_failures(actors, lambda failure: True)
+    handle_failures(actors, lambda failure: True)
     return actors

@@ -1,7 +1,7 @@
 """`context()`, `current_rank()`, `current_size()`: the actor and message that run here.
 
-Each message has one context, held in a ContextVar. The only module-level state is `_Door` at the end: it defines how a
-process that is not an actor gets its client context.
+Each message has one context, held in a ContextVar. The only module-level state is `_ClientHooks` at the end: it
+defines how a process that is not an actor gets its client context.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def current_origin() -> str:
 sender_run: ContextVar[str] = ContextVar("meshbook_sender_run", default="")
 
 
-class _Door:
+class _ClientHooks:
     client: Callable[[], Context] | None = None
     run: Callable[[], str] = staticmethod(lambda: "")
     join: Callable[[str], Context] | None = None
@@ -215,12 +215,12 @@ def provide_client(
 
     `run` returns the run of that context, or "" while there is none; `join` returns a context in another run.
     """
-    _Door.client, _Door.run, _Door.join = boot, staticmethod(run), join
+    _ClientHooks.client, _ClientHooks.run, _ClientHooks.join = boot, staticmethod(run), join
 
 
 def process_run() -> str:
     """Return the run of this process, by the URL of its first host; "" if this process has not started one yet."""
-    return _Door.run()
+    return _ClientHooks.run()
 
 
 def present_run() -> str:
@@ -238,12 +238,12 @@ def context_in(run: str) -> Context:
         return context()
     if run == process_run():
         return client_context()
-    if _Door.join is None:
+    if _ClientHooks.join is None:
         raise RuntimeError(f"this process cannot join run {run}: import meshbook, not only its submodules")
-    return _Door.join(run)
+    return _ClientHooks.join(run)
 
 
 def client_context() -> Context:
-    if _Door.client is None:
+    if _ClientHooks.client is None:
         raise RuntimeError("this process has no meshbook client: import meshbook, not only its submodules")
-    return _Door.client()
+    return _ClientHooks.client()

@@ -47,7 +47,7 @@ class Future(Generic[T]):
             "_done",
             "_error",
             "_index",
-            "_inquiry",
+            "_pending_call",
             "_receipt",
             "_trace",
             "_value",
@@ -64,7 +64,7 @@ class Future(Generic[T]):
     _decoding: RLock | None
     _done: bool
     _error: BaseException | None
-    _inquiry: Cancellable | None  # None once the future is done
+    _pending_call: Cancellable | None  # None once the future is done
     _index: int | None  # of the target that answers; None for several targets
     _receipt: Receipt  # if set, it records that the error was raised in the caller's code
     _trace: TracebackType | None  # of the error as it arrived here; each reader adds its own lines
@@ -77,7 +77,7 @@ class Future(Generic[T]):
     def pending(cls) -> Future[T]:
         """Return a future that an answer will resolve (for the runtime)."""
         self = cls.__new__(cls)
-        self._inquiry = None
+        self._pending_call = None
         self._index = None
         self._decoding = None
         self._done = False
@@ -106,7 +106,7 @@ class Future(Generic[T]):
         """Set the pending call that this future belongs to."""
         self._index = index
         if not self._done:
-            self._inquiry = pending_call
+            self._pending_call = pending_call
 
     def note_in(self, receipt: Receipt) -> None:
         """Record in `receipt` when the error is raised in a caller's code, or the future is dropped before that."""
@@ -116,18 +116,18 @@ class Future(Generic[T]):
     @property
     def pending_call(self) -> Cancellable | None:
         """The call that this future answers; None once the answer has arrived."""
-        return self._inquiry
+        return self._pending_call
 
     def owing(self) -> list[Any]:
         """Return the targets that have not answered yet, as `(target, endpoint, number of the call)`."""
-        pending_call = self._inquiry
+        pending_call = self._pending_call
         return [] if pending_call is None else pending_call.owing(self._index)
 
     def resolve(self, decode: Callable[[], T]) -> None:
         """Settle with a value. `decode` makes the value on first access, or raises. A second answer is ignored."""
         if self._done:
             return
-        self._decode, self._inquiry, self._done = decode, None, True
+        self._decode, self._pending_call, self._done = decode, None, True
         if self._callbacks:
             self._run_callbacks()
 
@@ -136,7 +136,7 @@ class Future(Generic[T]):
         trace = without_ours(error.__traceback__)
         if self._done:
             return
-        self._error, self._trace, self._inquiry, self._done = error, trace, None, True
+        self._error, self._trace, self._pending_call, self._done = error, trace, None, True
         if self._callbacks:
             self._run_callbacks()
 
@@ -165,7 +165,7 @@ class Future(Generic[T]):
     def then(self, make: Callable[[T], U]) -> Future[U]:
         """Return a future of `make(value)`. It fails with the same error as this future."""
         twin: Future[U] = Future.pending()
-        twin._inquiry, twin._index = self._inquiry, self._index
+        twin._pending_call, twin._index = self._pending_call, self._index
 
         def settle() -> None:
             if (error := self._error) is not None:
@@ -210,7 +210,7 @@ class Future(Generic[T]):
         does a sync one, as soon as it returns from C code. Returns False if the answer has arrived, or if there is no
         call to cancel.
         """
-        pending_call = self._inquiry
+        pending_call = self._pending_call
         return not self._done and pending_call is not None and pending_call.cancel(self._index)
 
     def _wait(self, timeout: float | None) -> None:

@@ -38,7 +38,7 @@ def _serving_of(cls: type) -> str:
     return "an event loop" if is_async(cls) else "a thread"
 
 
-def take_on(actor: Any, cls: type) -> None:
+def change_class(actor: Any, cls: type) -> None:
     """Change the class of an object and keep its state. TypeError if the layouts differ."""
     old = type(actor)
     try:

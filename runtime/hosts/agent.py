@@ -83,7 +83,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
         away = spec.away
         ip = away.address or address_towards(away.towards)
         loop = IoLoop()
-        gateway = Gateway(away.keys, spec.settings, entrance_at=ip, loop=loop)
+        gateway = Gateway(away.keys, spec.settings, listen_at=ip, loop=loop)
     except (OSError, MeshbookError) as error:
         answer(AgentAnswer(error=str(error)))
         sys.exit(1)
@@ -198,7 +198,7 @@ def attend(
     clients = Clients(node, folder, on_client_end)
     others.end = workers.finish
     node.peers.when_down.append(pass_on)
-    station = node.station = DataPlane(node, folder, node.address)
+    station = node.data_plane = DataPlane(node, folder, node.address)
     station.serve_host(others.ip_towards, RunMembership(folder).includes)
     node.actors.host_inline(MEETINGS, RendezvousActor(others.new_rendezvous))
 
@@ -276,13 +276,13 @@ class Agent(HostActor):
             self._notify_incarnation(spec.address, spec.incarnation, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
             if hosts:
-                self._node.calls.send(hosts, "reborn", ((spec.address, spec.incarnation), {}), NOWHERE, None)
+                self._node.calls.send(hosts, "restarted", ((spec.address, spec.incarnation), {}), NOWHERE, None)
 
     def _notify_incarnation(self, address: Address, incarnation: int, others: Sequence[Address]) -> None:
         self._node.peers.note_restarted(address, incarnation)
         keepers = [Target(each, CONTROL) for each in (*others, *self._here())]
         if keepers:
-            self._node.calls.send(keepers, "reborn", ((address, incarnation), {}), NOWHERE, None)
+            self._node.calls.send(keepers, "restarted", ((address, incarnation), {}), NOWHERE, None)
 
     def _here(self) -> list[Address]:
         """The workers of this host, and the clients of the run that are here."""
@@ -322,7 +322,7 @@ class Agent(HostActor):
         self._others.lose(host, why)
 
     @endpoint
-    def reborn(self, address: Address, incarnation: int) -> None:
+    def restarted(self, address: Address, incarnation: int) -> None:
         """Note that a process of another host is about to be restarted."""
         with self._telling:
             self._notify_incarnation(address, incarnation, [])

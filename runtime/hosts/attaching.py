@@ -34,7 +34,7 @@ from meshbook.runtime.hosts.lifeline import (
     present_version,
 )
 from meshbook.runtime.hosts.session import Session, replace_session
-from meshbook.runtime.mesh.handover_state import take_on
+from meshbook.runtime.mesh.handover_state import restore_meshes
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.output import TELEMETRY
@@ -74,7 +74,7 @@ class AttachedSession(Session):
     def _start_agent(self) -> AgentProcess:
         return FoundAgent(self._connection)
 
-    def _send_birth(self) -> None:
+    def _send_worker_spec(self) -> None:
         """Do nothing: the agent already has its spec."""
 
     def _abandon_agent(self) -> None:
@@ -95,7 +95,7 @@ class AttachedSession(Session):
             self.output.restore(left.output)
             for event in left.events:
                 self.events.add(event)
-            self.lost = take_on(left.deeds, self.node, self.host)
+            self.lost = restore_meshes(left.deeds, self.node, self.host)
             prepare(self)
             self._replay()
         finally:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 
-VARIABLE = "MESHBOOK_BIRTH"
+VARIABLE = "MESHBOOK_WORKER_SPEC"
 NUMACTL = "numactl"
 CANNOT_START = 127  # the exit code that shells use for it
 

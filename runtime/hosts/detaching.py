@@ -21,7 +21,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.hosts.detached_controller import wait_for_silence
 from meshbook.runtime.hosts.lifeline import ESTATE, DoorClosed, MeshSummary, RunDetached, present_version, wait_for_door
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, deeds_of
+from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, owned_meshes_of
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.logbook import LogState
 
@@ -123,7 +123,7 @@ def check(session: Session, seconds: float) -> None:
             f"this run has other hosts than this one ({', '.join(hosts)}), which end with this process: "
             "shut them down first"
         )
-    deeds_of(session.node)  # raises now for a mesh that is being healed
+    owned_meshes_of(session.node)  # raises now for a mesh that is being healed
 
 
 def _wait_until_up(session: Session) -> None:
@@ -143,12 +143,12 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
         run=session.run,
         settings=session.settings,
         incarnation=node.incarnation,
-        incarnations=node.routes.all_lives(),
+        incarnations=node.routes.all_incarnations(),
         ended=node.peers.ended,
         roster=session.roster.all,
         events=list(session.events),
         output=session.output.estates(),
-        deeds=deeds_of(node),
+        deeds=owned_meshes_of(node),
         part=part.data,
     )
 

@@ -159,7 +159,7 @@ class ThreadAgent:
         node, self._node = self._node, None
         if node is not None and self.workers is not None:
             self.workers.release()
-            node.station.close(patience=0)
+            node.data_plane.close(patience=0)
             let_go(node)
             self.workers.close()
 
@@ -287,7 +287,7 @@ class ThreadWorker:
         self._spec = spec
         self._folder = folder
         self._node = make_node(transport, spec)
-        self._node.station = DataPlane(self._node, folder, spec.world.agent)
+        self._node.data_plane = DataPlane(self._node, folder, spec.world.agent)
         self._heartbeat = Heartbeat(self._node, folder, spec.incarnation)
         self._has_left = False
         self._ending = threading.Lock()  # acquired once, by the first call of `end`; never released
@@ -305,7 +305,7 @@ class ThreadWorker:
             serve(self._node, self._spec)
         self._has_left = True
         self._node.actors.release_all()
-        self._node.station.close(patience=0)
+        self._node.data_plane.close(patience=0)
         self.end(0 if ready else 1)
 
     def _prepare(self) -> bool:
@@ -340,7 +340,7 @@ class ThreadWorker:
         if PROCESS in self._node.actors.names() and not self._has_left:
             process = [Target(self._node.address, PROCESS)]
             self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
-        self._node.station.close(patience=0)
+        self._node.data_plane.close(patience=0)
         let_go(self._node)
         if self._thread.ident is not None:
             self._thread.join(SECONDS)

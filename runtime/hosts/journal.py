@@ -24,7 +24,7 @@ from meshbook.runtime.wire.messages import Call, Down, Reply
 
 KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
-    CONTROL: {"failed", "over", "reborn"},
+    CONTROL: {"failed", "ended", "restarted"},
     TELEMETRY: {"happened"},
     ROSTER: {"born", "silent"},
 }

@@ -94,7 +94,7 @@ class Session:
             # First: the agent removes the folder if this process is killed before it has sent the agent's spec.
             self._agent = self._start_agent()
             self.node = self._make_node()
-            self._send_birth()
+            self._send_worker_spec()
         except Exception as error:  # OSError and zmq.ZMQError, among others
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
@@ -117,21 +117,21 @@ class Session:
 
     def _make_node(self) -> Node:
         node = self._new_node()
-        node.station = DataPlane(node, self.folder.path, self._agent_address)
+        node.data_plane = DataPlane(node, self.folder.path, self._agent_address)
         node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
         node.actors.host_inline(VITALS, VitalsActor(self.history))
         node.actors.host_inline(QUESTIONS, self.questions)
         node.actors.host_inline(ROSTER, self.roster)
         node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.peers.when_down += [self.roster.ended, self.output.ended, self.history.ended]
-        node.peers.when_reborn.append(self.output.reborn)
+        node.peers.when_restarted.append(self.output.reborn)
         node.on_fault = self._faults.report
         return node
 
     def _start_agent(self) -> AgentProcess:
         return self._launch()
 
-    def _send_birth(self) -> None:
+    def _send_worker_spec(self) -> None:
         spec = AgentSpec(
             run=self.run,
             node=AGENT,
@@ -264,7 +264,7 @@ class Session:
         self._watcher.join(STOP_SECONDS)
         self._agent.kill()
         self._watcher.join()
-        self.node.station.close()
+        self.node.data_plane.close()
         self.node.close((lambda: SupervisionError(_format_fault(self.ended_by))) if self.ended_by else None)
         self.forwarder.close()  # nothing more can arrive
         self.folder.close()
@@ -302,7 +302,7 @@ class Session:
         self._faults.close()
         self.metrics.close()
         self.host.note_end()
-        self.node.station.close()
+        self.node.data_plane.close()
         self.node.close(why)
         assert self._agent.stdin is not None
         self._agent.stdin.write(order)

@@ -38,7 +38,7 @@ from meshbook.runtime.hosts.joined_runs import join
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.hosts.worker_exit import leave, run_finalisers
 from meshbook.runtime.imports import when_imported
-from meshbook.runtime.mesh.places import places_of
+from meshbook.runtime.mesh.places import local_handles_of
 from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
@@ -83,7 +83,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     transport = UnixTransport(spec.address.node, home, spec.world.settings)
     link = DisturbedTransport(transport, spec.world.settings.high_water_mark)
     node = make_node(link, spec)
-    node.station = DataPlane(node, folder, spec.world.agent, is_worker=True)
+    node.data_plane = DataPlane(node, folder, spec.world.agent, is_worker=True)
     provide_client(lambda: client_of(node, spec), lambda: node.home, join)
     capture = make_capture(node, spec, folder)
     node.take_place = functools.partial(move, node)
@@ -101,7 +101,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     run_finalisers()  # they may still print and make calls
     capture.close()
     heartbeat.close()
-    node.station.close(patience=0)  # the memory goes with the process
+    node.data_plane.close(patience=0)  # the memory goes with the process
     node.close()
     leave(0 if ready else 1)
 
@@ -110,7 +110,7 @@ def make_node(transport: Transport, spec: WorkerSpec) -> Node:
     """Return the node of a worker, with its controller, agent, and place."""
     world = spec.world
     node = Node(transport, world.run, world.settings, spec.incarnation)
-    node.controller, node.place, node.places = world.controller, spec, places_of(spec)
+    node.controller, node.place, node.places = world.controller, spec, local_handles_of(spec)
     node.routes.trust(world.controller)
     node.routes.trust(world.agent)
     node.guide = world.agent
@@ -123,8 +123,8 @@ def take_place(node: Node, spec: WorkerSpec) -> WorkerSpec:
     """Give this process another rank, or the same rank of a resized mesh. Values that it determined itself are kept."""
     before: WorkerSpec = node.place
     world = msgspec.structs.replace(spec.world, rendezvous=before.world.rendezvous)
-    place = msgspec.structs.replace(spec, world=world, told=before.told)
-    node.places = places_of(place)
+    place = msgspec.structs.replace(spec, world=world, updated_variables=before.updated_variables)
+    node.places = local_handles_of(place)
     return place
 
 
@@ -304,8 +304,8 @@ class Process(ProcessActor):
             return
         self._master_port = os.environ["MASTER_PORT"] = str(port)
         # So that a mesh that is spawned from here does not inherit it.
-        told = self._spec.told | {"MASTER_PORT": self._master_port}
-        self._node.place = msgspec.structs.replace(self._spec, told=told)
+        updated_variables = self._spec.updated_variables | {"MASTER_PORT": self._master_port}
+        self._node.place = msgspec.structs.replace(self._spec, updated_variables=updated_variables)
 
     @endpoint
     def open_store(self, is_alone: bool) -> tuple[str, int]:
@@ -336,7 +336,7 @@ class Process(ProcessActor):
 
     @endpoint
     def transfers(self) -> list[TransferRecord]:
-        return self._node.station.traffic.rows() if self._node.station is not None else []
+        return self._node.data_plane.traffic.rows() if self._node.data_plane is not None else []
 
     @endpoint
     def slow(self, seconds: float, latency: float) -> None:

@@ -17,10 +17,12 @@ PACKAGE = HERE.parent.parent  # meshbook/, from meshbook/runtime/hosts
 
 
 def main() -> None:
-    """Become the worker of the spec that MESHBOOK_BIRTH names, or exit with the fault of this interpreter."""
-    if "MESHBOOK_BIRTH" not in os.environ:
-        sys.exit(f"{__file__} is run by meshbook, as a worker: MESHBOOK_BIRTH is not set")
-    file = Path(os.environ.pop("MESHBOOK_BIRTH"))  # removed, so that child processes of this worker do not inherit it
+    """Become the worker of the spec that MESHBOOK_WORKER_SPEC names, or exit with the fault of this interpreter."""
+    if "MESHBOOK_WORKER_SPEC" not in os.environ:
+        sys.exit(f"{__file__} is run by meshbook, as a worker: MESHBOOK_WORKER_SPEC is not set")
+    file = Path(
+        os.environ.pop("MESHBOOK_WORKER_SPEC")
+    )  # removed, so that child processes of this worker do not inherit it
     if sys.path and Path(sys.path[0]).resolve() == HERE.resolve():
         del sys.path[0]  # where Python puts the folder of the script
     version, pickled = pickle.loads(file.read_bytes())

@@ -251,9 +251,9 @@ class ActorMesh(MeshTrait):
 
         def undo() -> None:
             if self._cls is new:
-                self._know(old)
+                self._set_class(old)
 
-        self._know(new)
+        self._set_class(new)
         reply_handler = ClassReloads(self._region, self._explainer("reload", depth=3), undo)
         targets = [dataclasses.replace(target, manner="reload") for target in self._picked]
         try:
@@ -263,7 +263,7 @@ class ActorMesh(MeshTrait):
             raise
         return reply_handler.future.then(lambda _: None)
 
-    def _know(self, cls: type[Actor]) -> None:
+    def _set_class(self, cls: type[Actor]) -> None:
         """Offer the endpoints of this class only."""
         known, self._cls, self._methods = self._methods, cls, endpoints_of(cls)
         for name in known:

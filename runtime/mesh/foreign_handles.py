@@ -18,7 +18,7 @@ from meshbook.runtime.actor.endpoint import Arguments
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.mesh.handle_pickling import HANDED, as_of, reduce_for_message, reduce_for_program
+from meshbook.runtime.mesh.handle_pickling import FOREIGN_CLASSES, as_of, reduce_for_message, reduce_for_program
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.ledger import OwnedMesh
@@ -178,14 +178,14 @@ def _own(run: str, key: str) -> None:
         owned_mesh.context = contextvars.copy_context()  # a notebook shows a failure in the cell that spawned
     here = CURRENT.get()
     if here is not None and here.actor_instance.control is not None:
-        _answer_for(owned_mesh, here.actor_instance)
+        _supervise_from_here(owned_mesh, here.actor_instance)
 
 
-def _answer_for(owned_mesh: OwnedMesh, owner: Instance) -> None:
+def _supervise_from_here(owned_mesh: OwnedMesh, owner: Instance) -> None:
     """Pass failures of a mesh in another run to an actor of this process; stop the mesh when the actor ends."""
     actors = owner.node.actors
 
-    def tell(failure: MeshFailure) -> bool:
+    def supervise(failure: MeshFailure) -> bool:
         if (hosted := actors.find(owner.key)) is not None:
             hosted.supervise(owned_mesh, failure)
         return True
@@ -195,8 +195,8 @@ def _answer_for(owned_mesh: OwnedMesh, owner: Instance) -> None:
             actors.when_ended.remove(end)
             owned_mesh.handle().stop("its owner has ended")
 
-    owned_mesh.on_failure = tell
+    owned_mesh.on_failure = supervise
     actors.when_ended.append(end)
 
 
-HANDED.update({ActorMesh: ForeignActorMesh, ProcMesh: ForeignProcMesh, HostMesh: ForeignHostMesh})
+FOREIGN_CLASSES.update({ActorMesh: ForeignActorMesh, ProcMesh: ForeignProcMesh, HostMesh: ForeignHostMesh})

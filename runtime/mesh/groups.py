@@ -31,10 +31,10 @@ BOTH = "cpu:gloo,cuda:nccl"
 LEAVING_S = 15.0  # time limit for ranks to leave a group: more than an abort takes
 # The same if no new group follows at once: a stopped rank must not delay a heal.
 FREEING_S = 3.0
-TELLING_S = 1.0  # time limit for ranks to take a new port, once they have left
-NOBODY = 0
+SET_PORT_S = 1.0  # time limit for ranks to take a new port, once they have left
+NO_GROUP = 0
 REMEDY = "although its connections are closed: kill the rank, then heal() the mesh"
-MEETING_S = 60.0  # time limit for the ranks to join, unless that of collectives is shorter
+JOIN_S = 60.0  # time limit for the ranks to join, unless that of collectives is shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class ProcessGroups:
             self.generation += 1
             return self.generation
 
-    def make_again(self, mesh: ProcMesh, reborn: Collection[int], size: int) -> list[Future[Any]]:
+    def make_again(self, mesh: ProcMesh, restarted: Collection[int], size: int) -> list[Future[Any]]:
         """After a heal or a resize: set another rendezvous port, and recreate the groups that are not complete.
 
-        `mesh` is the whole mesh as it is now, `reborn` are its ranks with new processes; `size` is the size before.
+        `mesh` is the whole mesh as it is now, `restarted` are its ranks with new processes; `size` is the size before.
         """
         nodes = frozenset(address.node for address in mesh.nodes)
-        new = {mesh.nodes[rank].node for rank in reborn}
+        new = {mesh.nodes[rank].node for rank in restarted}
         with self._lock:
             self._made = [wanted for wanted in self._made if wanted.is_whole or wanted.nodes <= nodes]
             broken = [each for each in self._made if each.nodes & new or (each.is_whole and each.nodes != nodes)]
@@ -99,16 +99,16 @@ def abort(mesh: ProcMesh, whole: ProcMesh, size: int | None = None) -> Future[di
     node = current_node()
     done: Future[dict[int, tuple[str, ...]]] = Future.pending()
     left = ask_processes(node, mesh, "leave_groups", size, limit=FREEING_S)
-    # Rank 0 will listen there, so use a port that is free on its host. No group has size 0 (`NOBODY`), so this call
+    # Rank 0 will listen there, so use a port that is free on its host. No group has size 0 (`NO_GROUP`), so this call
     # makes rank 0 leave none.
-    first = ask_processes(node, _first_of(whole), "leave_groups", NOBODY, limit=FREEING_S)
+    first = ask_processes(node, _first_of(whole), "leave_groups", NO_GROUP, limit=FREEING_S)
 
     def go_on() -> None:
-        standing = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
-        known = [future.get() for future in first if future.exception() is None] or list(standing.values())
-        told = ask_processes(node, whole, "set_master_port", known[0].free_port, limit=TELLING_S) if known else []
-        aborted = {rank: each.aborted for rank, each in standing.items()}
-        when_settled(told, lambda: done.resolve(lambda: aborted))
+        answered = {rank: future.get() for rank, future in enumerate(left) if future.exception() is None}
+        known = [future.get() for future in first if future.exception() is None] or list(answered.values())
+        notified = ask_processes(node, whole, "set_master_port", known[0].free_port, limit=SET_PORT_S) if known else []
+        aborted = {rank: each.aborted for rank, each in answered.items()}
+        when_settled(notified, lambda: done.resolve(lambda: aborted))
 
     when_settled([*left, *first], go_on)
     return done
@@ -132,8 +132,8 @@ class _GroupCreation:
         limit = LEAVING_S if self._wanted.is_up else max(LEAVING_S, self._node.settings.launch_timeout)
         self._step("leave_groups", None, then=self._choose, limit=limit)
 
-    def _choose(self, standings: list[LeftGroups]) -> None:
-        stuck = [(rank, each.stuck) for rank, each in enumerate(standings) if each.stuck]
+    def _choose(self, answers: list[LeftGroups]) -> None:
+        stuck = [(rank, each.stuck) for rank, each in enumerate(answers) if each.stuck]
         if stuck:
             self._fail(stuck[0][0], RuntimeError(f"it still waits in {stuck[0][1]}() {REMEDY}"))
         elif self._wanted.backend is not None:
@@ -149,7 +149,7 @@ class _GroupCreation:
     def _join(self, backend: str, opened: list[tuple[str, int]]) -> None:
         timeout = self._wanted.timeout
         plan = GroupPlan(*opened[0], self._mesh.size(), backend, timeout)
-        limit = min(MEETING_S, timeout or MEETING_S)
+        limit = min(JOIN_S, timeout or JOIN_S)
         self._step("join_group", plan, limit=limit, then=lambda _: self._end())
 
     def _end(self) -> None:

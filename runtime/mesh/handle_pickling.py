@@ -17,7 +17,7 @@ from meshbook.runtime.wire.messages import Address
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]  # a callable and its arguments that make a handle
 # Maps the class of a handle to its class for handles of another run (filled by `foreign_handles`).
-HANDED: dict[type, type] = {}
+FOREIGN_CLASSES: dict[type, type] = {}
 
 
 def run_of(nodes: Sequence[Address]) -> str:
@@ -53,10 +53,10 @@ def load_from(run: str, body: Body, what: pickling.What) -> Any:
 
 def as_of(run: str, made: Any) -> Any:
     """Turn a new handle into one of another run; return any other object unchanged."""
-    handed = HANDED.get(type(made))
-    if handed is not None:
+    foreign = FOREIGN_CLASSES.get(type(made))
+    if foreign is not None:
         # In place: the object has no other reference yet, and the same attributes.
-        made.__class__ = handed
+        made.__class__ = foreign
         made._run_url = run
     return made
 

@@ -68,19 +68,19 @@ class OwnedMeshes:
     policies: tuple[bytes | None, ...]  # several meshes may share one
 
 
-def deeds_of(node: Node) -> OwnedMeshes:
+def owned_meshes_of(node: Node) -> OwnedMeshes:
     """Return the meshes of the local client. MeshbookError while one of them is being healed or changed."""
     owned_meshes = [each for each in reversed(node.ledger.of(CLIENT)) if node.address.node not in each.ranks]
     for owned_mesh in owned_meshes:
         if owned_mesh.healing is not None and not owned_mesh.healing.done():
             raise MeshbookError(f"{owned_mesh.name} is being healed; try again afterwards")
     policies: list[Any] = []
-    procs = tuple(_procs_deed(each, policies) for each in owned_meshes if each.are_processes)
-    actors = tuple(_actors_deed(each, policies) for each in owned_meshes if not each.are_processes)
+    procs = tuple(_procs_state(each, policies) for each in owned_meshes if each.are_processes)
+    actors = tuple(_actors_state(each, policies) for each in owned_meshes if not each.are_processes)
     return OwnedMeshes(procs, actors, tuple(_pickled(policy.rule) for policy in policies))
 
 
-def _procs_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ProcMeshState:
+def _procs_state(owned_mesh: OwnedMesh, policies: list[Any]) -> ProcMeshState:
     procs: ProcMesh = owned_mesh.handle()
     specs = procs._ownership.specs
     assert specs is not None
@@ -96,7 +96,7 @@ def _procs_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ProcMeshState:
         )
 
 
-def _actors_deed(owned_mesh: OwnedMesh, policies: list[Any]) -> ActorMeshState:
+def _actors_state(owned_mesh: OwnedMesh, policies: list[Any]) -> ActorMeshState:
     spawned: Spawned = owned_mesh.spawned
     return ActorMeshState(
         *(owned_mesh.key, owned_mesh.name, _pickled(spawned.cls), spawned.creation),
@@ -122,13 +122,13 @@ def _pickled(value: Any) -> bytes | None:
         return None
 
 
-def take_on(deeds: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
+def restore_meshes(owned: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
     """Take over these meshes on these hosts. Return descriptions of the parts that could not be restored."""
     lost: list[str] = []
-    policies = [_policy(rule, lost) for rule in deeds.policies]
-    for procs in deeds.procs:
+    policies = [_policy(rule, lost) for rule in owned.policies]
+    for procs in owned.procs:
         _take_procs(procs, hosts, _pick(policies, procs.policy), lost)
-    for actors in deeds.actors:
+    for actors in owned.actors:
         _take_actors(actors, node, _pick(policies, actors.policy), lost)
     return lost
 
@@ -142,36 +142,38 @@ def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
     return None if found is None else Respawning(*found)
 
 
-def _take_procs(deed: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
-    plan = _loaded(deed.plan, f"how the processes of {deed.name} are started; it cannot be enlarged", lost)
-    specs = WorkerSpecs(deed.specs, ask_for, plan or _no_plan, deed.used)
+def _take_procs(state: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
+    plan = _loaded(state.plan, f"how the processes of {state.name} are started; it cannot be enlarged", lost)
+    specs = WorkerSpecs(state.specs, ask_for, plan or _no_plan, state.used)
     ownership = Ownership(specs)
-    region = Extent(deed.labels, deed.sizes).region
+    region = Extent(state.labels, state.sizes).region
     procs = ownership.current = ProcMesh(
-        *(deed.key, specs.addresses, region, hosts),
+        *(state.key, specs.addresses, region, hosts),
         ownership=ownership,
         owned=True,
-        stream_logs=deed.streams,
+        stream_logs=state.streams,
         policy=policy,
     )
     owned_mesh = own(
-        *(deed.key, deed.name, dict(deed.ranks), ownership.handle, specs.start_again),
+        *(state.key, state.name, dict(state.ranks), ownership.handle, specs.start_again),
         are_processes=True,
         policy=policy,
     )
-    owned_mesh.failed = list(deed.failed)
+    owned_mesh.failed = list(state.failed)
     hosts.adopt(procs)
 
 
-def _take_actors(deed: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
-    cls = _loaded(deed.cls, f"the class of the actors {deed.name!r}; they continue to run without a handle here", lost)
-    spawned = Spawned(node, deed.name, cls or Actor, deed.creation)
+def _take_actors(state: ActorMeshState, node: Node, policy: Respawning | None, lost: list[str]) -> None:
+    cls = _loaded(
+        state.cls, f"the class of the actors {state.name!r}; they continue to run without a handle here", lost
+    )
+    spawned = Spawned(node, state.name, cls or Actor, state.creation)
     owned_mesh = own(
-        *(deed.key, deed.name, dict(deed.ranks), spawned.handle, spawned.again),
+        *(state.key, state.name, dict(state.ranks), spawned.handle, spawned.recreate),
         policy=policy,
         spawned=spawned,
     )
-    owned_mesh.failed = list(deed.failed)
+    owned_mesh.failed = list(state.failed)
 
 
 def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
@@ -189,6 +191,6 @@ def _no_plan(extent: Extent, local: int) -> list[Start]:
     raise ValueError("resize: this mesh cannot be enlarged, as the handover of its run lost how processes are started")
 
 
-def names_of(deeds: Iterable[ProcMeshState]) -> str:
+def names_of(states: Iterable[ProcMeshState]) -> str:
     """Return `mesh (4 ranks), trainers (2 ranks)`."""
-    return ", ".join(f"{deed.name} ({len(deed.specs)} rank{'s' * (len(deed.specs) != 1)})" for deed in deeds)
+    return ", ".join(f"{state.name} ({len(state.specs)} rank{'s' * (len(state.specs) != 1)})" for state in states)

@@ -48,10 +48,10 @@ def heal(
     # will.
     dead = node.loop.run(lambda: node.ledger.heal(owned_mesh.key, only))
     try:
-        owned_mesh.again(dead)
-        reborn = [nodes[rank] for rank in dead]
-        waiting = [*ask_ready(reborn)] if reborn else []
-        created = node.supervision.create_again(_find_lost(node, nodes, reborn, only), reborn=reborn)
+        owned_mesh.restart(dead)
+        restarted = [nodes[rank] for rank in dead]
+        waiting = [*ask_ready(restarted)] if restarted else []
+        created = node.supervision.create_again(_find_lost(node, nodes, restarted, only), restarted=restarted)
     except BaseException as error:
         healed.fail(error)
         raise
@@ -66,7 +66,7 @@ def heal(
 
 
 def _find_lost(
-    node: Node, nodes: Sequence[Address], reborn: Sequence[Address], only: Collection[int] | None
+    node: Node, nodes: Sequence[Address], restarted: Sequence[Address], only: Collection[int] | None
 ) -> list[tuple[OwnedMesh, list[int]]]:
     """Return the actors to create again. Actors in a process that has died since are left to the next heal."""
 
@@ -74,7 +74,7 @@ def _find_lost(
         alive = (
             {address.node for address in nodes if node.peers.report_of(address.node) is None} if only is None else ()
         )
-        return node.ledger.heal_actors(reborn={address.node for address in reborn}, alive=alive)
+        return node.ledger.heal_actors(restarted={address.node for address in restarted}, alive=alive)
 
     return node.loop.run(find)
 
@@ -83,12 +83,12 @@ def log_when_healed(node: Node, owned_mesh: OwnedMesh, healed: Future[list[int]]
     """Send an event when the heal has succeeded, if there was anything to heal."""
     begun = time.monotonic()
 
-    def tell() -> None:
+    def send_event() -> None:
         if healed.exception() is None and (ranks := healed.get()):
             seconds = time.monotonic() - begun
             node.send_event("healed", owned_mesh.name, owned_mesh.procs, ranks, f"in {seconds:.3f} s")
 
-    healed.when_done(tell)
+    healed.when_done(send_event)
 
 
 def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]) -> Sequence[Future[Any]]:
@@ -99,7 +99,7 @@ def create_again(node: Node, name: str, creation: Creation, ranks: Sequence[int]
         return ProcessDied(text, error.report) if isinstance(error, ProcessDied) else SupervisionError(text)
 
     reply_handler = PerRank(len(ranks), explain)
-    node.calls.create(creation, ranks, reply_handler, again=True)
+    node.calls.create(creation, ranks, reply_handler, is_restored=True)
     if (owned_mesh := node.ledger.get(creation.targets[0].actor)) is not None:
         owned_mesh.healing = Future.pending()
         resolve_after(owned_mesh.healing, reply_handler.futures, None)

@@ -73,7 +73,7 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
     return future
 
 
-def mark_unborn(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
+def report_unstarted(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
     """If the request to the agent fails, announce its workers as ended, so that calls to them fail everywhere."""
     node = current_node()
 

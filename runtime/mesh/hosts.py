@@ -29,7 +29,7 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.warm_start import is_born_warm
+from meshbook.runtime.mesh.warm_start import starts_warm
 from meshbook.runtime.mesh.worker_specs import (
     MeshSpec,
     WorkerSpec,
@@ -226,15 +226,15 @@ class HostMesh(MeshTrait):
             raise LaunchError(trouble)
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
-        is_warm = is_born_warm(OVERRIDES.over_mesh(current_node().settings), local)
-        all_births: list[WorkerSpec] = []
+        is_warm = starts_warm(OVERRIDES.over_mesh(current_node().settings), local)
+        worker_specs: list[WorkerSpec] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
-            all_births += [self._spec(world, index * local + place, place, local, starts) for place in range(local)]
-        specs, nodes = WorkerSpecs(all_births, ask_for, plan), [spec.address for spec in all_births]
+            worker_specs += [self._spec(world, index * local + place, place, local, starts) for place in range(local)]
+        specs, nodes = WorkerSpecs(worker_specs, ask_for, plan), [spec.address for spec in worker_specs]
         specs.start(range(len(nodes)))
         if spare_start is not None:
-            self._keep_spares(all_births[::local], spare_start, spares)
+            self._keep_spares(worker_specs[::local], spare_start, spares)
         ownership = Ownership(specs)
         procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),

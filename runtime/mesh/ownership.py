@@ -53,7 +53,7 @@ def own(
     name: str,
     ranks: dict[str, int],
     handle: Callable[[], Stoppable],
-    again: Callable[[Sequence[int]], Any],
+    restart: Callable[[Sequence[int]], Any],
     *,
     are_processes: bool = False,
     policy: Policy | None = None,
@@ -61,7 +61,8 @@ def own(
 ) -> OwnedMesh:
     """Record the calling actor or client as the owner of a mesh.
 
-    `ranks` are keyed by node. `handle` makes a handle of the mesh as it is now, not the user's; `again` restarts ranks.
+    `ranks` are keyed by node. `handle` makes a handle of the mesh as it is now, not the user's. `restart` restarts
+    ranks.
     """
     instance = context().actor_instance
     owner = instance.key if instance.control is not None else ""
@@ -71,7 +72,7 @@ def own(
 
     here = SourceLine.of(calling_place(2))
     owned_mesh = OwnedMesh(
-        *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), again),
+        *(key, name, owner, ranks, stop, handle, contextvars.copy_context(), restart),
         spawned_at=here if here.is_of_user else None,
         are_processes=are_processes,
         policy=policy,

@@ -43,7 +43,7 @@ class LocalHandles:
         return HostMesh(world.agents, extent.region, python=world.python, is_fake_in_process=world.is_fake_host)
 
 
-def places_of(spec: WorkerSpec) -> LocalHandles:
+def local_handles_of(spec: WorkerSpec) -> LocalHandles:
     """Return the handles of a worker."""
     world = spec.world
     host = HostMesh(

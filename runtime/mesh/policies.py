@@ -149,7 +149,7 @@ def _start_again(node: Node, lost: OwnedMesh, rank: int) -> str | None:
         if lost.are_processes:
             lost.handle()._heal([rank])
         else:
-            lost.again(node.ledger.heal(lost.key, [rank]))
+            lost.restart(node.ledger.heal(lost.key, [rank]))
     except (MeshbookError, RuntimeError) as error:
         is_stopped = node.ledger.get(lost.key) is not lost
         return None if is_stopped else f"it could not be respawned: {error}"

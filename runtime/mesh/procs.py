@@ -48,7 +48,7 @@ A = TypeVar("A", bound=Actor)
 R = TypeVar("R")
 
 
-def heed_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
+def handle_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
     """Call `handle` first for each failure of a mesh that was spawned here. A true result means that it is handled.
 
     `handle` must not wait.
@@ -213,7 +213,7 @@ class ProcMesh(MeshTrait):
         mesh = ActorMesh(name, cls, targets, self.extent.region, reply_handler.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
         spawned = Spawned(node, name, cls, creation)
-        own(actor, name, ranks, spawned.handle, spawned.again, policy=self._policy, spawned=spawned)
+        own(actor, name, ranks, spawned.handle, spawned.recreate, policy=self._policy, spawned=spawned)
         try:
             node.calls.create(creation, range(len(targets)), reply_handler)
         except BaseException:
@@ -354,7 +354,7 @@ class ProcMesh(MeshTrait):
             change = node.loop.run(lambda: Resize(node, self._name, specs, before, after))
             resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
             self._ownership.current = resized
-            follow_up = functools.partial(resized._follow_up, reborn=(), was=before.nelements)
+            follow_up = functools.partial(resized._follow_up, restarted=(), was=before.nelements)
             done = change.begin(self._hosts, _ask_ready, follow_up)
             resized._initialized = done.then(lambda ranks: True)
             self._hosts._ownership.add(resized)
@@ -393,11 +393,11 @@ class ProcMesh(MeshTrait):
         """
         self._ownership.afterwards.append(begin)
 
-    def _follow_up(self, ranks: list[int], reborn: Collection[int], was: int | None = None) -> list[Future[Any]]:
-        """Start the steps after a heal or a resize. `reborn`: ranks with new processes; `was`: the size before."""
+    def _follow_up(self, ranks: list[int], restarted: Collection[int], was: int | None = None) -> list[Future[Any]]:
+        """Start the steps after a heal or a resize. `restarted`: ranks with new processes; `was`: the size before."""
         begun = [begin(self, ranks) for begin in self._ownership.afterwards]
-        if reborn or was is not None:
-            begun += self._ownership.groups.make_again(self, reborn, was or self.size())
+        if restarted or was is not None:
+            begun += self._ownership.groups.make_again(self, restarted, was or self.size())
         return [future for future in begun if future is not None]
 
     def init_process_group(self, backend: str | None = None, timeout: float | timedelta | None = None) -> Future[int]:

@@ -63,9 +63,9 @@ class Resize:
         self.new = [rank for rank, old in enumerate(stays) if old is None]
         self.staying = [rank for rank, old in enumerate(stays) if old is not None]
         self.removed = [address for address in was if address not in self.nodes]
-        self._followers = self._book(was)
+        self._followers = self._update_ledger(was)
 
-    def _book(self, was: Sequence[Address]) -> list[Spawned]:
+    def _update_ledger(self, was: Sequence[Address]) -> list[Spawned]:
         """Update the ledger. Return the actors that were on the whole mesh, and move to all of it as it is now."""
         ledger = self._node.ledger
         ledger.forget({address.node for address in self.removed})
@@ -98,8 +98,8 @@ class Resize:
         keys = [spawned.key for spawned in self._followers]
         for rank in self.staying:
             at = rank, *self._after.dims
-            keeper = [Target(self.nodes[rank], CONTROL)]
-            self._node.calls.send(keeper, "moved", ((self._specs[rank], at, keys), {}), NOWHERE, None)
+            target = [Target(self.nodes[rank], CONTROL)]
+            self._node.calls.send(target, "moved", ((self._specs[rank], at, keys), {}), NOWHERE, None)
 
     def _stop_removed(self, hosts: HostMesh) -> list[Future[Any]]:
         if not self.removed:

@@ -101,7 +101,7 @@ class Scheduler:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._rank_of = {address.node: rank for rank, address in runner.nodes.items()}
-        self._node.peers.when_reborn.append(self._note_reborn)
+        self._node.peers.when_restarted.append(self._note_restarted)
 
     # -- for any thread ------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Scheduler:
             self._thread = threading.Thread(target=run, name="meshbook map", daemon=True)
             self._thread.start()
 
-    def _note_reborn(self, node: str) -> None:
+    def _note_restarted(self, node: str) -> None:
         """Add the rank of a restarted node. On the I/O thread."""
         if (rank := self._rank_of.get(node)) is not None:
             self._events.put(functools.partial(self._join, rank))
@@ -234,7 +234,7 @@ class Scheduler:
 
     def _end(self) -> None:
         with contextlib.suppress(ValueError):  # it has ended before
-            self._node.peers.when_reborn.remove(self._note_reborn)
+            self._node.peers.when_restarted.remove(self._note_restarted)
         try:
             self._runner.close()
         except Exception:

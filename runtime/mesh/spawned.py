@@ -55,7 +55,7 @@ class Spawned:
         point = self._creation.extent.point(rank)
         return f"{'<root>' if creator is None else creator}.{format_actor(known, self._name, point)}"
 
-    def again(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
+    def recreate(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:
         """Create these lost actors again."""
         return create_again(self._node, self._name, self._creation, ranks)
 

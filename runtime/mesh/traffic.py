@@ -20,7 +20,7 @@ def ask_transfers(mesh: ProcMesh) -> Future[TransferTable]:
     """Return the rows of all ranks that answer, in rank order, and those rows of this process that a rank owns."""
     node = current_node()
     ranks = {address.node: f"rank {rank}" for rank, address in enumerate(mesh.nodes)}
-    own = node.station.traffic.rows() if node.station is not None else []
+    own = node.data_plane.traffic.rows() if node.data_plane is not None else []
     if set(ranks) == {node.address.node}:  # a client's own process hosts no process actor to call
         return Future.completed(table_of(own, (), lambda name: ranks.get(name, name)))
     done: Future[TransferTable] = Future.pending()

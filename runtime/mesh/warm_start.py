@@ -20,7 +20,7 @@ from meshbook.runtime.resources import count_cores
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
 
 
-def is_born_warm(settings: Settings, workers: int) -> bool:
+def starts_warm(settings: Settings, workers: int) -> bool:
     """Return whether so many workers on a host, spawned from here now, come from the warm fork server.
 
     If only a function that has not run yet imports torch, the number decides. As many workers as there are cores can

@@ -21,7 +21,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.commands import Start
-from meshbook.runtime.mesh.host_ownership import mark_unborn
+from meshbook.runtime.mesh.host_ownership import report_unstarted
 from meshbook.runtime.wire.messages import Address
 
 # Variables that a notebook server or a terminal leaves in the environment, and that workers must not inherit.
@@ -68,7 +68,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0  # number of restarts so far, by heals of its mesh
     incarnations: dict[str, int] = {}  # of the nodes that were restarted before this process began
     is_spare: bool = False  # it has no rank yet, and replaces a process that dies
-    told: dict[str, str] = {}  # variables of its rank and rendezvous that were set later
+    updated_variables: dict[str, str] = {}  # variables of its rank and rendezvous that were set later
 
     def environment(self) -> dict[str, str]:
         """Return the whole environment of the process. A rendezvous that the user sets overrides the default."""
@@ -104,7 +104,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def rendezvous(self) -> dict[str, str]:
         """Return the variables of `ranks` and the rendezvous, as last set in this process."""
-        return self.world.rendezvous | self.ranks() | self.told
+        return self.world.rendezvous | self.ranks() | self.updated_variables
 
 
 def elastic_run(run_id: str) -> dict[str, str]:
@@ -129,7 +129,7 @@ def inherited_environment(
 
     The rank and rendezvous variables that the runtime has set in the parent are removed.
     """
-    ours = parent.ranks() | parent.world.rendezvous | parent.told if parent is not None else {}
+    ours = parent.ranks() | parent.world.rendezvous | parent.updated_variables if parent is not None else {}
     theirs = {
         name: value
         for name, value in os.environ.items()
@@ -219,7 +219,7 @@ class WorkerSpecs:
         """Start these processes through their agents. If a request fails, the processes are reported as ended."""
         for agent, group in itertools.groupby((self._specs[rank] for rank in ranks), lambda spec: spec.world.agent):
             specs = list(group)
-            mark_unborn(self._ask(agent, specs), specs)
+            report_unstarted(self._ask(agent, specs), specs)
 
     def start_again(self, ranks: Sequence[int]) -> None:
         """Start these dead processes again, as new incarnations."""

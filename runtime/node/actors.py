@@ -149,7 +149,7 @@ class ActorRegistry:
         if before is not None and not before.is_lost:
             return constructed(None)  # its mesh was healed while it was being spawned
         hosted = self._make(HostedActor, key, make, point_of(spawn.place), "", instance_of(spawn.creator))
-        hosted.is_restored = spawn.again
+        hosted.is_restored = spawn.is_restored
         self._ended.pop(key, None)
         self._actors[key] = hosted
         for message, early in self.early.arrived(key):
@@ -232,7 +232,7 @@ class ActorRegistry:
         for key in self.names():
             if spawner_of(key) == node:
                 self.post(Stop(self._routes.own.node, 0, key, _why_abandoned(key)), ())
-        self._refuse_all(self.early.give_up(node), _why_abandoned)
+        self._refuse_all(self.early.drop_spawner(node), _why_abandoned)
 
     def close_early(self, spawner: str, number: int) -> None:
         """Refuse messages for earlier actors of this spawner that it does not create again."""
@@ -353,7 +353,7 @@ class EarlyMessages:
         self._highest[spawner] = max(self._highest.get(spawner, -1), number + SLACK)
         return self._take([key for key in list(self._waiting) if spawner_of(key) == spawner and _number(key) <= number])
 
-    def give_up(self, spawner: str) -> list[Early]:
+    def drop_spawner(self, spawner: str) -> list[Early]:
         """Remove and return all messages for actors of this spawner, which has ended."""
         return self._take([key for key in list(self._waiting) if spawner_of(key) == spawner])
 

@@ -33,17 +33,17 @@ LAST_SECONDS = 0.3  # time that a closing node waits for peers to open its bodie
 
 
 class Bulk:
-    """The message bodies of one node that travel outside frames. `tell` sends a message to a node's control actor."""
+    """The message bodies of one node that travel outside frames. `notify` sends a message to a node's control actor."""
 
     def __init__(
-        self, routes: Routes, tell: Callable[..., None], call_later: CallLater, *, least: int, limit: int
+        self, routes: Routes, notify: Callable[..., None], call_later: CallLater, *, least: int, limit: int
     ) -> None:
         # Smallest body for shared memory, in bytes; never used between the threads of one process.
         self.least: float = least if least and not routes.own.url.startswith(SCHEME) else math.inf
         self.refuses = ""  # the reason if this process accepts bodies in frames only
         self._routes = routes
         self._limit = limit
-        self._tell = tell
+        self._notify = notify
         self._call_later = call_later
         self._pool = SegmentPool()
         self._mappings = Mappings()
@@ -52,7 +52,7 @@ class Bulk:
         self._closed = False
         self._numbers = itertools.count(1)
         self._peers: dict[str, ProcessMark | int] = {}  # the mark of a peer that reads ours, or the number of the offer
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
 
     # -- sending --------------------------------------------------------------------
 
@@ -133,9 +133,9 @@ class Bulk:
         number = next(self._numbers)
         if self._peers.setdefault(to.node, number) == number:  # else another thread has just made an offer
             try:
-                self._tell(to, "offered", self._routes.own, number, self._make_probe())
+                self._notify(to, "offered", self._routes.own, number, self._make_probe())
             except OSError as error:
-                self._complain(f"sending large messages through sockets: {error}")
+                self._log_once(f"sending large messages through sockets: {error}")
 
     def _make_probe(self) -> SegmentReference:
         """Return a reference to a segment that exists as long as this node; a peer opens it as a test."""
@@ -144,15 +144,15 @@ class Bulk:
         segment, own = self._probes[0], own_mark()
         return SegmentReference(own, segment.descriptor, segment.token, segment.size, segment.address, own, 0, 0, False)
 
-    def heed_offer(self, sender: Address, number: int, probe: SegmentReference) -> None:
+    def handle_offer(self, sender: Address, number: int, probe: SegmentReference) -> None:
         """Try to open the probe of another node and reply to its offer."""
         why = self.refuses or self._mappings.can_open(probe)
-        self._tell(sender, "accepted", self._routes.own.node, number, own_mark(), why)
+        self._notify(sender, "accepted", self._routes.own.node, number, own_mark(), why)
 
-    def heed_answer(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
+    def handle_offer_reply(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
         """Handle the reply to an offer; `why` is the reason if the peer cannot open the probe, else empty."""
         if why:
-            self._complain(
+            self._log_once(
                 f"sending large messages to {node} through sockets, as it cannot map memory of this process: {why}"
             )
         elif self._peers.get(node) == number:
@@ -162,10 +162,10 @@ class Bulk:
         """Discard the state of a peer, because another process becomes that node."""
         self._peers.pop(node, None)
 
-    def _complain(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         kind = text.partition(":")[2]
-        if kind not in self._complained:
-            self._complained.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             logger.info("%s", text)
 
     # -- receiving --------------------------------------------------------------------

@@ -140,7 +140,7 @@ class CallContext:
     """What all calls of a node share."""
 
     table: CallTable
-    tell: Callable[[Target, int], None]  # sends a cancellation of this call to the target
+    send_cancel: Callable[[Target, int], None]  # sends a cancellation of this call to the target
 
 
 class PendingCall:
@@ -177,7 +177,7 @@ class PendingCall:
         """Return the targets that have not replied."""
         return self._open(None)
 
-    def give_up(self, error: Callable[[], BaseException]) -> None:
+    def fail_pending(self, error: Callable[[], BaseException]) -> None:
         """Fail the targets that have not replied, each with its own error."""
         for _, _, call in self._open(None):
             if (found := self._call_context.table.take(call)) is not None:
@@ -190,7 +190,7 @@ class PendingCall:
             if (found := self._call_context.table.take(call)) is not None:
                 taken = True
                 found[0].refuse(found[1], CallCancelled(f"the call of {self._endpoint}() was cancelled"))
-                self._call_context.tell(target, call)
+                self._call_context.send_cancel(target, call)
         return taken
 
     def _open(self, index: int | None) -> list[Unanswered]:
@@ -435,7 +435,7 @@ class TimeLimit:
         self, calls: Outbound, pending_call: PendingCall, seconds: float, *, name: str, count: int, first: int
     ) -> None:
         self._calls = calls
-        self._inquiry = pending_call
+        self._pending_call = pending_call
         self._seconds = seconds
         self._name = name
         self._count = count
@@ -444,7 +444,7 @@ class TimeLimit:
 
     def _pass(self) -> None:
         """Request the whereabouts of the ranks that have not replied, after the time limit."""
-        if silent := self._inquiry.unanswered():
+        if silent := self._pending_call.unanswered():
             reply_handler = PerRank(len(silent))
             self._calls.ask_where(silent, reply_handler)
             places = reply_handler.futures
@@ -465,7 +465,7 @@ class TimeLimit:
         ]
         count = f"{len(silent)} of {self._count} ranks" if self._count > 1 else "the actor"
         text = "\n".join([f"{self._name}() timed out: {count} did not answer within {self._seconds:g} s", *lines])
-        self._inquiry.give_up(lambda: CallTimeout(text))
+        self._pending_call.fail_pending(lambda: CallTimeout(text))
 
 
 def _say(place: Future[Any]) -> str:

@@ -1,15 +1,15 @@
 """The control actor of every node: it handles the messages between nodes that are not calls of a user's actor.
 
-failed, over   the end of an actor that was spawned from here
+failed, ended  the end of an actor that was spawned from here
 cancel, where  cancel or locate a call that was sent to an actor here
 undelivered    a message of an actor here could not be delivered
 probe          the deadlock watch follows a chain of waits
-reborn         a process that had ended is started again
+restarted      a process that had ended is started again
 moved          the mesh of this process was resized, so its rank may have changed
-renewed        a node has spawned again all actors that it will spawn again in this restarted process
+recreated      a node has spawned again all actors that it will spawn again in this restarted process
 recording      return the spans of this process; `clock` returns the time of its clock
 offered        a node offers to send bodies through its shared memory; `accepted` is the reply
-fate           a process that sends to another one for the first time requests the report of its end
+send_report    a process that sends to another one for the first time requests the report of its end
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ControlActor(Actor):
         self._node.supervision.owned_actor_failed(key, node, report)
 
     @endpoint
-    def over(self, key: str, node: str) -> None:
+    def ended(self, key: str, node: str) -> None:
         """Handle the end of an actor on that node, spawned from here; its `__cleanup__` has run."""
-        self._node.supervision.owned_actor_over(key, node)
+        self._node.supervision.owned_actor_ended(key, node)
 
     @endpoint
     def undelivered(self, key: str, dest: str, error: str) -> None:
@@ -68,7 +68,7 @@ class ControlActor(Actor):
         self._node.actors.follow(path, key)
 
     @endpoint
-    def reborn(self, address: Address, incarnation: int) -> None:
+    def restarted(self, address: Address, incarnation: int) -> None:
         """Register that a process is about to restart at the same address, as this incarnation."""
         self._node.peers.begin_again(address, incarnation)
 
@@ -78,24 +78,24 @@ class ControlActor(Actor):
         self._node.move(place, at, keys)
 
     @endpoint
-    def renewed(self, spawner: str, number: int) -> None:
+    def recreated(self, spawner: str, number: int) -> None:
         """Note that the spawner creates no other actors here up to this number."""
         self._node.actors.close_early(spawner, number)
 
     @endpoint
     def offered(self, sender: Address, number: int, probe: SegmentReference) -> None:
         """Handle the offer of a node to send large messages through its shared memory; `probe` is a piece of it."""
-        self._node.bulk.heed_offer(sender, number, probe)
+        self._node.bulk.handle_offer(sender, number, probe)
 
     @endpoint
     def accepted(self, node: str, number: int, reader: ProcessMark, why: str) -> None:
         """Handle the reply to an offer: the process `reader` can read the memory, or `why` it cannot."""
-        self._node.bulk.heed_answer(node, number, reader, why)
+        self._node.bulk.handle_offer_reply(node, number, reader, why)
 
     @endpoint
-    def fate(self, node: str, sender: Address) -> None:
+    def send_report(self, node: str, sender: Address) -> None:
         """Send `sender` the report of a node if it has ended; `sender` sends to that node for the first time."""
-        self._node.peers.report_fate(node, sender)
+        self._node.peers.send_report(node, sender)
 
     @endpoint
     def recording(self, since: int) -> SpanRecording:

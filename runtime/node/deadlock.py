@@ -37,24 +37,24 @@ PERIOD = 0.25  # seconds between two checks of the waits; a deadlock is reported
 
 
 class DeadlockDetector:
-    """Checks the waits of one node. `who` returns its actors with their executions; `send` sends a probe."""
+    """Checks the waits of one node. `executions` returns its actors with their executions; `send` sends a probe."""
 
     def __init__(
         self,
         node: str,
-        who: Callable[[], Iterable[tuple[str, Execution]]],
+        executions: Callable[[], Iterable[tuple[str, Execution]]],
         send: Send,
         call_later: CallLater,
     ) -> None:
         self._node = node
-        self._who = who
+        self._executions = executions
         self._send = send
         self._call_later = call_later
         self._is_awake = False
         self._seen: dict[str, int] = {}  # by actor, the serial of its wait at the last check
         # The (origin, wait) pairs of probes forwarded since then. Forwarding once avoids following every path.
-        self._passed: set[tuple[str, int, int]] = set()
-        self._looks = 0
+        self._forwarded: set[tuple[str, int, int]] = set()
+        self._checks = 0
 
     def wake(self) -> None:
         """Schedule a check. Cheap, since every wait calls this."""
@@ -65,10 +65,10 @@ class DeadlockDetector:
     def look(self) -> None:
         """Send probes for the waits that have lasted since the last check."""
         self._is_awake = False  # first, so that a wait that begins now schedules another check
-        self._passed.clear()
-        self._looks += 1
-        waits = {key: wait for key, execution in self._who() if (wait := execution.waiting()) is not None}
-        for key, execution in self._who():
+        self._forwarded.clear()
+        self._checks += 1
+        waits = {key: wait for key, execution in self._executions() if (wait := execution.waiting()) is not None}
+        for key, execution in self._executions():
             if key in waits and waits[key][0] == self._seen.get(key):
                 self._send_on([], key, execution, waits[key])
         self._seen = {key: serial for key, (serial, _) in waits.items()}
@@ -80,12 +80,12 @@ class DeadlockDetector:
         if (wait := execution.waiting()) is None:
             return
         serial, first = wait[0], path[0]
-        passed = first.node, first.serial, serial
+        forwarded = first.node, first.serial, serial
         if any((step.node, step.serial) == (self._node, serial) for step in path):
             self._close(path, execution, wait)
-        elif passed not in self._passed:
-            self._passed.add(passed)
-            self.wake()  # also if only overlapping calls wait: the next check clears `_passed`
+        elif forwarded not in self._forwarded:
+            self._forwarded.add(forwarded)
+            self.wake()  # also if only overlapping calls wait: the next check clears `_forwarded`
             self._send_on(path, key, execution, wait)
 
     def _send_on(self, path: list[WaitStep], key: str, execution: Execution, wait: tuple[int, Future[Any]]) -> None:
@@ -102,13 +102,13 @@ class DeadlockDetector:
         if (first.node, first.actor) != min((step.node, step.actor) for step in ring if step.is_alone):
             return
         suspected = execution.suspected
-        if all(suspected.get(step, self._looks) < self._looks for step in ring):
-            wait[1].fail(DeadlockError(draw(ring)))
+        if all(suspected.get(step, self._checks) < self._checks for step in ring):
+            wait[1].fail(DeadlockError(format_cycle(ring)))
         for step in ring:
-            suspected.setdefault(step, self._looks)
+            suspected.setdefault(step, self._checks)
 
 
-def draw(ring: list[WaitStep]) -> str:
+def format_cycle(ring: list[WaitStep]) -> str:
     """Return the error text of a cycle, with a line for each waiting actor."""
     lines = []
     for step, following in zip(ring, [*ring[1:], ring[0]], strict=True):

@@ -244,7 +244,7 @@ class FlowControl:
         self._serves_here = serves_here  # whether the calling thread takes messages from this actor's queue
         self._outstanding: SentCredits[Future[None]] = SentCredits(window)
         self.spend = self._outstanding.spend
-        self._complained: set[Queue] = set()  # queues with a logged warning
+        self._warned: set[Queue] = set()  # queues with a logged warning
         self._waiting: set[int] = set()  # threads that wait for room
 
     # -- sending --------------------------------------------------------------------
@@ -277,18 +277,18 @@ class FlowControl:
         queue = target.address.node, target.actor
         if target.address.node == self._routes.own.node and self._serves_here(target.actor):
             raise QueueFull(
-                f"cannot send {endpoint}(): the queue of {name_of(target.actor)} is full ({self._most}), and only the "
-                f"sending thread takes messages out of it. {REMEDY}"
+                f"cannot send {endpoint}(): the queue of {name_of(target.actor)} is full ({self._limits}), and only "
+                f"the sending thread takes messages out of it. {REMEDY}"
             )
         while not self._outstanding.spend(queue, size, room := self._ask_for_room(target, endpoint)):
-            self._call_later(LONG, functools.partial(self._complain, target, endpoint, room))
+            self._call_later(LONG, functools.partial(self._warn_once, target, endpoint, room))
             left = None if deadline is None else max(0.0, deadline - monotonic())
             try:
                 room.wait_here(left)
             except TimeoutError:
                 raise CallTimeout(
                     f"timed out sending {name_of(target.actor)}.{endpoint}() to {target.address.node}: the queue there "
-                    f"is full ({self._most})"
+                    f"is full ({self._limits})"
                 ) from None
             finally:
                 self._outstanding.leave(queue, room)
@@ -300,16 +300,16 @@ class FlowControl:
         return room
 
     @property
-    def _most(self) -> str:
+    def _limits(self) -> str:
         return f"{self.window.messages:,} messages or {self.window.size:,} bytes of one process"
 
-    def _complain(self, target: Target, endpoint: str, room: Future[None]) -> None:
+    def _warn_once(self, target: Target, endpoint: str, room: Future[None]) -> None:
         queue = target.address.node, target.actor
-        if not room.done() and queue not in self._complained:
-            self._complained.add(queue)
+        if not room.done() and queue not in self._warned:
+            self._warned.add(queue)
             logger.warning(
                 "waiting for more than %g s to send %s.%s() to %s: the queue there is full (%s). %s",
-                *(LONG, name_of(target.actor), endpoint, target.address.node, self._most, REMEDY),
+                *(LONG, name_of(target.actor), endpoint, target.address.node, self._limits, REMEDY),
             )
 
     # -- receiving --------------------------------------------------------------------

@@ -22,7 +22,7 @@ from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
-from meshbook.runtime.actor.redefinition import take_on
+from meshbook.runtime.actor.redefinition import change_class
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.endpoint_table import EndpointTable
 from meshbook.runtime.node.execution import Execution
@@ -405,7 +405,7 @@ class HostedActor:
         what = f"the new class of {self.instance.name}"
         (data,), _ = pickling.loads(body, what)
         cls = pickling.loads([data], what)
-        take_on(self._actor, cls)
+        change_class(self._actor, cls)
         self.instance.class_name = f"{cls.__module__}.{cls.__qualname__}"
         self._endpoints = EndpointTable(self._actor)
 
@@ -518,7 +518,7 @@ class HostedActor:
     def cleanup_steps(self) -> Iterator[Step]:
         """Yield the cleanup steps of a lost actor: stop the meshes that it owns, then call `__cleanup__`."""
         CURRENT.set(self._own_context(CURRENT.get()))
-        for owned_mesh in self._node.supervision.charges_of(self.instance.key):
+        for owned_mesh in self._node.supervision.meshes_of(self.instance.key):
             yield functools.partial(owned_mesh.stop, f"its owner {self.instance} has ended")
         cleanup = getattr(self._actor, "__cleanup__", None)
         if cleanup is not None and self._cleans_up:

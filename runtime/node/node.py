@@ -24,7 +24,7 @@ from meshbook.runtime.node.peers import Peers
 from meshbook.runtime.node.ports import Ports
 from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.node.supervision import ACTORS_A_LIFE, OnFault, Supervision, log_fault
+from meshbook.runtime.node.supervision import ACTORS_PER_INCARNATION, OnFault, Supervision, log_fault
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Kind, RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY
@@ -36,10 +36,10 @@ from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.frames import pack
 from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Hello, HoldRequest, Place, Spawn, Stop
 
-CALLS_A_LIFE = 1 << 40  # more than any process makes
+CALLS_PER_INCARNATION = 1 << 40  # more than any process makes
 
 
-class LocalHandlesProtocol(Protocol):
+class LocalHandleFactory(Protocol):
     """Makes handles for the location of this process (`runtime.mesh.places`)."""
 
     host: Any
@@ -60,11 +60,11 @@ class Node:
     guide: Address | None = None  # of a worker: its agent, which has the reports of earlier ended nodes
     capture: Capture | None = None  # of a worker: its output
     place: Any = None  # `Instance.spec` of the actors here
-    places: LocalHandlesProtocol | None = None
+    places: LocalHandleFactory | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes
     # Of a client in another run: returns the place there of a port of this process.
     relay: Callable[..., tuple[Address, int]] | None = None
-    station: Any = None  # a `runtime.rdma.data_plane.DataPlane`, which moves bulk data
+    data_plane: Any = None  # a `runtime.rdma.data_plane.DataPlane`, which moves bulk data
     tasks: Any = None  # a `runtime.mesh.tasks.TaskTable`: the items of maps that run here
     on_map: Callable[[Any], object] = staticmethod(
         lambda result: None
@@ -91,9 +91,9 @@ class Node:
         transport.greeting = pack(Hello(self.address, run, incarnation, takes_over), (), limit)
 
         self.routes = routes = Routes(transport)
-        routes.ask_after = self._ask_after
+        routes.request_report = self._request_report
         # Call numbers continue after a restart: replies to calls of an earlier incarnation must not match a call.
-        self.table = table = CallTable(incarnation * CALLS_A_LIFE + 1)
+        self.table = table = CallTable(incarnation * CALLS_PER_INCARNATION + 1)
         self.bulk = bulk = Bulk(
             routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
         )
@@ -106,8 +106,8 @@ class Node:
             self, routes, lambda target, path: self.calls.notify(target.address, "probe", path, target.actor)
         )
         returned = actors.message_returned
-        ways = routes, table, self.replies, self.flow, bulk, recorder
-        self.calls = calls = Outbound(*ways, limit=limit, call_later=later, returned=returned)
+        parts = routes, table, self.replies, self.flow, bulk, recorder
+        self.calls = calls = Outbound(*parts, limit=limit, call_later=later, returned=returned)
         self.ports = Ports(routes, table, bulk, limit=limit, returned=returned)
         self.supervision = supervision = Supervision(
             routes,
@@ -116,7 +116,7 @@ class Node:
             on_fault=lambda owned_mesh, failure: self.on_fault(
                 owned_mesh, failure
             ),  # a lambda: `on_fault` may be set later
-            happened=lambda kind, owned_mesh, ranks, text: self.send_event(
+            send_event=lambda kind, owned_mesh, ranks, text: self.send_event(
                 kind, owned_mesh.name, owned_mesh.procs, ranks, text
             ),
             receipts=table.receipts,
@@ -140,7 +140,7 @@ class Node:
         self.accept = transport.accept = self.dispatch.accept  # gets each received frame, on the I/O thread
         recorder.busy.append(actors.under_way)
         if incarnation:  # refuse messages for actors of earlier incarnations at once
-            actors.early.expect(self.address.node, incarnation * ACTORS_A_LIFE)
+            actors.early.expect(self.address.node, incarnation * ACTORS_PER_INCARNATION)
         actors.host_inline(CONTROL, ControlActor(self))
 
     def start(self) -> None:
@@ -183,6 +183,6 @@ class Node:
         self.place = self.take_place(place)
         self.actors.move(self.place, at, keys)
 
-    def _ask_after(self, node: str) -> None:
+    def _request_report(self, node: str) -> None:
         if self.guide is not None and node not in (self.guide.node, self.controller.node):
-            self.calls.notify(self.guide, "fate", node, self.address)
+            self.calls.notify(self.guide, "send_report", node, self.address)

@@ -188,9 +188,9 @@ class Outbound:
             self.send(targets, endpoint, arguments, extent, None, first=first, port=port)
 
     def create(
-        self, creation: Creation, ranks: Sequence[int], reply_handler: CallHandler, *, again: bool = False
+        self, creation: Creation, ranks: Sequence[int], reply_handler: CallHandler, *, is_restored: bool = False
     ) -> None:
-        """Create the actors of these ranks; `again` means that they replace lost ones.
+        """Create the actors of these ranks; `is_restored` means that they replace lost ones.
 
         `reply_handler` gets the reply of each actor once it is constructed. Raises MessageTooLarge before anything is
         sent.
@@ -204,7 +204,7 @@ class Outbound:
                 *(self._node, calls[index], targets[index].actor, (ranks[index], labels, sizes), origin),
                 creator=creation.creator,
                 on_main=creation.on_main,
-                again=again,
+                is_restored=is_restored,
             )
 
         self._transmit(targets, calls, make, creation.body)

@@ -1,6 +1,6 @@
 """Handle the end, the restart and the handover of other nodes.
 
-Runs on the I/O thread, except the methods marked "for any thread". The listeners `when_down` and `when_reborn` are
+Runs on the I/O thread, except the methods marked "for any thread". The listeners `when_down` and `when_restarted` are
 called on the I/O thread too.
 """
 
@@ -20,7 +20,7 @@ from meshbook.runtime.node.flow_control import FlowControl
 from meshbook.runtime.node.listeners import notify, notify_all
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.routes import Routes, loss
-from meshbook.runtime.node.supervision import ACTORS_A_LIFE, Supervision
+from meshbook.runtime.node.supervision import ACTORS_PER_INCARNATION, Supervision
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire import pickling
@@ -47,7 +47,7 @@ class Peers:
         limit: int,
     ) -> None:
         self.when_down: list[Callable[[ExitReport], None]] = []
-        self.when_reborn: list[Callable[[str], None]] = []  # each gets the name of a node that had ended
+        self.when_restarted: list[Callable[[str], None]] = []  # each gets the name of a node that had ended
         self._loop = loop
         self._routes = routes
         self._table = table
@@ -57,7 +57,7 @@ class Peers:
         self._actors = actors
         self._supervision = supervision
         self._run = run
-        self._life = incarnation
+        self._incarnation = incarnation
         self._limit = limit
 
     # -- for any thread --------------------------------------------------------------
@@ -76,13 +76,13 @@ class Peers:
 
     def note_restarted(self, address: Address, incarnation: int) -> bool:
         """Register the restart of a node; return False if that incarnation is already known."""
-        return self._loop.run(lambda: self._note_reborn(address, incarnation))
+        return self._loop.run(lambda: self._note_restarted(address, incarnation))
 
     def begin_again(self, address: Address, incarnation: int) -> None:
         """Register the restart of a node, and create again the actors that this node had spawned there."""
         if self.note_restarted(address, incarnation):
             self._supervision.create_again(
-                self._supervision.ledger.heal_actors(reborn={address.node}), reborn=[address]
+                self._supervision.ledger.heal_actors(restarted={address.node}), restarted=[address]
             )
 
     def ask_to_hold(self, peers: Sequence[Address]) -> list[Future[Any]]:
@@ -92,7 +92,7 @@ class Peers:
         peers send again.
         """
         reply_handler = PerRank(len(peers))
-        self._calls.ask_to_hold(peers, reply_handler, self._life)
+        self._calls.ask_to_hold(peers, reply_handler, self._incarnation)
         return reply_handler.futures
 
     def greet(self, peers: Sequence[Address]) -> None:
@@ -138,7 +138,7 @@ class Peers:
         with contextlib.suppress(PeerGone):
             self._routes.hold(peer, frame, self._bulk.keep)
 
-    def report_fate(self, node: str, sender: Address) -> None:
+    def send_report(self, node: str, sender: Address) -> None:
         """Send Down to `sender` if this node has ended."""
         if (report := self.report_of(node)) is not None:
             with contextlib.suppress(PeerGone):
@@ -166,16 +166,16 @@ class Peers:
     def _lose_spawner(self, report: ExitReport) -> None:
         self._actors.lose_spawner(report.node)
 
-    def _note_reborn(self, address: Address, incarnation: int) -> bool:
+    def _note_restarted(self, address: Address, incarnation: int) -> bool:
         node = address.node
         if not self._routes.is_new(node, incarnation):
             return False
         if self.report_of(node) is None:  # the restart was reported before the end
             self._note_down(ExitReport(node, 0, None, hint="it has exited and was restarted"))
-        self._actors.early.expect(node, incarnation * ACTORS_A_LIFE)
+        self._actors.early.expect(node, incarnation * ACTORS_PER_INCARNATION)
         self._bulk.forget(node)
         self._routes.begin_again(address, incarnation)
-        notify_all(self.when_reborn, node)
+        notify_all(self.when_restarted, node)
         return True
 
     def _succeed(self, address: Address, incarnation: int) -> None:
@@ -186,7 +186,7 @@ class Peers:
             return
         self._flow.forget(node)
         self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was pending"))
-        self._actors.close_early(node, incarnation * ACTORS_A_LIFE - 1)
+        self._actors.close_early(node, incarnation * ACTORS_PER_INCARNATION - 1)
 
     def fail_calls(self, node: str | None, error: Callable[[], BaseException]) -> None:
         """Fail the pending calls to a node, or all pending calls."""

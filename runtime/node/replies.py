@@ -21,7 +21,7 @@ from meshbook.runtime.wire.frames import Body, Buffer, pack
 from meshbook.runtime.wire.messages import Reply
 
 logger = logging.getLogger(__name__)
-_UNSPEAKABLE = pickling.dumps(("the call failed, and its error could not be sent; see the log", None), "an error")
+_UNSENDABLE = pickling.dumps(("the call failed, and its error could not be sent; see the log", None), "an error")
 
 
 class Replies:
@@ -67,7 +67,7 @@ class Replies:
             return pack_error(reply, text, exception, self._limit)
         except Exception:  # no memory, for example: the caller must not wait forever
             logger.exception("an error could not be sent to its caller")
-            return pack(reply, _UNSPEAKABLE, self._limit)
+            return pack(reply, _UNSENDABLE, self._limit)
 
     def _send(self, to: str, frame: Buffer) -> None:
         try:

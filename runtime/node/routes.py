@@ -27,12 +27,12 @@ class Routes:
         self._transport = transport
         self._book: dict[str, Address] = {self.own.node: self.own}
         self.knows: Callable[[str], bool] = self._book.__contains__  # whether a node is in the book
-        self._lives: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
+        self._incarnations: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
         self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
-        self._asked_after: set[str] = {self.own.node}
+        self._requested: set[str] = {self.own.node}
         self._ready: set[str] = set()  # other nodes whose state was requested and that have not ended
         # Requests the state of a node: no Down arrives for a node that ended before this one began.
-        self.ask_after: Callable[[str], None] = lambda node: None
+        self.request_report: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
         self._closed = ""
 
@@ -70,9 +70,9 @@ class Routes:
     def greet(self, peer: Address, incarnation: int) -> bool:
         """Register a node from its Hello; return whether it may be a restart of a node that was known before."""
         self._book[peer.node] = peer
-        if peer.node in self._lives or peer.node in self.down:
+        if peer.node in self._incarnations or peer.node in self.down:
             return True
-        self._lives[peer.node] = incarnation
+        self._incarnations[peer.node] = incarnation
         if incarnation:
             # This node may have written to the previous incarnation, which never answered. Then the connection reaches
             # the new incarnation by itself, which accepts nothing from this node before its Hello.
@@ -83,11 +83,11 @@ class Routes:
 
     def is_former(self, report: ExitReport) -> bool:
         """Whether this is a late report about an incarnation before the current one."""
-        return 0 <= report.incarnation < self._lives.get(report.node, 0)
+        return 0 <= report.incarnation < self._incarnations.get(report.node, 0)
 
     def is_new(self, node: str, incarnation: int) -> bool:
         """Whether this incarnation of a node is newer than the known one."""
-        return incarnation > self._lives.get(node, 0)
+        return incarnation > self._incarnations.get(node, 0)
 
     def end(self, report: ExitReport) -> None:
         """Mark a node as ended: nothing is sent there any more."""
@@ -97,7 +97,7 @@ class Routes:
 
     def begin_again(self, address: Address, incarnation: int) -> None:
         """Register the restart of a node that had ended."""
-        self._lives[address.node] = incarnation
+        self._incarnations[address.node] = incarnation
         self._book[address.node] = address
         del self.down[address.node]
         self._transport.remember(address.node, incarnation)
@@ -106,7 +106,7 @@ class Routes:
         """Register a process that takes over a running node; return whether that incarnation was unknown."""
         is_news = self.is_new(address.node, incarnation)
         if is_news:
-            self._lives[address.node] = incarnation
+            self._incarnations[address.node] = incarnation
             self._book[address.node] = address
         self._transport.release(address, anew=is_news)
         return is_news
@@ -124,9 +124,9 @@ class Routes:
         """The addresses of all known nodes, including this one."""
         return dict(self._book)
 
-    def all_lives(self) -> dict[str, int]:
+    def all_incarnations(self) -> dict[str, int]:
         """Return the current incarnation of each known node."""
-        return dict(self._lives)
+        return dict(self._incarnations)
 
     def greet_again(self, to: Address) -> None:
         """Send Hello to a node that may wait for it."""
@@ -136,13 +136,15 @@ class Routes:
     def incarnations(self) -> dict[str, int]:
         """Return the incarnations of the restarted nodes that have not ended."""
         return {
-            node: incarnation for node, incarnation in items_of(self._lives) if incarnation and node not in self.down
+            node: incarnation
+            for node, incarnation in items_of(self._incarnations)
+            if incarnation and node not in self.down
         }
 
     def expect(self, incarnations: dict[str, int]) -> None:
         """Register the incarnations of nodes before their first message."""
         for node, incarnation in incarnations.items():
-            self._lives[node] = incarnation
+            self._incarnations[node] = incarnation
             self._transport.remember(node, incarnation)
 
     def restore(self, incarnations: dict[str, int], down: dict[str, ExitReport]) -> None:
@@ -193,9 +195,9 @@ class Routes:
 
     def meet(self, node: str) -> None:
         """Request the state of a node on its first use here, as it may have ended long ago."""
-        if node not in self._asked_after:
-            self._asked_after.add(node)
-            self.ask_after(node)
+        if node not in self._requested:
+            self._requested.add(node)
+            self.request_report(node)
 
     def why_gone(self, to: Address, gone: PeerGone) -> SupervisionError:
         """Convert an unreachable peer into the caller's error."""

@@ -29,9 +29,9 @@ from meshbook.runtime.wire.messages import Address
 
 logger = logging.getLogger(__name__)
 
-ACTORS_A_LIFE = 1_000_000
+ACTORS_PER_INCARNATION = 1_000_000
 OnFault = Callable[[OwnedMesh, MeshFailure], None]
-Happened = Callable[[Kind, OwnedMesh, Sequence[int], str], None]
+SendEvent = Callable[[Kind, OwnedMesh, Sequence[int], str], None]
 
 
 class Supervision:
@@ -44,7 +44,7 @@ class Supervision:
         find: Callable[[str], HostedActor | None],
         *,
         on_fault: OnFault,
-        happened: Happened,
+        send_event: SendEvent,
         receipts: Callable[[str, str], Sequence[Receipt]],
         incarnation: int,
     ) -> None:
@@ -53,10 +53,10 @@ class Supervision:
         self._notify = calls.notify
         self._find = find
         self._on_fault = on_fault  # for failures of the client's meshes
-        self._happened = happened
+        self._send_event = send_event
         self._receipts = receipts  # of the pending calls to an actor on a node
         # Numbers continue after a restart: a message for an actor of an earlier incarnation must not reach a new one.
-        self._first = incarnation * ACTORS_A_LIFE  # number of the first actor that is spawned from here
+        self._first = incarnation * ACTORS_PER_INCARNATION  # number of the first actor that is spawned from here
         self._numbers = itertools.count(self._first)
         self._last = self._first - 1
 
@@ -79,21 +79,21 @@ class Supervision:
         """Notify the owner that an actor here has ended, unless it failed: failures are reported apart."""
         spawner = self._routes.find(spawner_of(instance.key))
         if spawner is not None and error.__cause__ is None:
-            self._notify(spawner, "over", instance.key, self._routes.own.node)
+            self._notify(spawner, "ended", instance.key, self._routes.own.node)
 
     # -- actors elsewhere, spawned from here -----------------------------------------------
 
-    def charges_of(self, key: str) -> list[OwnedMesh]:
+    def meshes_of(self, key: str) -> list[OwnedMesh]:
         """Return the meshes that an actor owns, the newest first."""
         return self.ledger.of(key)
 
     def owned_actor_failed(self, key: str, node: str, report: str) -> None:
         if (found := self.ledger.fail(key, node, name_cells(report))) is not None:
             found[1].receipts = self._receipts(node, key)
-            self._happened("failed", found[0], found[1].crashed_ranks[-1:], found[1].report())
+            self._send_event("failed", found[0], found[1].crashed_ranks[-1:], found[1].report())
             self._supervise(*found)
 
-    def owned_actor_over(self, key: str, node: str) -> None:
+    def owned_actor_ended(self, key: str, node: str) -> None:
         self.ledger.end(key, [node])
 
     def lose(self, report: ExitReport, receipts: Sequence[Receipt] = ()) -> None:
@@ -101,41 +101,43 @@ class Supervision:
 
         `receipts` are those of the calls that failed because of it.
         """
-        told = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped), ended_by=report.ended_by)
-        for _, failure in told:
+        failures = self.ledger.lose(report.node, str(report), stopped=bool(report.stopped), ended_by=report.ended_by)
+        for _, failure in failures:
             failure.receipts = receipts
-        procs = self.ledger.processes_on(report.node) if told else None
+        procs = self.ledger.processes_on(report.node) if failures else None
         if procs is not None:
             rank = procs.ranks[report.node]
             if report.ended_by:
-                self._happened("ended", procs, [rank], f"by {report.ended_by}")
+                self._send_event("ended", procs, [rank], f"by {report.ended_by}")
             else:
-                self._happened("failed", procs, [rank], str(report))
+                self._send_event("failed", procs, [rank], str(report))
         if procs is None or procs.policy is None:
-            for owned_mesh, failure in told:
+            for owned_mesh, failure in failures:
                 notify(functools.partial(self._supervise, owned_mesh), failure)
         else:
             procs.policy.take(
                 procs,
-                procs.tell(str(report), report.ended_by),
-                functools.partial(self._pass_on_all, procs.policy, told),
+                procs.last_failure(str(report), report.ended_by),
+                functools.partial(self._escalate_all, procs.policy, failures),
             )
 
-    def _pass_on_all(self, policy: Policy, told: Sequence[tuple[OwnedMesh, MeshFailure]], loss: MeshFailure) -> None:
+    def _escalate_all(
+        self, policy: Policy, failures: Sequence[tuple[OwnedMesh, MeshFailure]], loss: MeshFailure
+    ) -> None:
         """Report the loss of a process that this policy leaves dead; do not consult the policy again for its actors."""
-        for owned_mesh, failure in told:
+        for owned_mesh, failure in failures:
             if owned_mesh.policy is policy:
-                self.pass_on(owned_mesh, failure.also(loss.remark))
+                self.escalate(owned_mesh, failure.also(loss.remark))
             else:
                 self._supervise(owned_mesh, failure)
 
     def _supervise(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
         if owned_mesh.policy is None:
-            self.pass_on(owned_mesh, failure)
+            self.escalate(owned_mesh, failure)
         else:
-            owned_mesh.policy.take(owned_mesh, failure, functools.partial(self.pass_on, owned_mesh))
+            owned_mesh.policy.take(owned_mesh, failure, functools.partial(self.escalate, owned_mesh))
 
-    def pass_on(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
+    def escalate(self, owned_mesh: OwnedMesh, failure: MeshFailure) -> None:
         """Report a failure to the owner of the mesh. An owner that has ended needs none: its meshes end with it."""
         if owned_mesh.on_failure is not None and owned_mesh.on_failure(failure):
             return
@@ -153,20 +155,20 @@ class Supervision:
         return next((index for index, node in nodes if node in failed or node in down), None)
 
     def create_again(
-        self, lost: Sequence[tuple[OwnedMesh, list[int]]], *, reborn: Sequence[Address]
+        self, lost: Sequence[tuple[OwnedMesh, list[int]]], *, restarted: Sequence[Address]
     ) -> list[tuple[str, Future[Any]]]:
         """Create these actors again and return the node and the future of each.
 
-        Notifies the restarted processes (`reborn`) that no other earlier actor of this node will be created there.
+        Notifies the restarted processes (`restarted`) that no other earlier actor of this node will be created there.
         """
         begun = []
         for owned_mesh, ranks in lost:
             nodes = {rank: node for node, rank in owned_mesh.ranks.items()}
             if left := [rank for rank in ranks if rank in nodes]:  # ranks stopped meanwhile are skipped
-                begun += [(nodes[rank], future) for rank, future in zip(left, owned_mesh.again(left), strict=True)]
+                begun += [(nodes[rank], future) for rank, future in zip(left, owned_mesh.restart(left), strict=True)]
         number = self._last
-        for address in reborn if number >= 0 else ():
-            self._notify(address, "renewed", self._routes.own.node, number)
+        for address in restarted if number >= 0 else ():
+            self._notify(address, "recreated", self._routes.own.node, number)
         return begun
 
 

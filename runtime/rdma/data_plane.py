@@ -243,7 +243,7 @@ def _whatever_comes(asked: Future[None]) -> Future[None]:
 
 def own_station() -> DataPlane:
     """Return the data plane of this process. Raises RuntimeError if it has none."""
-    station = context().actor_instance.node.station
+    station = context().actor_instance.node.data_plane
     if station is None:
         raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")
     assert isinstance(station, DataPlane)

@@ -72,24 +72,24 @@ class Leaving:
 
 
 class Gateway:
-    """The gateway of one host. `entrance_at` is the IP address to listen on; without it no host can connect here.
+    """The gateway of one host. `listen_at` is the IP address to listen on; without it no host can connect here.
 
     `loop` is the I/O loop of the agent, which starts it; without one the gateway runs its own.
     """
 
-    def __init__(self, keys: KeyPair, settings: Settings, *, entrance_at: str = "", loop: IoLoop | None = None) -> None:
+    def __init__(self, keys: KeyPair, settings: Settings, *, listen_at: str = "", loop: IoLoop | None = None) -> None:
         self._keys = keys
         self._settings = settings
         self._context: Context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16_384)
         self.strangers = RejectedPeers()
-        self._entrance = GatewayListener(self._context, entrance_at, keys, self.strangers) if entrance_at else None
+        self._entrance = GatewayListener(self._context, listen_at, keys, self.strangers) if listen_at else None
         self._own_loop = IoLoop("meshbook gateway") if loop is None else None
         self._loop = loop or self._own_loop or IoLoop()
         self._neighbours: dict[str, Neighbour] = {}  # by prefix
         self._gone: list[Neighbour] = []
         self._given_up: dict[str, str] = {}  # hosts, and why
-        self._lives = EndedIncarnations()
+        self._ended = EndedIncarnations()
         self._leaving: Leaving | None = None
         self._left = Latch()
         self._has_ended = False
@@ -281,12 +281,12 @@ class Gateway:
     def _take_part(self, neighbour: Neighbour, received: Received, stream: str) -> None:
         if not is_stream(stream):
             self.strangers.refuse("a piece of an invalid stream")
-        elif self._lives.is_former(stream):
+        elif self._ended.is_former(stream):
             neighbour.hear()
         else:
             neighbour.take(received)
             # Frames for a later incarnation wait until the gateway learns that the current one has ended.
-            if self._lives.is_present(stream):
+            if self._ended.is_present(stream):
                 self._inboxes.hand_over(neighbour.link, stream)
 
     def _look_after_links(self, now: float) -> None:
@@ -306,7 +306,7 @@ class Gateway:
     def open_lane(self, request: LaneRequest) -> Key | None:
         """Return the key of the requested lane; None if its node cannot be reached."""
         host, stream = host_of(request.to), stream_to(request.to.node, request.incarnation)
-        if host not in self._neighbours or self._lives.is_former(stream):
+        if host not in self._neighbours or self._ended.is_former(stream):
             self._events.stranded(request)
             return None
         return host, stream
@@ -331,7 +331,7 @@ class Gateway:
     def _hand_over_more(self, node: str) -> None:
         """Deliver waiting frames to a process that reads again, or to its successor."""
         for neighbour in self._neighbours.values():
-            self._inboxes.hand_over(neighbour.link, self._lives.present(node))
+            self._inboxes.hand_over(neighbour.link, self._ended.present(node))
         self._serve_soon()
 
     def _forget(self, node: str, incarnation: int) -> None:
@@ -340,7 +340,7 @@ class Gateway:
         self._hand_over_more(node)
 
     def _note_end(self, node: str, incarnation: int) -> None:
-        self._lives.end(node, incarnation)
+        self._ended.end(node, incarnation)
         stream = stream_to(node, incarnation)
         for host, neighbour in self._neighbours.items():
             neighbour.link.drop(stream)

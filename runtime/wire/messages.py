@@ -54,7 +54,7 @@ class Spawn(Message, frozen=True, tag="s"):
     origin: str
     creator: Creator | None = None  # None: the client
     on_main: bool = False
-    again: bool = False  # it existed before, and was lost
+    is_restored: bool = False  # it existed before, and was lost
 
 
 # What a call runs: an endpoint; a plain method that returns its result or replies through a port; or the replacement of

@@ -177,7 +177,7 @@ def test_a_process_that_a_command_starts_is_like_a_fork(spawn_procs, monkeypatch
         ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
         place = str(Path.cwd()), sys.stdin.read(), os.getsid(0) == os.getpid(), ignored
         interpreter = sys.argv, sys.path, sorted(vars(sys.modules["__main__"]))
-        return *place, *interpreter, environment("RANK", "WORLD_SIZE", "ADDED", "MESHBOOK_BIRTH")
+        return *place, *interpreter, environment("RANK", "WORLD_SIZE", "ADDED", "MESHBOOK_WORKER_SPEC")
 
     monkeypatch.chdir(tmp_path)
     forked, executed = (

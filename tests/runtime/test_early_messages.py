@@ -81,8 +81,8 @@ def test_what_waits_for_a_spawner_that_is_gone_is_given_up() -> None:
     early = EarlyMessages()
     gone = kept(early, "probe-3@owner", 1, 2) + kept(early, "trainer-4@owner", 3)
     others = kept(early, "probe-3@other", 4)
-    assert early.give_up("owner") == gone
-    assert early.give_up("owner") == []
+    assert early.drop_spawner("owner") == gone
+    assert early.drop_spawner("owner") == []
     assert early.arrived("probe-3@owner") == []
     assert early.arrived("probe-3@other") == others
 

@@ -77,7 +77,7 @@ class Host:
     def __init__(self, folder: Path, first: Host | None = None, settings: Settings = SETTINGS) -> None:
         folder.mkdir()
         self.notes = Notes()
-        self.gateway = Gateway(KEYS, settings, entrance_at="127.0.0.1" if first else "")
+        self.gateway = Gateway(KEYS, settings, listen_at="127.0.0.1" if first else "")
         self.home = Home(folder, self.gateway.prefix, first.home.first) if first else Home.of_first_host(folder)
         self.gateway.start(self.home, self.notes)
         self._nodes: list[Node] = []

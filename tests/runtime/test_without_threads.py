@@ -131,10 +131,10 @@ def test_respawning(limit: Limit) -> None:
         cast("Any", None),
     )
     policy = Respawning("respawn", Restarts())
-    policy.take(owned_mesh, owned_mesh.failure(0, "it died"), failures.append)
+    policy.take(owned_mesh, owned_mesh.mark_failed(0, "it died"), failures.append)
     assert "it could not be respawned: can't start new thread" in failures[0].report()
     limit.is_reached = False
     looked = threading.Event()
     owned_mesh.has_failed_on = lambda node: looked.set()
-    policy.take(owned_mesh, owned_mesh.tell("it died"), failures.append)
+    policy.take(owned_mesh, owned_mesh.last_failure("it died"), failures.append)
     assert looked.wait(PATIENCE)

@@ -26,7 +26,7 @@ class FakeSession:
         self.answers: list[Future[bool]] | None = None
         self.ended: list[str] = []
         self.forgotten: list[str] = []
-        self.node = SimpleNamespace(peers=SimpleNamespace(when_down=[], when_reborn=[]))
+        self.node = SimpleNamespace(peers=SimpleNamespace(when_down=[], when_restarted=[]))
         self.output = SimpleNamespace(forget=self.forgotten.append)
         self.history = SimpleNamespace(forget=lambda mesh: None)
         self.events: list[Any] = []
@@ -74,7 +74,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     monkeypatch.setattr(module, "current_session", lambda: session)
     monkeypatch.setattr(module, "running_session", lambda: session)
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
-    monkeypatch.setattr(module, "heed_failures", lambda mesh, handle: None)
+    monkeypatch.setattr(module, "handle_failures", lambda mesh, handle: None)
     return session
 
 
@@ -279,7 +279,7 @@ def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeS
     up(meshes, "other", 1)
     session.report(ExitReport("other.0", 4711, -9))
     meshes.down("other")
-    assert (session.node.peers.when_down, session.node.peers.when_reborn) == ([], [])
+    assert (session.node.peers.when_down, session.node.peers.when_restarted) == ([], [])
 
 
 def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession) -> None:
@@ -287,7 +287,7 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     session.report(ExitReport("mesh.1", 4711, -9))
     mesh.busy[1] = 3
     mesh.names[1] = ("model",)
-    for listener in session.node.peers.when_reborn:
+    for listener in session.node.peers.when_restarted:
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
     assert list(state_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]

@@ -35,9 +35,9 @@ def fault(number: int = 0) -> tuple[OwnedMesh, MeshFailure]:
         stop=lambda reason: Future.completed(None),
         handle=lambda: None,
         context=contextvars.copy_context(),
-        again=lambda ranks: [],
+        restart=lambda ranks: [],
     )
-    return owned_mesh, owned_mesh.failure(number, "it had enough")
+    return owned_mesh, owned_mesh.mark_failed(number, "it had enough")
 
 
 @pytest.fixture

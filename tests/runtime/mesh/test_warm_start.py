@@ -63,7 +63,7 @@ def test_what_is_born_warm_on_four_cores(
         monkeypatch.delitem(sys.modules, "torch")
     at_once = torch or not settings.preload_for_torch
     assert warm_start.is_agent_warm(settings) == at_once
-    assert warm_start.is_born_warm(settings, workers) == (at_once or (later and workers == 5))
+    assert warm_start.starts_warm(settings, workers) == (at_once or (later and workers == 5))
 
 
 # -- the settings of a script ---------------------------------------------------------------

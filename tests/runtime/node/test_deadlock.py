@@ -11,7 +11,7 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep, draw
+from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep, format_cycle
 from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.wire.messages import Address
 
@@ -225,7 +225,7 @@ def test_a_ring_is_drawn() -> None:
         WaitStep("n0", "first-1@c", "step", 7, "load", 1, is_alone=True),
         WaitStep("n1", "second-2@c", "load", 3, "step", 2, is_alone=True),
     ]
-    assert draw(ring) == (
+    assert format_cycle(ring) == (
         "deadlock: these actors wait for each other, and each handles one message at a time\n"
         "    first.step() on n0 waits for second.load()\n"
         "    second.load() on n1 waits for first.step()\n"

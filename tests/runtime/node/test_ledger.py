@@ -21,7 +21,7 @@ def owned_mesh(key: str, *nodes: str, owner: str = "", are_processes: bool = Fal
         stop=lambda reason: Future.completed(None),
         handle=lambda: key,
         context=here,
-        again=lambda ranks: [],
+        restart=lambda ranks: [],
         are_processes=are_processes,
     )
 
@@ -42,8 +42,8 @@ def lost(ledger: Ledger, node: str, *, stopped: bool = False) -> list[tuple[str,
     return [(owned_mesh.key, failure.crashed_ranks) for owned_mesh, failure in told]
 
 
-def to_renew(ledger: Ledger, reborn: set[str], alive: set[str] = frozenset()) -> list[Any]:  # type: ignore[assignment]
-    return [(owned_mesh.key, ranks) for owned_mesh, ranks in ledger.heal_actors(reborn=reborn, alive=alive)]
+def to_renew(ledger: Ledger, restarted: set[str], alive: set[str] = frozenset()) -> list[Any]:  # type: ignore[assignment]
+    return [(owned_mesh.key, ranks) for owned_mesh, ranks in ledger.heal_actors(restarted=restarted, alive=alive)]
 
 
 def test_owners_of_actors_hear_of_those_and_not_of_the_process(ledger: Ledger) -> None:

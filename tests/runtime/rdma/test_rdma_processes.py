@@ -406,7 +406,7 @@ def test_a_disk_that_is_full(mortal: Any, monkeypatch: pytest.MonkeyPatch, sessi
         raise OSError(28, "No space left on device")
 
     buffer = lend(mortal)
-    monkeypatch.setattr(session.node.station.in_progress, "at", fail)
+    monkeypatch.setattr(session.node.data_plane.in_progress, "at", fail)
     assert (read(buffer) == 1).all()
     assert "No space left on device" in buffer.explain()
 
@@ -484,6 +484,6 @@ def test_a_copy_within_the_process_where_both_overlap(session: Session) -> None:
 
 def test_a_forked_child_is_told_that_it_moves_no_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a copy of the memory, and of the page on which its parent says what it is at."""
-    monkeypatch.setattr(session.node.station, "pid", os.getppid())
+    monkeypatch.setattr(session.node.data_plane, "pid", os.getppid())
     with pytest.raises(RuntimeError, match="was forked from one of the run"):
         RDMABuffer(bytearray(8))

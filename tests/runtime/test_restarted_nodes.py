@@ -82,7 +82,7 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     declare_down(session)
     again = rebirth(node)
     told: list[str] = []
-    session.controller.peers.when_reborn.append(told.append)
+    session.controller.peers.when_restarted.append(told.append)
     reply_handler = PerRank(1)
     again.calls.send(
         [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
@@ -153,9 +153,9 @@ def test_actors_that_are_stopped_while_they_are_healed(session: Any, stopped: li
     for key in ("one", "other"):
         ranks, create_it = {"worker-0": 0, "worker-1": 1}, functools.partial(create, key)
         ledger.add(OwnedMesh(key, key, "", ranks, nothing, nothing, contextvars.copy_context(), create_it))
-    lost = ledger.heal_actors(reborn={"worker-0", "worker-1"})
+    lost = ledger.heal_actors(restarted={"worker-0", "worker-1"})
     ledger.end("one", stopped)
-    begun = session.controller.supervision.create_again(lost, reborn=[])
+    begun = session.controller.supervision.create_again(lost, restarted=[])
     assert made.get("one") == again
     assert made["other"] == [0, 1]
     assert len(begun) == 2 + len(again or ())
@@ -168,7 +168,7 @@ def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any)
     session.controller.peers.begin_again(again.address, 1)
     numbered = [session.controller.supervision.name_actor("old") for _ in range(2)]
     waiting = session.refer(Probe, numbered[0], again).run.call_one(len, "")
-    session.controller.supervision.create_again([], reborn=[again.address])
+    session.controller.supervision.create_again([], restarted=[again.address])
     for future in (waiting, session.refer(Probe, numbered[1], again).run.call_one(len, "")):
         with pytest.raises(SupervisionError, match="it was stopped, or never spawned"):
             future.get(PATIENCE)
