@@ -52,7 +52,7 @@ class RemoteAgents:
     @property
     def refused(self) -> int:
         """How often a connection from another host was refused."""
-        return self._gateway.strangers.count if self._gateway is not None else 0
+        return self._gateway.rejected_peers.count if self._gateway is not None else 0
 
     def new_rendezvous(self) -> dict[str, str]:
         """Return MASTER_ADDR and MASTER_PORT for a mesh whose first rank is here.
@@ -104,7 +104,7 @@ class RemoteAgents:
         """Drop a host that has left the run or is lost."""
         self._agents.pop(host, None)
         if self._gateway is not None:
-            self._gateway.give_up(host, why)
+            self._gateway.remove_host(host, why)
 
     def forget(self, report: ExitReport) -> None:
         """Handle the end of a process of this host."""

@@ -140,11 +140,11 @@ class Handshakes:
         while len(self._unknown) > most:
             descriptor, _ = self._unknown.popitem(last=False)
             self._closing.add(descriptor)
-            self._hang_up(descriptor)
+            self._shut_down(descriptor)
             refused.append(f"more than {most} connections were in their handshake")
         return refused
 
-    def _hang_up(self, descriptor: int) -> None:
+    def _shut_down(self, descriptor: int) -> None:
         """Shut a connection down. ZeroMQ cannot, and has no limit on their number.
 
         ZeroMQ may have closed the descriptor on its own thread meanwhile, and the system may have reused the number.

@@ -29,17 +29,17 @@ from meshbook.runtime.transport.gateway_connections import (
     RejectedPeers,
 )
 from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe, host_of
+from meshbook.runtime.transport.host_link import HostLink
 from meshbook.runtime.transport.io_loop import IN, IoLoop
 from meshbook.runtime.transport.lanes import Inboxes, Key, Lanes
 from meshbook.runtime.transport.link import Bye, ByeReply, LinkAttach, LinkAttached, Refused, StreamPart
-from meshbook.runtime.transport.neighbour import Neighbour
 from meshbook.runtime.transport.streams import EndedIncarnations, is_stream, stream_to
 from meshbook.runtime.wire.frames import Buffer
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05  # period of the check for silent hosts
-FAREWELL_SECONDS = 1.0  # time limit for the other hosts to acknowledge Bye
+BYE_SECONDS = 1.0  # time limit for the other hosts to acknowledge Bye
 CLOSE_SECONDS = 2.0
 
 
@@ -82,13 +82,13 @@ class Gateway:
         self._settings = settings
         self._context: Context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16_384)
-        self.strangers = RejectedPeers()
-        self._entrance = GatewayListener(self._context, listen_at, keys, self.strangers) if listen_at else None
+        self.rejected_peers = RejectedPeers()
+        self._listener = GatewayListener(self._context, listen_at, keys, self.rejected_peers) if listen_at else None
         self._own_loop = IoLoop("meshbook gateway") if loop is None else None
         self._loop = loop or self._own_loop or IoLoop()
-        self._neighbours: dict[str, Neighbour] = {}  # by prefix
-        self._gone: list[Neighbour] = []
-        self._given_up: dict[str, str] = {}  # hosts, and why
+        self._host_links: dict[str, HostLink] = {}  # by prefix
+        self._gone: list[HostLink] = []
+        self._removed: dict[str, str] = {}  # hosts, and why
         self._ended = EndedIncarnations()
         self._leaving: Leaving | None = None
         self._left = Latch()
@@ -97,9 +97,9 @@ class Gateway:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the addresses of this host; needs an entrance."""
-        assert self._entrance is not None
-        return self._entrance.prefix
+        """The prefix of the addresses of this host; needs a listener."""
+        assert self._listener is not None
+        return self._listener.prefix
 
     def start(self, home: Home, events: Events) -> None:
         """Start to serve the processes of this host."""
@@ -112,18 +112,18 @@ class Gateway:
 
     def _begin(self) -> None:
         self._lanes.start()
-        if self._entrance is not None:
-            self._watch(self._entrance.socket)
-            self._watch(self._entrance.monitor)
+        if self._listener is not None:
+            self._watch(self._listener.socket)
+            self._watch(self._listener.monitor)
         self._look()
 
     def link(self, host: str, *, dial: bool) -> None:
         """Add a link to the gateway of this host. With `dial` this side connects, else the other one must."""
         self._do(lambda: self._add(host, dial=dial))
 
-    def give_up(self, host: str, why: str) -> None:
+    def remove_host(self, host: str, why: str) -> None:
         """Remove a host from the run: drop its frames and refuse its connections."""
-        self._do(lambda: self._give_up(host, why))
+        self._do(lambda: self._remove_host(host, why))
 
     def forget(self, node: str, incarnation: int) -> None:
         """Drop the frames for an ended incarnation of a process of this host. A later one may follow."""
@@ -176,128 +176,130 @@ class Gateway:
             self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _leave(self, why: str) -> None:
-        waiting = {host for host, each in self._neighbours.items() if each.link.was_attached and not each.is_leaving}
-        self._leaving = Leaving(why, waiting, monotonic() + FAREWELL_SECONDS)
-        for neighbour in self._neighbours.values():
-            neighbour.take_leave(why)
+        waiting = {host for host, each in self._host_links.items() if each.link.was_attached and not each.is_leaving}
+        self._leaving = Leaving(why, waiting, monotonic() + BYE_SECONDS)
+        for host_link in self._host_links.values():
+            host_link.send_bye(why)
 
     def _has_left(self) -> bool:
         leaving = self._leaving
         if leaving is None:
             return False
-        leaving.waiting &= self._neighbours.keys()  # without hosts that were removed meanwhile
+        leaving.waiting &= self._host_links.keys()  # without hosts that were removed meanwhile
         return not leaving.waiting or monotonic() > leaving.until
 
     def _end(self) -> None:
         self._has_ended = True
         self._lanes.end()
         self._inboxes.end()
-        for neighbour in self._neighbours.values():
-            neighbour.hang_up(linger=True)
-        if self._entrance is not None:
-            self._loop.unregister(int(self._entrance.socket.fd))
-            self._loop.unregister(int(self._entrance.monitor.fd))
-            self._entrance.close()
+        for host_link in self._host_links.values():
+            host_link.disconnect(linger=True)
+        if self._listener is not None:
+            self._loop.unregister(int(self._listener.socket.fd))
+            self._loop.unregister(int(self._listener.monitor.fd))
+            self._listener.close()
         self._context.destroy()
         self._left.release()
 
     # -- links ---------------------------------------------------------------------------
 
     def _add(self, host: str, *, dial: bool) -> None:
-        if host in self._neighbours:
+        if host in self._host_links:
             return
-        self._given_up.pop(host, None)  # a lost host may have had the same port
-        make = functools.partial(DialledConnection, self._context, host, self._keys, self.strangers) if dial else None
+        self._removed.pop(host, None)  # a lost host may have had the same port
+        make = (
+            functools.partial(DialledConnection, self._context, host, self._keys, self.rejected_peers) if dial else None
+        )
         grace = self._settings.host_timeout
-        self._neighbours[host] = Neighbour(self._home.prefix, host, grace, make, self._watch, self._loop.unregister)
+        self._host_links[host] = HostLink(self._home.prefix, host, grace, make, self._watch, self._loop.unregister)
 
-    def _give_up(self, host: str, why: str) -> None:
-        self._given_up[host] = why
-        if (neighbour := self._neighbours.pop(host, None)) is not None:
-            neighbour.refuse(why)
-            self._gone.append(neighbour)
+    def _remove_host(self, host: str, why: str) -> None:
+        self._removed[host] = why
+        if (host_link := self._host_links.pop(host, None)) is not None:
+            host_link.refuse(why)
+            self._gone.append(host_link)
         self._lanes.close_all_to(host)
 
     def _read_links(self) -> bool:
         """Handle the received messages of all links, at most a batch of each; return whether there were any."""
         found = False
-        if self._entrance is not None:
-            found = self._entrance.note_strangers()
-            for received in self._entrance.read():
+        if self._listener is not None:
+            found = self._listener.note_rejected_peers()
+            for received in self._listener.read():
                 found = True
-                self._take_from_entrance(received)
-        for neighbour in list(self._neighbours.values()):
-            for received in neighbour.read():
+                self._take_from_listener(received)
+        for host_link in list(self._host_links.values()):
+            for received in host_link.read():
                 found = True
-                self._take(neighbour, received)
+                self._take(host_link, received)
         return found
 
-    def _take_from_entrance(self, received: Received) -> None:
+    def _take_from_listener(self, received: Received) -> None:
         host = received.message.host if isinstance(received.message, LinkAttach) else ""
-        if host in self._given_up:
-            received.line.send(Refused(self._given_up[host]))
-        elif host and host not in self._neighbours:
-            self.strangers.refuse(f"{describe(host)} is not a host of this run, or not yet")
-        elif (found := self._neighbours.get(host) or self._on(received)) is not None:
+        if host in self._removed:
+            received.connection.send(Refused(self._removed[host]))
+        elif host and host not in self._host_links:
+            self.rejected_peers.refuse(f"{describe(host)} is not a host of this run, or not yet")
+        elif (found := self._host_links.get(host) or self._on(received)) is not None:
             self._take(found, received)
-        elif not any(each.was_on(received.line) for each in (*self._neighbours.values(), *self._gone)):
-            self.strangers.refuse("its connection does not belong to a link")
+        elif not any(each.was_on(received.connection) for each in (*self._host_links.values(), *self._gone)):
+            self.rejected_peers.refuse("its connection does not belong to a link")
 
-    def _on(self, received: Received) -> Neighbour | None:
-        """Return the neighbour that uses this connection; None if the other host has replaced it."""
-        return next((each for each in self._neighbours.values() if each.is_on(received.line)), None)
+    def _on(self, received: Received) -> HostLink | None:
+        """Return the host_link that uses this connection; None if the other host has replaced it."""
+        return next((each for each in self._host_links.values() if each.is_on(received.connection)), None)
 
-    def _take(self, neighbour: Neighbour, received: Received) -> None:
+    def _take(self, host_link: HostLink, received: Received) -> None:
         message = received.message
         if isinstance(message, Refused):
-            self._note_farewell(neighbour)
-            return self._events.dismissed(neighbour.host, message.why)
+            self._note_bye(host_link)
+            return self._events.dismissed(host_link.host, message.why)
         if isinstance(message, Bye):
-            return self._take_bye(neighbour, received, message.why)
+            return self._take_bye(host_link, received, message.why)
         if isinstance(message, ByeReply):
-            return self._note_farewell(neighbour)
+            return self._note_bye(host_link)
         if isinstance(message, StreamPart):
-            return self._take_part(neighbour, received, message.stream)
-        was_attached = neighbour.link.was_attached
-        for stream in neighbour.take(received):
-            self._resume_lane(neighbour, stream)
-        if neighbour.link.was_attached and not was_attached:
-            self._events.attached(neighbour.host)
+            return self._take_part(host_link, received, message.stream)
+        was_attached = host_link.link.was_attached
+        for stream in host_link.take(received):
+            self._resume_lane(host_link, stream)
+        if host_link.link.was_attached and not was_attached:
+            self._events.attached(host_link.host)
         if self._leaving is not None and isinstance(message, LinkAttach | LinkAttached):
-            neighbour.take_leave(self._leaving.why)  # the Bye on the previous connection may be lost
+            host_link.send_bye(self._leaving.why)  # the Bye on the previous connection may be lost
         return None
 
-    def _take_bye(self, neighbour: Neighbour, received: Received, why: str) -> None:
-        received.line.send(ByeReply())
-        self._note_farewell(neighbour)  # a host that leaves too may end before it sends ByeReply
-        if not neighbour.is_leaving:
-            neighbour.is_leaving = True
-            self._events.left(neighbour.host, why)
+    def _take_bye(self, host_link: HostLink, received: Received, why: str) -> None:
+        received.connection.send(ByeReply())
+        self._note_bye(host_link)  # a host that leaves too may end before it sends ByeReply
+        if not host_link.is_leaving:
+            host_link.is_leaving = True
+            self._events.left(host_link.host, why)
 
-    def _note_farewell(self, neighbour: Neighbour) -> None:
+    def _note_bye(self, host_link: HostLink) -> None:
         if self._leaving is not None:
-            self._leaving.waiting.discard(neighbour.host)
+            self._leaving.waiting.discard(host_link.host)
 
-    def _take_part(self, neighbour: Neighbour, received: Received, stream: str) -> None:
+    def _take_part(self, host_link: HostLink, received: Received, stream: str) -> None:
         if not is_stream(stream):
-            self.strangers.refuse("a piece of an invalid stream")
+            self.rejected_peers.refuse("a piece of an invalid stream")
         elif self._ended.is_former(stream):
-            neighbour.hear()
+            host_link.note_message()
         else:
-            neighbour.take(received)
+            host_link.take(received)
             # Frames for a later incarnation wait until the gateway learns that the current one has ended.
             if self._ended.is_present(stream):
-                self._inboxes.hand_over(neighbour.link, stream)
+                self._inboxes.hand_over(host_link.link, stream)
 
     def _look_after_links(self, now: float) -> None:
-        for neighbour in list(self._neighbours.values()):
-            silence = neighbour.look_after(now)
-            if silence > self._grace_of(neighbour):
-                self._give_up(neighbour.host, f"it was silent for {silence:.1f} s")
-                self._events.silent(neighbour.host, silence)
+        for host_link in list(self._host_links.values()):
+            silence = host_link.look_after(now)
+            if silence > self._grace_of(host_link):
+                self._remove_host(host_link.host, f"it was silent for {silence:.1f} s")
+                self._events.silent(host_link.host, silence)
 
-    def _grace_of(self, neighbour: Neighbour) -> float:
-        if neighbour.link.was_attached:
+    def _grace_of(self, host_link: HostLink) -> float:
+        if host_link.link.was_attached:
             return self._settings.host_timeout
         return 2 * self._settings.launch_timeout  # longer than the controller's limit, whose error has more details
 
@@ -306,7 +308,7 @@ class Gateway:
     def open_lane(self, request: LaneRequest) -> Key | None:
         """Return the key of the requested lane; None if its node cannot be reached."""
         host, stream = host_of(request.to), stream_to(request.to.node, request.incarnation)
-        if host not in self._neighbours or self._ended.is_former(stream):
+        if host not in self._host_links or self._ended.is_former(stream):
             self._events.stranded(request)
             return None
         return host, stream
@@ -314,24 +316,24 @@ class Gateway:
     def forward(self, key: Key, frame: Buffer) -> bool:
         """Send a frame of a lane to the other host; return whether there is room for another one."""
         host, stream = key
-        if (neighbour := self._neighbours.get(host)) is None:
+        if (host_link := self._host_links.get(host)) is None:
             return False
-        neighbour.put(stream, frame)
+        host_link.put(stream, frame)
         self._serve_soon()  # ZeroMQ was called
-        return neighbour.link.has_room(stream)
+        return host_link.link.has_room(stream)
 
     def refuse_lane(self, why: str) -> None:
         """Count a connection that does not request a lane."""
-        self.strangers.refuse(why)
+        self.rejected_peers.refuse(why)
 
-    def _resume_lane(self, neighbour: Neighbour, stream: str) -> None:
-        if neighbour.link.has_room(stream):
-            self._lanes.resume((neighbour.host, stream))
+    def _resume_lane(self, host_link: HostLink, stream: str) -> None:
+        if host_link.link.has_room(stream):
+            self._lanes.resume((host_link.host, stream))
 
     def _hand_over_more(self, node: str) -> None:
         """Deliver waiting frames to a process that reads again, or to its successor."""
-        for neighbour in self._neighbours.values():
-            self._inboxes.hand_over(neighbour.link, self._ended.present(node))
+        for host_link in self._host_links.values():
+            self._inboxes.hand_over(host_link.link, self._ended.present(node))
         self._serve_soon()
 
     def _forget(self, node: str, incarnation: int) -> None:
@@ -342,6 +344,6 @@ class Gateway:
     def _note_end(self, node: str, incarnation: int) -> None:
         self._ended.end(node, incarnation)
         stream = stream_to(node, incarnation)
-        for host, neighbour in self._neighbours.items():
-            neighbour.link.drop(stream)
+        for host, host_link in self._host_links.items():
+            host_link.link.drop(stream)
             self._lanes.close((host, stream))

@@ -1,4 +1,4 @@
-"""The sockets between gateways: the entrance, which accepts other hosts, and the socket that dials an entrance.
+"""The sockets between gateways: the listener, which accepts other hosts, and the socket that dials a listener.
 
 A peer without the keys of the run is refused and counted; the first refusal of each kind is logged. The number of
 connections that have not shown the keys is limited.
@@ -34,26 +34,28 @@ UNREAD_EVENTS = 2000  # high-water marks of both ends of the monitor; at this nu
 
 @dataclass(frozen=True)
 class Received:
-    """A message with its data; a reply goes through `line`."""
+    """A message with its data; a reply goes through `connection`."""
 
     message: AnyLinkMessage
     data: Buffer
-    line: GatewayConnection
+    connection: GatewayConnection
     frame: zmq.Frame
 
 
 class GatewayConnection:
     """One connection to another gateway; the last messages may be lost when it breaks."""
 
-    def __init__(self, socket: zmq.Socket[bytes], who: bytes | None = None) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], routing_id: bytes | None = None) -> None:
         self._socket = socket
-        self.who = who  # the routing id of the peer; None for a socket with one peer
+        self.routing_id = routing_id  # the routing id of the peer; None for a socket with one peer
 
     def send(self, message: LinkMessage, data: Buffer = b"") -> bool:
         """Send a message; return False if the connection is known to be broken."""
         frame = pack(message, data)
         try:
-            self._socket.send_multipart([frame] if self.who is None else [self.who, frame], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(
+                [frame] if self.routing_id is None else [self.routing_id, frame], zmq.NOBLOCK, copy=False
+            )
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
@@ -79,8 +81,8 @@ class RejectedPeers:
 class GatewayListener:
     """Listens for the gateways of other hosts on `tcp://<ip>:<port>`; accepts only peers with the keys of the run."""
 
-    def __init__(self, context: Context, ip: str, keys: KeyPair, strangers: RejectedPeers) -> None:
-        self._strangers = strangers
+    def __init__(self, context: Context, ip: str, keys: KeyPair, rejected_peers: RejectedPeers) -> None:
+        self._rejected_peers = rejected_peers
         self._guard = ZapHandler(context, keys)
         self.socket = context.socket(zmq.ROUTER)
         self._handshakes = Handshakes(self.socket)
@@ -104,21 +106,21 @@ class GatewayListener:
 
     def read(self) -> Iterator[Received]:
         """Yield the received messages, at most `BATCH`."""
-        for received in _read(self.socket, self._strangers):
+        for received in _read(self.socket, self._rejected_peers):
             if isinstance(received.message, LinkAttach):
                 self._admit(int(received.frame.get(zmq.SRCFD)))
             yield received
 
     def _admit(self, descriptor: int) -> None:
         # The event of this connection came before its message, but may be unread.
-        while not self._handshakes.admit(descriptor) and self.note_strangers():
+        while not self._handshakes.admit(descriptor) and self.note_rejected_peers():
             pass
 
-    def note_strangers(self) -> bool:
+    def note_rejected_peers(self) -> bool:
         """Count refused peers, and limit the connections of unknown ones; return whether there may be more events."""
         count, refused = self._handshakes.note(BATCH)
         for why in refused + self._handshakes.close_beyond(MOST_UNKNOWN):
-            self._strangers.refuse(why)
+            self._rejected_peers.refuse(why)
         return count > 0
 
     def close(self) -> None:
@@ -131,10 +133,10 @@ class GatewayListener:
 
 
 class DialledConnection:
-    """One connection to the entrance of another host. It does not reconnect: the neighbour dials a new one."""
+    """One connection to the listener of another host. It does not reconnect: `HostLink` dials a new one."""
 
-    def __init__(self, context: Context, prefix: str, keys: KeyPair, strangers: RejectedPeers) -> None:
-        self._strangers = strangers
+    def __init__(self, context: Context, prefix: str, keys: KeyPair, rejected_peers: RejectedPeers) -> None:
+        self._rejected_peers = rejected_peers
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.maxmsgsize = LINGER_MS, 0, MOST_BYTES
         self.socket.reconnect_ivl = -1  # an automatic reconnect would hide lost messages
@@ -142,29 +144,29 @@ class DialledConnection:
         self.socket.ipv6 = "[" in prefix
         authenticate(self.socket, keys)
         self.socket.connect(prefix.rstrip("/"))
-        self.line = GatewayConnection(self.socket)
+        self.connection = GatewayConnection(self.socket)
 
     def read(self) -> Iterator[Received]:
         """Yield the received messages, at most `BATCH`."""
-        return _read(self.socket, self._strangers)
+        return _read(self.socket, self._rejected_peers)
 
     def close(self, *, linger: bool = False) -> None:
         self.socket.close(None if linger else 0)
 
 
-def _read(socket: zmq.Socket[bytes], strangers: RejectedPeers) -> Iterator[Received]:
+def _read(socket: zmq.Socket[bytes], rejected_peers: RejectedPeers) -> Iterator[Received]:
     has_many_peers = socket.type == zmq.ROUTER
     for _ in range(BATCH):
         try:
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        who = parts.pop(0).bytes if has_many_peers else None
+        routing_id = parts.pop(0).bytes if has_many_peers else None
         try:
             if len(parts) != 1:
                 raise RefusedMessage(f"a message of {len(parts)} parts on a link")
             message, data = unpack(parts[0].buffer)
         except RefusedMessage as error:
-            strangers.refuse(str(error))
+            rejected_peers.refuse(str(error))
         else:
-            yield Received(message, data, GatewayConnection(socket, who), parts[0])
+            yield Received(message, data, GatewayConnection(socket, routing_id), parts[0])

@@ -16,7 +16,7 @@ class HeartbeatState:
         self._looked = now
         self._beaten = now
 
-    def hear(self, now: float) -> None:
+    def note_message(self, now: float) -> None:
         """Reset the silence: the host has sent something."""
         self._heard = now
 

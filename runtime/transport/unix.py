@@ -125,7 +125,7 @@ class PeerConnection:
                 sent = self._socket.send(b"".join((_LENGTH.pack(length), frame)))  # type: ignore[union-attr]
                 if sent == length + _LENGTH.size:
                     return
-                self._loop.call_soon(self._tear)
+                self._loop.call_soon(self._break)
                 raise PeerGone(f"this system sent {sent} of {length + _LENGTH.size} bytes to node {self._node}")
             except (OSError, AttributeError) as error:
                 if isinstance(error, PeerGone):
@@ -240,7 +240,7 @@ class PeerConnection:
         self.queue.clear()
         self._packet, self._position = b"", 0
 
-    def _tear(self) -> None:
+    def _break(self) -> None:
         logger.critical("the connection to node %s broke within a frame; messages for it are lost", self._node)
         self.abandon()
 

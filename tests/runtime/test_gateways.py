@@ -414,11 +414,11 @@ def test_all_may_leave_at_once(hosts: Callable[[int], list[Host]]) -> None:
 
 def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
     first, second, third = hosts(3)
-    third.gateway.give_up(second.home.prefix, "it was lost")
+    third.gateway.remove_host(second.home.prefix, "it was lost")
     assert second.notes.next() == ("dismissed", third.home.prefix, "it was lost")
-    second.gateway.give_up(third.home.prefix, "it said so")
+    second.gateway.remove_host(third.home.prefix, "it said so")
     late = Host(second.home.folder.with_name("late"), first)
-    late.gateway.give_up(second.home.prefix, "it is lost")
+    late.gateway.remove_host(second.home.prefix, "it is lost")
     with dialled(late.home.prefix, KEYS) as stranger:
         stranger.send(pack(LinkAttach(second.home.prefix, 1, {})))
         assert b"it is lost" in stranger.recv()
@@ -457,10 +457,10 @@ class dialled:
 def wait_for_strangers(host: Host, count: int) -> None:
     deadline = threading.Event()
     for _ in range(1000):
-        if host.gateway.strangers.count >= count:
+        if host.gateway.rejected_peers.count >= count:
             return
         deadline.wait(0.01)
-    raise AssertionError(host.gateway.strangers.count)
+    raise AssertionError(host.gateway.rejected_peers.count)
 
 
 def knock_with_garbage(prefix: str) -> None:
@@ -602,11 +602,11 @@ def test_many_strangers_are_noted_a_few_at_a_time() -> None:
     for stranger in strangers:
         stranger.close()
     rounds = 0
-    while entrance._strangers.count < 3 * BATCH:
-        assert rounds < 1000, entrance._strangers.count
-        before = entrance._strangers.count
-        has_more = entrance.note_strangers()
-        assert entrance._strangers.count - before <= BATCH
+    while entrance._rejected_peers.count < 3 * BATCH:
+        assert rounds < 1000, entrance._rejected_peers.count
+        before = entrance._rejected_peers.count
+        has_more = entrance.note_rejected_peers()
+        assert entrance._rejected_peers.count - before <= BATCH
         if not has_more:
             noted.wait(0.01)
         rounds += 1

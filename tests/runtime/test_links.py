@@ -244,7 +244,7 @@ def test_silence_counts_while_somebody_listens(heard: list[float], looks: list[f
     found = 0.0
     for time in sorted([*heard, *looks]):
         if time in heard:
-            pulse.hear(time)
+            pulse.note_message(time)
         else:
             found = pulse.silence(time)
     assert found == pytest.approx(silence)

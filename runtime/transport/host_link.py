@@ -32,7 +32,7 @@ LONGEST_TRY = 5.0
 REMEMBERED = 100  # former connections to remember
 
 
-class Neighbour:
+class HostLink:
     """The link to another host, for the I/O thread only. `dial` makes connections; without it the other host does."""
 
     def __init__(
@@ -52,23 +52,23 @@ class Neighbour:
         self._unwatch = unwatch
         self._dial = dial
         self._dialled: DialledConnection | None = None
-        self._line: GatewayConnection | None = None
+        self._connection: GatewayConnection | None = None
         self._former: collections.deque[bytes | None] = collections.deque(maxlen=REMEMBERED)
         self._attempt = 0
         self._again_at = 0.0
         self._try = FIRST_TRY
-        self._pulse = HeartbeatState(monotonic())
+        self._heartbeats = HeartbeatState(monotonic())
         self.is_leaving = False  # the host has sent Bye
 
     # -- the connection ------------------------------------------------------------------
 
-    def is_on(self, line: GatewayConnection) -> bool:
+    def is_on(self, connection: GatewayConnection) -> bool:
         """Whether this connection carries the link now."""
-        return self._line is not None and self._line.who == line.who
+        return self._connection is not None and self._connection.routing_id == connection.routing_id
 
-    def was_on(self, line: GatewayConnection) -> bool:
+    def was_on(self, connection: GatewayConnection) -> bool:
         """Whether this connection carried the link recently; some of its messages may be read only now."""
-        return line.who in self._former
+        return connection.routing_id in self._former
 
     def read(self) -> Iterator[Received]:
         """Yield the messages received on the connection that was dialled from here."""
@@ -77,10 +77,10 @@ class Neighbour:
 
     def look_after(self, now: float) -> float:
         """Keep the link alive, and return for how long the other host has been silent."""
-        silence = self._pulse.silence(now)
+        silence = self._heartbeats.silence(now)
         if self._dial is not None and now >= self._again_at and self._is_broken(silence):
             self._redial(now)
-        if self._pulse.is_due(now, self._grace / BEATS):
+        if self._heartbeats.is_due(now, self._grace / BEATS):
             self._send(Ping())
         if self.link.is_attached and (news := self.link.news()) is not None:
             self._send(news)
@@ -91,16 +91,16 @@ class Neighbour:
 
     def _redial(self, now: float) -> None:
         assert self._dial is not None
-        self.hang_up()
+        self.disconnect()
         self._attempt += 1
         self._dialled = self._dial()
         self._watch(self._dialled.socket)
-        self._line = self._dialled.line
+        self._connection = self._dialled.connection
         self._send(LinkAttach(self._here, self._attempt, self.link.positions()))
         self._again_at = now + self._try
         self._try = min(self._try * NEXT_TRY, LONGEST_TRY)
 
-    def hang_up(self, *, linger: bool = False) -> None:
+    def disconnect(self, *, linger: bool = False) -> None:
         """Close the connection; with `linger` the last messages are still sent."""
         self._lose()
         if self._dialled is not None:
@@ -111,21 +111,21 @@ class Neighbour:
     def refuse(self, why: str) -> None:
         """Send Refused to a host that this one has removed, and close the connection."""
         self._send(Refused(why))
-        self.hang_up(linger=True)
+        self.disconnect(linger=True)
 
-    def take_leave(self, why: str) -> None:
+    def send_bye(self, why: str) -> None:
         """Send Bye; the other host replies with ByeReply, unless the connection breaks."""
         self._send(Bye(why))
 
     # -- receiving -------------------------------------------------------------------------
 
-    def hear(self) -> None:
+    def note_message(self) -> None:
         """Reset the silence: the host has sent something."""
-        self._pulse.hear(monotonic())
+        self._heartbeats.note_message(monotonic())
 
     def take(self, received: Received) -> set[str]:
         """Handle a message and return the streams that now have room or a frame."""
-        self.hear()
+        self.note_message()
         message = received.message
         if isinstance(message, StreamPart):
             return self._take_part(message, received.data)
@@ -133,7 +133,7 @@ class Neighbour:
             return self._take_news(message)
         if isinstance(message, LinkAttach) and message.attempt > self._attempt:
             self._lose()
-            self._attempt, self._line = message.attempt, received.line
+            self._attempt, self._connection = message.attempt, received.connection
             self._send(LinkAttached(message.attempt, self.link.positions()))
             return self._attach(message.received)
         if isinstance(message, LinkAttached) and message.attempt == self._attempt and not self.link.is_attached:
@@ -176,12 +176,12 @@ class Neighbour:
             self._send(part, data)
 
     def _send(self, message: LinkMessage, data: Buffer = b"") -> None:
-        if self._line is not None and not self._line.send(message, data):
+        if self._connection is not None and not self._connection.send(message, data):
             self._lose()
 
     def _lose(self) -> None:
         """Drop the connection. The dialling side makes another one, soon or when it receives nothing."""
         self.link.detach()
-        if self._line is not None:
-            self._former.append(self._line.who)
-            self._line = None
+        if self._connection is not None:
+            self._former.append(self._connection.routing_id)
+            self._connection = None
