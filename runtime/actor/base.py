@@ -1,9 +1,10 @@
-"""`Actor`: the class that users subclass, and the checks of a class before it is spawned."""
+"""`Actor`: the class that users subclass, and the checks of a class before actors are spawned or reloaded."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.endpoint import endpoints_of
@@ -12,9 +13,28 @@ from meshbook.runtime.monarch_texts import MIXES_KINDS
 if TYPE_CHECKING:
     # `spawn` returns a mesh that is typed as the actor's class, so type checkers look in that class for the mesh's
     # attributes.
-    from meshbook.runtime.actor.handle import Handle
+    from collections.abc import Generator
+    from typing import Self
+
+    from meshbook.runtime.actor.future import Future
+    from meshbook.runtime.geometry import MeshTrait, Region
+
+    class Handle(MeshTrait):
+        """The attributes of an actor mesh besides its endpoints. At run time it is an `ActorMesh`."""
+
+        @property
+        def mesh_name(self) -> str: ...
+        @property
+        def region(self) -> Region: ...
+        def _with_region(self, region: Region) -> Self: ...
+        @property
+        def initialized(self) -> Future[None]: ...
+        def __await__(self) -> Generator[Any, None, Self]: ...
+        def stop(self, reason: str = "stopped by client") -> Future[None]: ...
+        def reload(self, cls: type[Handle] | None = None) -> Future[None]: ...
 else:
     Handle = object
+
 
 # Hooks that run between endpoints, so they must be of the same kind (sync or async).
 HOOKS = ("__cleanup__", "__restore__")
@@ -123,3 +143,44 @@ def constructor_takes(cls: type, name: str) -> bool:
     except ValueError:
         return True
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def find_redefined(cls: type) -> Any:
+    """Return the object that now has the class's name in its module. ValueError if there is none."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+    if found is None:
+        raise ValueError(
+            f"module {cls.__module__} no longer has a class {cls.__qualname__}: pass the new class, as in "
+            f"reload(NewClass)"
+        )
+    return found
+
+
+def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
+    """Raise ValueError if actors of one class cannot become actors of another; `taken` as for `check_class`."""
+    check_class(new, taken)
+    if (serving := _serving_of(old)) != (other := _serving_of(new)):
+        raise ValueError(
+            f"by their endpoints, actors of {old.__qualname__} run on {serving} and actors of {new.__qualname__} on "
+            f"{other}: a running actor cannot move; spawn new actors"
+        )
+
+
+def _serving_of(cls: type) -> str:
+    if is_mixed(cls):
+        return "an event loop with a thread beside it"
+    return "an event loop" if is_async(cls) else "a thread"
+
+
+def change_class(actor: Any, cls: type) -> None:
+    """Change the class of an object and keep its state. TypeError if the layouts differ."""
+    old = type(actor)
+    try:
+        object.__setattr__(actor, "__class__", cls)  # bypasses the user's own __setattr__
+    except TypeError as error:
+        raise TypeError(
+            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances have another "
+            f"layout (__slots__, or a base class written in C); spawn new actors. {error}"
+        ) from error

@@ -14,12 +14,12 @@ import sys
 import threading
 import warnings
 from _thread import RLock
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
-from meshbook.runtime.actor.receipts import Receipt
+from meshbook.runtime.actor.failure import Receipt
 from meshbook.runtime.queues import Latch, may_wait
 from meshbook.runtime.traces import without_ours
 
@@ -342,3 +342,22 @@ def _is_in_a_cell() -> bool:
     kernels = sys.modules.get("ipykernel.kernelapp")
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and kernels is not None and kernels.IPKernelApp.initialized()
+
+
+def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:
+    """Call `go_on` once all of these futures are settled, with a value or an error."""
+    lock = threading.Lock()  # guards `left`
+    left = len(futures)
+
+    def count() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            go_on()
+
+    if not futures:
+        go_on()
+    for future in futures:
+        future.when_done(count)

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.actor.receipts import Receipt
+from meshbook.runtime.actor.failure import MeshFailure, Receipt
 from meshbook.runtime.node.ledger import OwnedMesh
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from meshbook.runtime.hosts.lifeline import present_version
 from meshbook.runtime.mesh import foreign_handles as foreign_handles  # registers the handles of other runs
 from meshbook.runtime.mesh.handle_pickling import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
-from meshbook.runtime.mesh.places import LocalHandles
+from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.node.call_table import CallTable, Decode, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import UNIX, Home

@@ -32,7 +32,7 @@ from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
 from meshbook.runtime.hosts.machine import own_addresses
 from meshbook.runtime.hosts.worker_registry import WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
-from meshbook.runtime.mesh.warm_start import is_agent_warm
+from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.queues import get_within

@@ -34,9 +34,9 @@ from meshbook.runtime.hosts.process_sampler import METERS
 from meshbook.runtime.hosts.remote import RemoteHosts
 from meshbook.runtime.hosts.worker_registry import ROSTER, WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
-from meshbook.runtime.mesh.places import LocalHandles
+from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.warm_start import is_agent_warm
+from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane

@@ -38,7 +38,7 @@ from meshbook.runtime.hosts.joined_runs import join
 from meshbook.runtime.hosts.linux import buffer_c_output_by_line
 from meshbook.runtime.hosts.worker_exit import leave, run_finalisers
 from meshbook.runtime.imports import when_imported
-from meshbook.runtime.mesh.places import local_handles_of
+from meshbook.runtime.mesh.local_handles import local_handles_of
 from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
 from meshbook.runtime.mesh.worker_specs import WorkerSpec

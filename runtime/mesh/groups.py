@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.settled import when_settled
+from meshbook.runtime.actor.future import Future, when_settled
 from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
-from meshbook.runtime.mesh.process_actor import PROCESS
-from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.mesh.process_actor import ask_processes
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
@@ -191,15 +189,4 @@ class _GroupCreation:
         failure.__cause__ = error
         self._made.fail(failure)
         with contextlib.suppress(Exception):  # the node is closed: no process can be asked
-            ask_processes(self._node, self._mesh, "leave_groups", None)
-
-
-def ask_processes(
-    node: Any, mesh: ProcMesh, endpoint: str, *arguments: Any, limit: float = LEAVING_S
-) -> Sequence[Future[Any]]:
-    """Call an endpoint of the processes of a mesh or slice, on their control threads; one future each."""
-    targets = [Target(address, PROCESS) for address in mesh.nodes]
-    reply_handler = PerRank(len(targets))
-    node.calls.send(targets, endpoint, (arguments, {}), mesh.extent, reply_handler)
-    node.calls.limit(reply_handler.futures, limit, name=endpoint, count=len(targets), first=0)
-    return reply_handler.futures
+            ask_processes(self._node, self._mesh, "leave_groups", None, limit=LEAVING_S)

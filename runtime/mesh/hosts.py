@@ -29,7 +29,6 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.warm_start import starts_warm
 from meshbook.runtime.mesh.worker_specs import (
     MeshSpec,
     WorkerSpec,
@@ -37,6 +36,7 @@ from meshbook.runtime.mesh.worker_specs import (
     inherited_environment,
     inherited_path,
     installed_path,
+    starts_warm,
 )
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.resources import find_room_for_peers

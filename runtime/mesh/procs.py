@@ -24,12 +24,11 @@ from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
-from meshbook.runtime.mesh.process_actor import PROCESS
+from meshbook.runtime.mesh.process_actor import PROCESS, ask_transfers
 from meshbook.runtime.mesh.resizing import Resize, check_sizes
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
-from meshbook.runtime.mesh.traffic import ask_transfers
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.outbound import plan

@@ -15,14 +15,13 @@ from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.spawned import Spawned
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.control import CONTROL
+from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.hosts import HostMesh
     from meshbook.runtime.mesh.worker_specs import WorkerSpecs
-
-NOWHERE = Extent((), ())
 
 
 def plan(before: Extent, after: Extent) -> list[int | None]:

@@ -1,6 +1,10 @@
 """The data that starts a worker: its address and rank, its controller, and its environment.
 
 `WorkerSpecs` keeps how the processes of a mesh were started, so that they can be restarted, and more of them started.
+
+Workers start warm if they are forked from the server that has imported torch: they share it and need not import it. A
+program without torch would wait a second or two for nothing. So a script gets warm workers only if it uses torch, as
+far as that is known at the spawn.
 """
 
 from __future__ import annotations
@@ -8,20 +12,23 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.config import Settings
+from meshbook.runtime.config import PACKAGE, Settings
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.host_ownership import report_unstarted
+from meshbook.runtime.resources import count_cores
 from meshbook.runtime.wire.messages import Address
 
 # Variables that a notebook server or a terminal leaves in the environment, and that workers must not inherit.
@@ -229,3 +236,41 @@ class WorkerSpecs:
             spec = self._specs[rank] = msgspec.structs.replace(before, incarnation=before.incarnation + 1)
             node.peers.note_restarted(spec.address, spec.incarnation)
         self.start(ranks)
+
+
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE)
+
+
+def starts_warm(settings: Settings, workers: int) -> bool:
+    """Return whether so many workers on a host, spawned from here now, come from the warm fork server.
+
+    If only a function that has not run yet imports torch, the number decides. As many workers as there are cores can
+    import it at the same time, as fast as from the warm server; more workers would take longer. Known limit: the cores
+    are those of this host.
+    """
+    if is_agent_warm(settings):
+        return True
+    return workers > count_cores() and imports_torch_later(list(sys.modules.values()))
+
+
+def is_agent_warm(settings: Settings) -> bool:
+    """Return whether an agent that is started now starts with the warm fork server."""
+    return not settings.preload_for_torch or "torch" in sys.modules
+
+
+def imports_torch_later(modules: Iterable[ModuleType]) -> bool:
+    """Return whether the user's code in these modules, possibly in a function, imports torch."""
+    not_the_users = tuple(f"{entry}{os.sep}" for entry in (PACKAGE, *installed_path(sys.path)))
+    files = {file for module in modules if isinstance(file := getattr(module, "__file__", None), str)}
+    return any(
+        _IMPORT.search(_read(file))
+        for file in files
+        if file.endswith(".py") and not file.startswith(not_the_users) and "site-packages" not in file
+    )
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:  # removed, or in an archive
+        return b""

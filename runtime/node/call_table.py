@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshbook.runtime.actor.failure import Receipt
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
 from meshbook.runtime.geometry import Region

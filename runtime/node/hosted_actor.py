@@ -19,10 +19,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime import monarch_texts
-from meshbook.runtime.actor.base import Actor, is_async
+from meshbook.runtime.actor.base import Actor, change_class, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
-from meshbook.runtime.actor.redefinition import change_class
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.endpoint_table import EndpointTable
 from meshbook.runtime.node.execution import Execution

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshbook.runtime.actor.context import Instance, spawner_of
-from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.failure import MeshFailure, Receipt
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.receipts import Receipt
 from meshbook.runtime.errors import ExitReport, SupervisionError
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.hosted_actor import HostedActor

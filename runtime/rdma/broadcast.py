@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.settled import when_settled
+from meshbook.runtime.actor.future import Future, when_settled
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent

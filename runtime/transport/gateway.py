@@ -32,8 +32,17 @@ from meshbook.runtime.transport.home import GATEWAY, Home, LaneRequest, describe
 from meshbook.runtime.transport.host_link import HostLink
 from meshbook.runtime.transport.io_loop import IN, IoLoop
 from meshbook.runtime.transport.lanes import Inboxes, Key, Lanes
-from meshbook.runtime.transport.link import Bye, ByeReply, LinkAttach, LinkAttached, Refused, StreamPart
-from meshbook.runtime.transport.streams import EndedIncarnations, is_stream, stream_to
+from meshbook.runtime.transport.link import (
+    Bye,
+    ByeReply,
+    EndedIncarnations,
+    LinkAttach,
+    LinkAttached,
+    Refused,
+    StreamPart,
+    is_stream,
+    stream_to,
+)
 from meshbook.runtime.wire.frames import Buffer
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""Another host as seen by the gateway: the link, its current connection, and how long the host has been silent."""
+"""Another host as seen by the gateway: the link, its current connection, and how long the host has been silent.
+
+Only silence while this host listened counts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import zmq
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.transport.gateway_connections import DialledConnection, GatewayConnection, Received
-from meshbook.runtime.transport.heartbeats import HeartbeatState
 from meshbook.runtime.transport.link import (
     Bye,
     Link,
@@ -185,3 +187,36 @@ class HostLink:
         if self._connection is not None:
             self._former.append(self._connection.routing_id)
             self._connection = None
+
+
+STALL = 0.5  # seconds: a longer pause between two checks means that this process did not run
+
+
+class HeartbeatState:
+    """The silence of one host, and the heartbeats to it.
+
+    A process that was stopped or got no CPU time has received nothing meanwhile. That time is not the peer's silence.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._heard = now
+        self._looked = now
+        self._beaten = now
+
+    def note_message(self, now: float) -> None:
+        """Reset the silence: the host has sent something."""
+        self._heard = now
+
+    def silence(self, now: float) -> float:
+        """Return the seconds since the last message. Call this often: a pause over `STALL` does not count."""
+        if (pause := now - self._looked) > STALL:
+            self._heard = min(now, self._heard + pause)
+        self._looked = now
+        return now - self._heard
+
+    def is_due(self, now: float, interval: float) -> bool:
+        """Whether a heartbeat is due; if so, counts it as sent."""
+        if now - self._beaten < interval:
+            return False
+        self._beaten = now
+        return True

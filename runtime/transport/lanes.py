@@ -14,8 +14,7 @@ import msgspec
 
 from meshbook.runtime.transport.home import LaneRequest
 from meshbook.runtime.transport.io_loop import IoLoop
-from meshbook.runtime.transport.link import Link
-from meshbook.runtime.transport.streams import node_of
+from meshbook.runtime.transport.link import Link, node_of
 from meshbook.runtime.transport.unix import Listener, PeerConnection, Reader, StreamSocket
 from meshbook.runtime.wire.frames import Buffer
 

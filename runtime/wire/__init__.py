@@ -5,7 +5,7 @@ frame and not several, so that Ctrl-C cannot cut a message in two. The messages 
 Spawn, Call, Reply, Stop, Credit, HoldRequest, Down.
 
 A body is copied once on the sending side, into the frame, so later changes of the caller do not show. Large data is
-never in the pickle stream. `arrays` and `tables` take out what the libraries would pickle: strided NumPy arrays and
+never in the pickle stream. `reducers` takes out what the libraries would pickle: strided NumPy arrays and
 dates; Polars frames, as Arrow tables over the same memory, or as Arrow's IPC bytes (two more copies) where Arrow
 lacks a type or pyarrow is missing. pyarrow pickles the parent of a slice; `slices` sends what the slice shows.
 Classes are recognised by the name of their module, so nothing is imported for them. A worker imports pyarrow and

@@ -1,7 +1,7 @@
 """Objects as bodies: pickle protocol 5 with out-of-band buffers, and cloudpickle for what pickle cannot name.
 
-The libraries do the serialization; this module chooses between them, and takes torch tensors out of band. `arrays` and
-`tables` take out what other libraries would leave in the stream.
+The libraries do the serialization; this module chooses between them, and takes torch tensors out of band. `reducers`
+takes out what other libraries would leave in the stream.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import IO, Any
 import cloudpickle
 
 from meshbook.runtime.errors import MessageLost, PickleError
-from meshbook.runtime.wire.arrays import reduce_array
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
-from meshbook.runtime.wire.tables import reduce_arrow, reduce_frame, reduce_series, refuse_relation
+from meshbook.runtime.wire.reducers import reduce_array, reduce_arrow, reduce_frame, reduce_series, refuse_relation
 
 # Bound here: a program may replace those of the module.
 _pickle, unpickle = pickle.dumps, pickle.loads

@@ -12,7 +12,7 @@ from typing import Any
 SLACK = 4096  # bytes that an array may keep beyond its contents
 
 
-def drags(array: Any, pyarrow: Any) -> bool:
+def keeps_more(array: Any, pyarrow: Any) -> bool:
     """Return whether an array keeps much more memory than its contents need."""
     shown = _viewed_bytes(array) if _is_view(array.type, pyarrow.types) else array.nbytes
     return bool(array.get_total_buffer_size() > shown + max(SLACK, shown // 8))
@@ -26,7 +26,7 @@ def trimmed(array: Any, pyarrow: Any) -> Any:
         return _trimmed_views(array, pyarrow)
     if not len(array):  # it may have no buffers to cut
         return pyarrow.concat_arrays([array])
-    for tests, trim in _WAYS.items():
+    for tests, trim in _TRIMMERS.items():
         if any(getattr(pyarrow.types, test)(array.type) for test in tests):
             return trim(array, pyarrow)
     return _trimmed_items(array, pyarrow) if _byte_width(array.type) else pyarrow.concat_arrays([array])
@@ -53,7 +53,7 @@ def _trimmed_views(array: Any, pyarrow: Any) -> Any:
 
 def _trimmed_dictionary(array: Any, pyarrow: Any) -> Any:
     indices, dictionary = trimmed(array.indices, pyarrow), array.dictionary
-    if drags(dictionary, pyarrow):
+    if keeps_more(dictionary, pyarrow):
         dictionary = trimmed(dictionary, pyarrow)
     return pyarrow.DictionaryArray.from_arrays(indices, dictionary, ordered=array.type.ordered, safe=False)
 
@@ -80,7 +80,7 @@ def _trimmed_items(array: Any, pyarrow: Any) -> Any:
     return _assembled(array, pyarrow, [array.buffers()[1].slice(array.offset * width, len(array) * width)])
 
 
-_WAYS: Mapping[tuple[str, ...], Callable[[Any, Any], Any]] = {
+_TRIMMERS: Mapping[tuple[str, ...], Callable[[Any, Any], Any]] = {
     ("is_dictionary",): _trimmed_dictionary,
     ("is_fixed_size_list",): _trimmed_fixed_lists,
     ("is_list", "is_large_list"): _trimmed_lists,

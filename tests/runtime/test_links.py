@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.runtime.errors import RefusedMessage
-from meshbook.runtime.transport.heartbeats import HeartbeatState
+from meshbook.runtime.transport.host_link import HeartbeatState
 from meshbook.runtime.transport.link import Link, StreamAck, StreamPart, pack, unpack
 from meshbook.runtime.transport.window import Inflow, MissingPiece, Outflow, StreamPiece
 

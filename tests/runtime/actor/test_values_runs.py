@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.actor.runs import are_same, runs_of
+from meshbook.runtime.actor.values import are_same, runs_of
 
 
 class Odd:

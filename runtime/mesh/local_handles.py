@@ -1,4 +1,4 @@
-"""The place of a process as handles: its host, itself and its mesh. For `this_host()` and an instance's `proc`."""
+"""The host, the process and the mesh of the local process, as handles. For `this_host()` and an instance's `proc`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
+from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
-
-NOWHERE = Extent((), ())
 
 
 class LocalHandles:

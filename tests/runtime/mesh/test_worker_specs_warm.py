@@ -12,8 +12,8 @@ import pytest
 
 from meshbook.runtime.collectives import membership
 from meshbook.runtime.config import CELLS, OVERRIDES, TORCH, Settings, settings_in_force
-from meshbook.runtime.mesh import warm_start
-from meshbook.runtime.mesh.warm_start import imports_torch_later
+from meshbook.runtime.mesh import worker_specs
+from meshbook.runtime.mesh.worker_specs import imports_torch_later
 
 
 def module(folder: Path, source: str) -> ModuleType:
@@ -56,14 +56,14 @@ def test_a_module_whose_source_was_removed(tmp_path: Path) -> None:
 def test_what_is_born_warm_on_four_cores(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, workers: int, later: bool, torch: bool
 ) -> None:
-    monkeypatch.setattr(warm_start, "count_cores", lambda: 4)
-    monkeypatch.setattr(warm_start, "imports_torch_later", lambda modules: later)
+    monkeypatch.setattr(worker_specs, "count_cores", lambda: 4)
+    monkeypatch.setattr(worker_specs, "imports_torch_later", lambda modules: later)
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     if not torch:
         monkeypatch.delitem(sys.modules, "torch")
     at_once = torch or not settings.preload_for_torch
-    assert warm_start.is_agent_warm(settings) == at_once
-    assert warm_start.starts_warm(settings, workers) == (at_once or (later and workers == 5))
+    assert worker_specs.is_agent_warm(settings) == at_once
+    assert worker_specs.starts_warm(settings, workers) == (at_once or (later and workers == 5))
 
 
 # -- the settings of a script ---------------------------------------------------------------
