@@ -77,7 +77,8 @@ class Deferred(Future[T]):
         if self._loop is not None and self._loop is asyncio._get_running_loop():
             raise RuntimeError(f"{self._name} runs on the event loop that get() would block: await its future instead")
         if timeout is None and asyncio._get_running_loop() is None:
-            self._run_here()
+            if (body := self._claim()) is not None:
+                self._run_to_the_end(body)
         else:
             # A body may ignore its cancellation. On another thread it cannot delay a `get` that has timed out.
             self._run_in_thread()
@@ -142,10 +143,6 @@ class Deferred(Future[T]):
         if (body := self._claim()) is not None:
             name = f"meshbook future {self._name}"
             threading.Thread(target=self._run_to_the_end, args=(body,), name=name, daemon=True).start()
-
-    def _run_here(self) -> None:
-        if (body := self._claim()) is not None:
-            self._run_to_the_end(body)
 
     def _run_to_the_end(self, body: Callable[[], Coroutine[Any, Any, T]]) -> None:
         # With a loop factory, the runner does not change asyncio's current event loop of this thread.

@@ -332,16 +332,14 @@ def check_timeout(timeout: float | None, name: str = "a timeout") -> None:
 
 def _warn_inside_a_loop() -> None:
     """Warn if `get()` would block an event loop of the user's. In a notebook cell, `get()` is the normal call."""
-    if asyncio._get_running_loop() is None or _is_in_a_cell():
+    if asyncio._get_running_loop() is None:
         return
-    warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=4)
-
-
-def _is_in_a_cell() -> bool:
-    """Return whether this thread runs the cells of a kernel: there the running loop is the kernel's own."""
+    # The main thread of a kernel runs the cells: the running loop is the kernel's own.
     kernels = sys.modules.get("ipykernel.kernelapp")
     on_main = threading.current_thread() is threading.main_thread()
-    return on_main and kernels is not None and kernels.IPKernelApp.initialized()
+    if on_main and kernels is not None and kernels.IPKernelApp.initialized():
+        return
+    warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=4)
 
 
 def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:

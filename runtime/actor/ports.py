@@ -54,7 +54,8 @@ class Port(Generic[T]):
 
         An error that cannot be pickled becomes an ActorError. Raises RuntimeError as `send` does.
         """
-        _check_exception(error)
+        if not isinstance(error, BaseException):
+            raise TypeError(f"Port.exception() takes an exception, not {error!r}; use send() for values")
         self._refuse_second()
         returns = self.return_undeliverable
         self._post(lambda ports: ports.fail(self._address, self._number, error, returns=returns))
@@ -182,11 +183,6 @@ def _open(once: bool, take: Callable[[Any], Any]) -> tuple[Port[Any], PortReceiv
     node: PortNode = context().actor_instance.node
     number, mailbox = node.ports.open(once=once)
     return Port(node.address, number, once), PortReceiver(mailbox, lambda: node.ports.close(number), take)
-
-
-def _check_exception(error: object) -> None:
-    if not isinstance(error, BaseException):
-        raise TypeError(f"Port.exception() takes an exception, not {error!r}; use send() for values")
 
 
 def _whole(pair: Any) -> Any:

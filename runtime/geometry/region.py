@@ -72,7 +72,10 @@ class Extent(Mapping[str, int]):
         ValueError: the rank is past the end. IndexError: a coordinate is. KeyError: a dimension is missing or unknown.
         """
         if rank is None:
-            return Point(self._rank_at(coordinates), self)
+            if odd := sorted(set(coordinates).symmetric_difference(self.labels)):
+                needed = f"a point needs exactly the dimensions {_listed(self.labels)}"
+                raise KeyError(f"{needed}; {_listed(odd)} does not fit")
+            return Point(self._layout.nditem([coordinates[label] for label in self.labels]), self)
         if coordinates:
             raise TypeError("give a rank or coordinates, not both")
         return Point(rank, self)
@@ -104,12 +107,6 @@ class Extent(Mapping[str, int]):
     @property
     def _layout(self) -> Slice:
         return Slice.new_row_major(self.sizes)
-
-    def _rank_at(self, coordinates: Mapping[str, int]) -> int:
-        odd = sorted(set(coordinates).symmetric_difference(self.labels))
-        if odd:
-            raise KeyError(f"a point needs exactly the dimensions {_listed(self.labels)}; {_listed(odd)} does not fit")
-        return self._layout.nditem([coordinates[label] for label in self.labels])
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,8 @@ class Region:
         UnknownDimension, a TypeError. IndexError: an index that is negative or out of range, a negative step, nothing
         left.
         """
-        self._refuse_unknown(dims)
+        if unknown := [label for label in dims if label not in self.labels]:
+            raise UnknownDimension(f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}")
         offset = self.ndslice.offset
         kept: list[_Axis] = []
         for axis in self._axes():
@@ -298,11 +296,6 @@ class Region:
         if self.picked is None:
             return Region(labels, positions)
         return _over_ranks(labels, sizes, [self.picked[position] for position in positions])
-
-    def _refuse_unknown(self, dims: Iterable[str]) -> None:
-        unknown = [label for label in dims if label not in self.labels]
-        if unknown:
-            raise UnknownDimension(f"unknown dimension {_listed(unknown)}; the dimensions are {_listed(self.labels)}")
 
 
 Shape = Region

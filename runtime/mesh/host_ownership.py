@@ -79,13 +79,11 @@ def report_unstarted(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
 
     def look() -> None:
         if (error := asked.exception()) is not None:
-            for spec in specs:
-                node.peers.announce_down(_report_unborn(error, spec.address.node), spec.world.agents)
+            for name, agents in [(spec.address.node, spec.world.agents) for spec in specs]:
+                if isinstance(error, ProcessDied):
+                    report = error.report.of_guest(name)
+                else:
+                    report = ExitReport(name, 0, None, hint=f"its host agent could not start it: {error}")
+                node.peers.announce_down(report, agents)
 
     asked.when_done(look)
-
-
-def _report_unborn(error: BaseException, node: str) -> ExitReport:
-    if isinstance(error, ProcessDied):
-        return error.report.of_guest(node)
-    return ExitReport(node, 0, None, hint=f"its host agent could not start it: {error}")

@@ -216,7 +216,8 @@ class HostMesh(MeshTrait):
         _check_kinds(per_host, bootstrap, name, spares)
         dims = _check_dims(dict(per_host or {}), self.extent)
         extent = Extent((*self.extent.labels, *dims), (*self.extent.sizes, *dims.values()))
-        mesh = f"{_as_file_name(name or 'procs')}-{secrets.token_hex(4)}"
+        short_name = re.sub(r"[^A-Za-z0-9_-]+", "-", name or "procs")[:24]  # for the paths of sockets
+        mesh = f"{short_name}-{secrets.token_hex(4)}"
         local = Extent(tuple(dims), tuple(dims.values())).nelements
         plan = functools.partial(
             plan_starts, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
@@ -234,7 +235,9 @@ class HostMesh(MeshTrait):
         specs, nodes = WorkerSpecs(worker_specs, ask_for, plan), [spec.address for spec in worker_specs]
         specs.start(range(len(nodes)))
         if spare_start is not None:
-            self._keep_spares(worker_specs[::local], spare_start, spares)
+            for first in worker_specs[::local]:  # of each host
+                like = msgspec.structs.replace(first, start=spare_start)
+                _on_agent(first.world.agent).keep_spares.broadcast(like, spares)
         ownership = Ownership(specs)
         procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),
@@ -247,12 +250,6 @@ class HostMesh(MeshTrait):
         own(mesh, name or "procs", ranks, ownership.handle, specs.start_again, are_processes=True, policy=policy)
         self._ownership.add(procs)
         return procs
-
-    def _keep_spares(self, firsts: Sequence[WorkerSpec], start: Start, count: int) -> None:
-        """Keep spares on each host. `firsts` are the first ranks of the hosts."""
-        for spec in firsts:
-            like = msgspec.structs.replace(spec, start=start)
-            _on_agent(spec.world.agent).keep_spares.broadcast(like, count)
 
     def _world(
         self,
@@ -405,11 +402,6 @@ def _on_agent(agent: Address) -> ActorMesh:
 def ask_for(agent: Address, specs: list[WorkerSpec]) -> Future[None]:
     """Ask the agent of a host to start these workers."""
     return _on_agent(agent).spawn_procs.call_one(specs)
-
-
-def _as_file_name(name: str) -> str:
-    """Return a mesh's name in a form for socket paths: short, without slashes and spaces."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:24]
 
 
 def _check_kinds(per_host: object, bootstrap: object, name: object, spares: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
+from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
@@ -32,14 +32,11 @@ class LocalHandles:
         per_host = extent.nelements // len(world.agents)
         names = [(f"{world.mesh}.{rank}", host_of(world.agents[rank // per_host])) for rank in range(extent.nelements)]
         nodes = world.nodes or [Address(name, f"{host}{name}") for name, host in names]
-        return ProcMesh(world.mesh, nodes, extent.region, self._hosts(world))
-
-    def _hosts(self, world: MeshSpec) -> HostMesh:
-        """Return the hosts of this process's mesh."""
-        if not world.host_labels:
-            return self.host
-        extent = Extent(world.host_labels, world.sizes[: len(world.host_labels)])
-        return HostMesh(world.agents, extent.region, python=world.python, is_fake_in_process=world.is_fake_host)
+        hosts = self.host
+        if world.host_labels:
+            region = Extent(world.host_labels, world.sizes[: len(world.host_labels)]).region
+            hosts = HostMesh(world.agents, region, python=world.python, is_fake_in_process=world.is_fake_host)
+        return ProcMesh(world.mesh, nodes, extent.region, hosts)
 
 
 def local_handles_of(spec: WorkerSpec) -> LocalHandles:

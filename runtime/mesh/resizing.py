@@ -6,7 +6,7 @@ plan -> worker specs and ledger -> notify remaining ranks -> start new ranks and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
@@ -86,7 +86,9 @@ class Resize:
         waiting = [*ask_ready([self.nodes[rank] for rank in self.new])] if self.new else []
         for spawned in self._followers:
             waiting += spawned.extend(self.new)
-        waiting += self._stop_removed(hosts)
+        if self.removed:
+            hosts._stop_procs(self.removed, f"its mesh was resized to {dict(self._after)}")
+            waiting.append(when_ended(self._node, [address.node for address in self.removed]))
         made: Future[list[int]] = Future.pending()
         done: Future[list[int]] = Future.pending()
         go_on_after(made, done, afterwards)
@@ -99,9 +101,3 @@ class Resize:
             at = rank, *self._after.dims
             target = [Target(self.nodes[rank], CONTROL)]
             self._node.calls.send(target, "moved", ((self._specs[rank], at, keys), {}), NOWHERE, None)
-
-    def _stop_removed(self, hosts: HostMesh) -> list[Future[Any]]:
-        if not self.removed:
-            return []
-        hosts._stop_procs(self.removed, f"its mesh was resized to {dict(self._after)}")
-        return [when_ended(self._node, [address.node for address in self.removed])]

@@ -216,7 +216,10 @@ class Scheduler:
 
     def _step(self) -> float | None:
         """Do all that is possible now. Return how long to wait for an event, or None if no work is left."""
-        self._drop_cancelled()
+        with self._lock:
+            dropped = self._balancer.drop(self._cancelled) if self._cancelled else []
+        for number in dropped:  # they had been handed out and were withdrawn
+            self._fail(number, lambda _: _cancelled())
         self._give_up_without_ranks()
         while self._send_next():
             pass
@@ -359,13 +362,6 @@ class Scheduler:
             f"the mesh and map again. The last failure: {self._last_loss}"
         )
         return ItemLost(text, task.place, tuple(ranks))
-
-    def _drop_cancelled(self) -> None:
-        """Settle cancelled tasks that had been handed out and were withdrawn."""
-        with self._lock:
-            dropped = self._balancer.drop(self._cancelled) if self._cancelled else []
-        for number in dropped:
-            self._fail(number, lambda _: _cancelled())
 
     def _fail(self, number: int, make_error: Callable[[_PendingItem], BaseException]) -> None:
         task = self._pop(number)

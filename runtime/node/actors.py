@@ -213,19 +213,16 @@ class ActorRegistry:
             replacement.begin()
         elif replacement is None and hosted is not None and hosted.instance is instance:
             self._ended[key] = str(error)
-            self._forget_oldest()
+            if len(self._ended) > REMEMBERED:
+                # Not the reason of an actor that would otherwise count as yet to be spawned.
+                oldest = next((key for key in self._ended if not self.early.is_early(key)), None)
+                if oldest is not None:
+                    del self._ended[oldest]
             if not self._node.is_leaving:  # else `release_all` drops the object, and the owner gets the Down
                 del self._actors[key]
                 self._node.supervision.actor_gone(instance, error)
         # Else it was abandoned in its constructor, which has returned now; another actor may have its name.
         confirm()
-
-    def _forget_oldest(self) -> None:
-        """Drop the oldest reason above the limit, except for actors that would otherwise count as yet to be spawned."""
-        if len(self._ended) > REMEMBERED:
-            oldest = next((key for key in self._ended if not self.early.is_early(key)), None)
-            if oldest is not None:
-                del self._ended[oldest]
 
     def lose_spawner(self, node: str) -> None:
         """Stop the actors that an ended node has spawned here."""

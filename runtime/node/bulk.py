@@ -70,7 +70,10 @@ class Bulk:
         self, body: Body, size: int, receivers: Sequence[Address]
     ) -> Iterator[Callable[[Message, Address], Buffer]]:
         """Yield a function that packs messages with this body for these nodes; the body is copied once for all."""
-        readers = self._readers(receivers) if self.takes(size) else {}
+        readers: dict[str, ProcessMark] = {}
+        for to in receivers if self.takes(size) else ():
+            if (mark := self._reader(to)) is not None:
+                readers[to.node] = mark
         segment = self._fill(body) if readers else None
 
         def in_frame(message: Message, to: Address) -> Buffer:
@@ -106,10 +109,6 @@ class Bulk:
         assert isinstance(body, BodyElsewhere)
         parts = self._pool.parts_of(body.reference, body.lengths)
         return frame if parts is None else pack(message, parts, self._limit)
-
-    def _readers(self, receivers: Sequence[Address]) -> dict[str, ProcessMark]:
-        found = ((to.node, self._reader(to)) for to in receivers)
-        return {node: reader for node, reader in found if reader is not None}
 
     def _reader(self, to: Address) -> ProcessMark | None:
         known = self._peers.get(to.node)
@@ -175,15 +174,14 @@ class Bulk:
         try:
             parts = self._mappings.open(body.reference, body.lengths)
         except OSError as error:
-            return LostBody.body(body.size, self._explain(body.reference, error))
+            owner = body.reference.owner.pid
+            if isinstance(error, FileNotFoundError):
+                why = f"its sender, process {owner} of this host, has exited; repeat the call"
+            else:
+                why = f"its {body.reference.size:,} bytes in the memory of process {owner} cannot be mapped: {error}"
+            return LostBody.body(body.size, why)
         self._tick_soon()
         return parts
-
-    def _explain(self, reference: SegmentReference, error: OSError) -> str:
-        owner = reference.owner.pid
-        if isinstance(error, FileNotFoundError):
-            return f"its sender, process {owner} of this host, has exited; repeat the call"
-        return f"its {reference.size:,} bytes in the memory of process {owner} cannot be mapped: {error}"
 
     # -- periodic release, and the end ---------------------------------------------------
 

@@ -59,15 +59,15 @@ class Dispatch:
             message, packed = unpack(frame)
             if not (isinstance(message, Hello) or self._knows(message.sender)):
                 raise RefusedMessage(f"a {type(message).__name__} from {message.sender!r}, which has not sent a Hello")
-            body = packed if type(packed) is list else self._open(packed)
+            body: Body
+            if isinstance(packed, BodyElsewhere):
+                self.bytes += packed.size
+                body = self._bulk.open(packed)
+            else:
+                body = packed
             self._handlers[type(message)](message, body)
         except RefusedMessage as error:
             self._refuse(error)
-
-    def _open(self, body: Any) -> Body:
-        assert isinstance(body, BodyElsewhere)
-        self.bytes += body.size
-        return self._bulk.open(body)
 
     def _refuse(self, error: RefusedMessage) -> None:
         self.refused += 1

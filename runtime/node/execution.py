@@ -121,7 +121,9 @@ class Execution:
         return self._broken
 
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:
-        if not self._is_here(blocking):
+        if self._key is None or get_ident() != self._thread:
+            return False
+        if not blocking and (self._task is None or asyncio.current_task() is not self._task):
             return False
         if not bounded and any(self._is_own(target) for target, *_ in future.owing()):
             raise DeadlockError(
@@ -148,11 +150,6 @@ class Execution:
             spans.recorder.record("wait", self.endpoint, self._waits_since, (spans.actor,))
         if is_broken:
             raise asyncio.CancelledError
-
-    def _is_here(self, blocking: bool) -> bool:
-        if self._key is None or get_ident() != self._thread:
-            return False
-        return blocking or (self._task is not None and asyncio.current_task() is self._task)
 
     # -- from others ---------------------------------------------------------------
 

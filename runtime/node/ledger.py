@@ -187,7 +187,14 @@ class Ledger:
         with self._lock:
             found = []
             for owned_mesh in list(self._meshes.values()):
-                ranks = [] if owned_mesh.are_processes else _ranks_to_recreate(owned_mesh, restarted, alive)
+                if owned_mesh.are_processes:
+                    continue
+                failed = set(owned_mesh.failed)
+                ranks = sorted(
+                    rank
+                    for node, rank in owned_mesh.ranks.items()
+                    if node in restarted or (rank in failed and node in alive)
+                )
                 if ranks:
                     owned_mesh.failed = [rank for rank in owned_mesh.failed if rank not in ranks]
                     found.append((owned_mesh, ranks))
@@ -209,10 +216,3 @@ def _name_actor(owned_mesh: OwnedMesh, node: str, report: str) -> str:
     if owned_mesh.spawned is None:
         return report
     return f"{report}\n{monarch_texts.actor_failed(owned_mesh.spawned.describe(owned_mesh.ranks[node]), node)}"
-
-
-def _ranks_to_recreate(owned_mesh: OwnedMesh, restarted: Collection[str], alive: Collection[str]) -> list[int]:
-    failed = set(owned_mesh.failed)
-    return sorted(
-        rank for node, rank in owned_mesh.ranks.items() if node in restarted or (rank in failed and node in alive)
-    )

@@ -130,7 +130,8 @@ class Outbound:
         target, origin = targets[0], current_origin()
         reply_to, number = port if port is not None else (None, 0)
         calls = self._open(targets, reply_handler, endpoint) if reply_handler is not None else [number] * len(targets)
-        by = _sender(targets) if reply_handler is None and port is None else ""
+        # The actor that gets an undeliverable broadcast back; none for messages within the runtime.
+        by = own_key() if reply_handler is None and port is None and spawner_of(target.actor) else ""
         place = first, *extent.dims
         call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
         if len(targets) != 1 or not self._transmit_at_once(target, call, body):
@@ -390,14 +391,11 @@ class Outbound:
             if (found := self._withdraw(question)) is not None:
                 found[0].refuse(found[1], error)
             return False
-        if self._is_wanted(question):
+        if not question.call or question.reply_to is not None or self._table.is_open(question.call):
             return True
+        # Its process has died and restarted during the wait: the call has failed, and the caller may repeat it.
         self._flow.take_back(target, size)
         return False
-
-    def _is_wanted(self, call: Call) -> bool:
-        # If its process has died and restarted during the wait, the call has failed, and the caller may repeat it.
-        return not call.call or call.reply_to is not None or self._table.is_open(call.call)
 
     def _fail(self, target: Target, question: Question, size: int, gone: PeerGone) -> None:
         """Handle a message that could not be sent: fail its call, or return it to the actor that sent it."""
@@ -444,8 +442,3 @@ def own_key() -> str:
     here = CURRENT.get()
     key = here.actor_instance.key if here is not None else ""
     return key if spawner_of(key) else ""
-
-
-def _sender(targets: Sequence[Target]) -> str:
-    """Return the key of the actor that gets an undeliverable broadcast back; "" for messages within the runtime."""
-    return own_key() if targets and spawner_of(targets[0].actor) else ""

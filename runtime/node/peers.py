@@ -160,11 +160,8 @@ class Peers:
         receipts = self._table.receipts(node)
         self.fail_calls(node, lambda: loss(report))
         lose = functools.partial(self._supervision.lose, receipts=receipts)
-        notify_all((self._lose_spawner, lose, *self.when_down), report)
+        notify_all((lambda report: self._actors.lose_spawner(report.node), lose, *self.when_down), report)
         return None
-
-    def _lose_spawner(self, report: ExitReport) -> None:
-        self._actors.lose_spawner(report.node)
 
     def _note_restarted(self, address: Address, incarnation: int) -> bool:
         node = address.node

@@ -285,17 +285,13 @@ class LoopServing:
         try:
             if self._actor.is_unwanted(call):
                 execution.drop()
-            if self._actor.is_reload(call):
-                await self._let_finish()
+            begun = self._tasks.items() if self._actor.is_reload(call) else ()
+            if overlapping := [task for task, its_execution in begun if its_execution is not None]:
+                await asyncio.wait(overlapping)
             value = self._actor.begin(call, body)
             return await value if inspect.isawaitable(value) else value
         finally:
             execution.leave()
-
-    async def _let_finish(self) -> None:
-        """Wait until the overlapping endpoints that have begun have ended."""
-        if tasks := [task for task, execution in self._tasks.items() if execution is not None]:
-            await asyncio.wait(tasks)
 
     async def _run_aside(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
         """Run a sync endpoint on the actor's own thread, beside the loop; return its value and its exception."""

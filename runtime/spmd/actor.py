@@ -114,7 +114,7 @@ class SPMDActor(Actor):
             Rendezvous(master_addr, master_port, run_id),
         )
         if spec is not None:  # so that a mesh that is spawned from here does not inherit them
-            node.place = msgspec.structs.replace(spec, told=told)
+            node.place = msgspec.structs.replace(spec, updated_variables=told)
         os.environ.update(told)
 
 

@@ -125,11 +125,8 @@ class DisturbedTransport:
                 self._mark.wake_all()
                 self._release()  # send what another thread has added in between
             return
-        self.loop.call_later(max(0.0, self._next_look() - now), self._look)
-
-    def _next_look(self) -> float:
         first = self._held[0].due if self._held else self._slow_until
-        return max(self._cut_until, first)
+        self.loop.call_later(max(0.0, max(self._cut_until, first) - now), self._look)
 
     def _look(self) -> None:
         if self._is_disturbed:

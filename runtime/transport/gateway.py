@@ -271,7 +271,8 @@ class Gateway:
             return self._take_part(host_link, received, message.stream)
         was_attached = host_link.link.was_attached
         for stream in host_link.take(received):
-            self._resume_lane(host_link, stream)
+            if host_link.link.has_room(stream):
+                self._lanes.resume((host_link.host, stream))
         if host_link.link.was_attached and not was_attached:
             self._events.attached(host_link.host)
         if self._leaving is not None and isinstance(message, LinkAttach | LinkAttached):
@@ -303,14 +304,11 @@ class Gateway:
     def _look_after_links(self, now: float) -> None:
         for host_link in list(self._host_links.values()):
             silence = host_link.look_after(now)
-            if silence > self._grace_of(host_link):
+            # Before the first connection: longer than the controller's limit, whose error has more details.
+            grace = self._settings.host_timeout if host_link.link.was_attached else 2 * self._settings.launch_timeout
+            if silence > grace:
                 self._remove_host(host_link.host, f"it was silent for {silence:.1f} s")
                 self._events.silent(host_link.host, silence)
-
-    def _grace_of(self, host_link: HostLink) -> float:
-        if host_link.link.was_attached:
-            return self._settings.host_timeout
-        return 2 * self._settings.launch_timeout  # longer than the controller's limit, whose error has more details
 
     # -- lanes and inboxes of processes here ---------------------------------------------------
 
@@ -334,10 +332,6 @@ class Gateway:
     def refuse_lane(self, why: str) -> None:
         """Count a connection that does not request a lane."""
         self.rejected_peers.refuse(why)
-
-    def _resume_lane(self, host_link: HostLink, stream: str) -> None:
-        if host_link.link.has_room(stream):
-            self._lanes.resume((host_link.host, stream))
 
     def _hand_over_more(self, node: str) -> None:
         """Deliver waiting frames to a process that reads again, or to its successor."""

@@ -108,13 +108,11 @@ class GatewayListener:
         """Yield the received messages, at most `BATCH`."""
         for received in _read(self.socket, self._rejected_peers):
             if isinstance(received.message, LinkAttach):
-                self._admit(int(received.frame.get(zmq.SRCFD)))
+                descriptor = int(received.frame.get(zmq.SRCFD))
+                # The event of this connection came before its message, but may be unread.
+                while not self._handshakes.admit(descriptor) and self.note_rejected_peers():
+                    pass
             yield received
-
-    def _admit(self, descriptor: int) -> None:
-        # The event of this connection came before its message, but may be unread.
-        while not self._handshakes.admit(descriptor) and self.note_rejected_peers():
-            pass
 
     def note_rejected_peers(self) -> bool:
         """Count refused peers, and limit the connections of unknown ones; return whether there may be more events."""

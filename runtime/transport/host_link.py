@@ -80,16 +80,14 @@ class HostLink:
     def look_after(self, now: float) -> float:
         """Keep the link alive, and return for how long the other host has been silent."""
         silence = self._heartbeats.silence(now)
-        if self._dial is not None and now >= self._again_at and self._is_broken(silence):
+        is_broken = not self.link.is_attached or silence > self._grace * BROKEN
+        if self._dial is not None and now >= self._again_at and is_broken:
             self._redial(now)
         if self._heartbeats.is_due(now, self._grace / BEATS):
             self._send(Ping())
         if self.link.is_attached and (news := self.link.news()) is not None:
             self._send(news)
         return silence
-
-    def _is_broken(self, silence: float) -> bool:
-        return not self.link.is_attached or silence > self._grace * BROKEN
 
     def _redial(self, now: float) -> None:
         assert self._dial is not None
@@ -132,7 +130,10 @@ class HostLink:
         if isinstance(message, StreamPart):
             return self._take_part(message, received.data)
         if isinstance(message, StreamAck):
-            return self._take_news(message)
+            self.link.acknowledge(message.positions)
+            for stream in message.positions:
+                self.flush(stream)
+            return set(message.positions)
         if isinstance(message, LinkAttach) and message.attempt > self._attempt:
             self._lose()
             self._attempt, self._connection = message.attempt, received.connection
@@ -150,12 +151,6 @@ class HostLink:
             self._lose()
             return set()
         return {part.stream}
-
-    def _take_news(self, news: StreamAck) -> set[str]:
-        self.link.acknowledge(news.positions)
-        for stream in news.positions:
-            self.flush(stream)
-        return set(news.positions)
 
     def _attach(self, received: dict[str, int]) -> set[str]:
         self.link.attach(received)

@@ -146,7 +146,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         # Only if torch is loaded: otherwise there can be no tensor.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
-            return _reduce_tensor(obj, torch)
+            flat = obj.detach().contiguous().view(-1).view(torch.uint8)
+            name = str(obj.dtype).removeprefix("torch.")
+            return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(obj.shape), obj.requires_grad)
         find = _REDUCERS.get(type(obj).__module__)
         if find is not None and (found := find(obj)) is not NotImplemented:
             return found
@@ -208,12 +210,6 @@ def _is_dense(tensor: Any, torch: Any) -> bool:
         and not tensor.is_neg()
         and (tensor.is_leaf or not tensor.requires_grad)
     )
-
-
-def _reduce_tensor(tensor: Any, torch: Any) -> tuple[Any, ...]:
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(tensor.shape), tensor.requires_grad)
 
 
 def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:

@@ -25,27 +25,20 @@ _PLAIN_KINDS = "biufcmMSUV"  # dtype kinds whose items consist of bytes only, un
 def reduce_array(array: Any) -> Any:
     """Return how to pickle an array, as `__reduce__` does; NotImplemented if NumPy's own way is as good."""
     numpy = sys.modules["numpy"]
-    if not isinstance(array, numpy.ndarray) or array.nbytes < SMALL or not _is_plain(array.dtype):
+    if not isinstance(array, numpy.ndarray) or array.nbytes < SMALL:
+        return NotImplemented
+    if array.dtype.kind not in _PLAIN_KINDS or array.dtype.hasobject:
         return NotImplemented
     if type(array) is numpy.ma.MaskedArray:
         mask = array.mask if array.mask is not numpy.ma.nomask else None
         return _rebuild_masked, (array.data, mask, array._fill_value, array.hardmask)
-    is_mapped = type(array) is numpy.memmap  # sends the contents, not the path
-    if is_mapped or (type(array) is numpy.ndarray and not _travels_by_itself(array)):
-        return _reduce_dense(array, numpy)
-    return NotImplemented
-
-
-def _is_plain(dtype: Any) -> bool:
-    return dtype.kind in _PLAIN_KINDS and not dtype.hasobject
-
-
-def _travels_by_itself(array: Any) -> bool:
-    # The buffer protocol does not support dates.
-    return (array.flags.c_contiguous or array.flags.f_contiguous) and array.dtype.kind not in "mM"
-
-
-def _reduce_dense(array: Any, numpy: Any) -> tuple[Any, ...]:
+    is_dense = array.flags.c_contiguous or array.flags.f_contiguous
+    # NumPy exports dense arrays itself, but the buffer protocol does not support dates.
+    if type(array) is numpy.ndarray and is_dense and array.dtype.kind not in "mM":
+        return NotImplemented
+    # Of a mapped file, this sends the contents and not the path.
+    if type(array) not in (numpy.ndarray, numpy.memmap):
+        return NotImplemented
     order = "F" if array.flags.fnc else "C"
     dense = numpy.asarray(array, order=order).reshape(-1, order=order)
     buffer = pickle.PickleBuffer(dense.view(numpy.ndarray).view(numpy.uint8))

@@ -156,7 +156,9 @@ def test_what_a_rank_was_told_later_is_not_for_its_own_processes(monkeypatch: py
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")  # by the user, since
     spec = born(ONE_HOST, 4)
-    parent = WorkerSpec(address=spec.address, rank=0, local_rank=0, local_size=4, world=spec.world, told=told)
+    parent = WorkerSpec(
+        address=spec.address, rank=0, local_rank=0, local_size=4, world=spec.world, updated_variables=told
+    )
     inherited = inherited_environment(None, parent)
     assert {name: inherited.get(name) for name in told} == {
         "MASTER_PORT": "1",
