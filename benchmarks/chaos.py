@@ -302,7 +302,7 @@ def look(job: Job) -> Sight:
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.calls.pending,
-        letters=job.done.count,
+        messages=job.done.count,
     )
 
 

@@ -257,7 +257,7 @@ def look(job: Chaos) -> Sight:
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.calls.pending,
-        letters=job.transfers,
+        messages=job.transfers,
     )
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from letters import AsyncPeer, Audit, Guest, Letter, Outbox, Peer
 from report import Report, json_option
+from soak_messages import AsyncPeer, Audit, Guest, NumberedMessage, Outbox, Peer
 
 from meshbook import ActorMesh, SupervisionError, close_session, context, this_host
 from meshbook.runtime.hosts.session import current_session
@@ -72,7 +72,7 @@ class Work:
         """Let each actor send to each, and each process spawn processes, so that every connection exists."""
         for sender in self.teams.values():
             for name, team in self.teams.items():
-                self.wait(sender.cast_on.call(name, team, 1), "a first letter")
+                self.wait(sender.cast_on.call(name, team, 1), "a first message")
         self.wait(self.teams["a"].nest.call(2), "a first nested mesh")
         for kind in self._kinds:
             kind()
@@ -132,23 +132,23 @@ class Work:
         cuts = {dim: self._dice.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
         return mesh.slice(**{dim: cut for dim, cut in cuts.items() if cut is not None})
 
-    def _write(self, team: str, part: ActorMesh) -> Letter:
+    def _write(self, team: str, part: ActorMesh) -> NumberedMessage:
         return self.outbox.write(team, part.region.ranks())
 
     # -- messages ----------------------------------------------------------------
 
     def call(self) -> None:
         team, part = self._pick()
-        letter = self._write(team, part)
-        self._open.append((part.take.call(letter), list(letter.numbers.items()), f"call of {team}"))
+        message = self._write(team, part)
+        self._open.append((part.take.call(message), list(message.numbers.items()), f"call of {team}"))
 
     def call_one(self) -> None:
         team, rank = self._dice.choice("abcd"), {dim: self._dice.randrange(2) for dim in SHAPE}
         one = self.teams[team].slice(**rank)
         for _ in range(self._dice.randrange(1, 20)):
-            letter = self._write(team, one)
-            ((rank_and_number),) = letter.numbers.items()
-            self._open.append((one.take.call_one(letter), rank_and_number, f"call_one of {team}"))
+            message = self._write(team, one)
+            ((rank_and_number),) = message.numbers.items()
+            self._open.append((one.take.call_one(message), rank_and_number, f"call_one of {team}"))
 
     def cast(self) -> None:
         team, part = self._pick()
@@ -157,20 +157,20 @@ class Work:
 
     def stream(self) -> None:
         team, part = self._pick()
-        letter = self._write(team, part)
-        answers = sorted(self.wait(answer, f"stream of {team}") for answer in part.take.stream(letter))
-        self._compare(answers, sorted(letter.numbers.items()), f"stream of {team}")
+        message = self._write(team, part)
+        answers = sorted(self.wait(answer, f"stream of {team}") for answer in part.take.stream(message))
+        self._compare(answers, sorted(message.numbers.items()), f"stream of {team}")
 
     def let_cast(self) -> None:
         (_, senders), (team, part) = self._pick(), self._pick()
         answered = senders.cast_on.call(team, part, self._dice.randrange(1, 10))
-        self._open.append((answered, [None] * len(senders), "letters cast on"))
+        self._open.append((answered, [None] * len(senders), "messages broadcast"))
 
     def let_call(self) -> None:
         sender = self._dice.choice("abc")
         senders = self._cut(self.teams[sender])
         team, part = self._pick("abcd".partition(sender)[2])
-        self._open.append((senders.call_on.call(team, part), [True] * len(senders), "letters called on"))
+        self._open.append((senders.call_on.call(team, part), [True] * len(senders), "messages called"))
 
     # -- temporary actors and meshes ---------------------------------------------
 
@@ -218,7 +218,7 @@ class Sight:
     processes: int
     files: int  # in the run's folder
     open_calls: int
-    letters: int
+    messages: int
 
 
 def settle(work: Work) -> list[Audit]:
@@ -239,7 +239,7 @@ def find_missing(audits: list[Audit], outbox: Outbox) -> list[str]:
     received = {audit.name: audit.received for audit in audits}
     sent = {"controller": outbox.sent, **{audit.name: audit.sent for audit in audits}}
     return [
-        f"{team} {rank} got {got} of {count} letters of {sender}"
+        f"{team} {rank} got {got} of {count} messages of {sender}"
         for sender, counts in sent.items()
         for (team, rank), count in counts.items()
         if (got := received[f"{team} {rank}"].get(sender, 0)) != count
@@ -259,7 +259,7 @@ def look(work: Work) -> Sight:
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.calls.pending + sum(audit.open_calls for audit in audits),
-        letters=sum(sum(audit.received.values()) for audit in audits),
+        messages=sum(sum(audit.received.values()) for audit in audits),
     )
 
 
@@ -300,7 +300,7 @@ def grown(sight: Sight, warm: Sight) -> list[str]:
 def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
     put_growth(report, sight, warm)
     report.put("lost, reordered or wrong", len(work.wrong), "", "0")
-    report.put("letters taken so far", sight.letters, "")
+    report.put("messages received so far", sight.messages, "")
     for kind in ("invite", "come_and_go", "let_nest"):
         report.put(f"{kind}, so far", work.done[kind], "")
 

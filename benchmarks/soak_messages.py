@@ -17,7 +17,7 @@ MOST_FAULTS = 20  # of one receiver; more would add no information
 
 
 @dataclass(frozen=True)
-class Letter:
+class NumberedMessage:
     """One message to some ranks of a team, with its number for each of them."""
 
     sender: str
@@ -31,11 +31,11 @@ class Outbox:
         self._sender = sender
         self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def write(self, team: str, ranks: Iterable[int]) -> Letter:
+    def write(self, team: str, ranks: Iterable[int]) -> NumberedMessage:
         """Return the next message to these ranks; send it before the next call."""
-        letter = Letter(self._sender, {rank: self.sent[team, rank] for rank in ranks})
-        self.sent.update((team, rank) for rank in letter.numbers)
-        return letter
+        message = NumberedMessage(self._sender, {rank: self.sent[team, rank] for rank in ranks})
+        self.sent.update((team, rank) for rank in message.numbers)
+        return message
 
 
 class Inbox:
@@ -64,7 +64,7 @@ class Audit:
     faults: list[str] = field(default_factory=list)
 
 
-class Desk:
+class PeerMessages:
     """The common part of both kinds of peers: their identity, and the messages that they send and receive."""
 
     def __init__(self, team: str) -> None:
@@ -72,12 +72,12 @@ class Desk:
         self._name = f"{team} {self.rank}"
         self._inbox, self._outbox = Inbox(), Outbox(self._name)
 
-    def take(self, letter: Letter) -> tuple[int, int]:
-        number = letter.numbers[self.rank]
-        self._inbox.take(letter.sender, number)
+    def take(self, message: NumberedMessage) -> tuple[int, int]:
+        number = message.numbers[self.rank]
+        self._inbox.take(message.sender, number)
         return self.rank, number
 
-    def write(self, team: str, peers: ActorMesh) -> Letter:
+    def write(self, team: str, peers: ActorMesh) -> NumberedMessage:
         return self._outbox.write(team, peers.region.ranks())
 
     def audit(self) -> Audit:
@@ -91,17 +91,17 @@ class Peer(Actor):
     """Receives messages, sends messages of its own, and spawns meshes."""
 
     def __init__(self, team: str) -> None:
-        self._call_context = Desk(team)
+        self._messages = PeerMessages(team)
 
     @endpoint
-    def take(self, letter: Letter) -> tuple[int, int]:
-        return self._call_context.take(letter)
+    def take(self, message: NumberedMessage) -> tuple[int, int]:
+        return self._messages.take(message)
 
     @endpoint
     def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
         """Broadcast to these peers without waiting."""
         for _ in range(times):
-            peers.take.broadcast(self._call_context.write(team, peers))
+            peers.take.broadcast(self._messages.write(team, peers))
 
     @endpoint
     def call_on(self, team: str, peers: ActorMesh) -> bool:
@@ -109,8 +109,8 @@ class Peer(Actor):
 
         Only towards later teams: in a circle all would wait.
         """
-        letter = self._call_context.write(team, peers)
-        return list(peers.take.call(letter).get().values()) == list(letter.numbers.items())
+        message = self._messages.write(team, peers)
+        return list(peers.take.call(message).get().values()) == list(message.numbers.items())
 
     @endpoint
     def nest(self, depth: int) -> int:
@@ -118,27 +118,27 @@ class Peer(Actor):
 
     @endpoint
     def audit(self) -> Audit:
-        return self._call_context.audit()
+        return self._messages.audit()
 
 
 class AsyncPeer(Actor):
     """A peer on an event loop."""
 
     def __init__(self, team: str) -> None:
-        self._call_context = Desk(team)
+        self._messages = PeerMessages(team)
 
     @endpoint
-    async def take(self, letter: Letter) -> tuple[int, int]:
-        return self._call_context.take(letter)
+    async def take(self, message: NumberedMessage) -> tuple[int, int]:
+        return self._messages.take(message)
 
     @endpoint
     async def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
         for _ in range(times):
-            peers.take.broadcast(self._call_context.write(team, peers))
+            peers.take.broadcast(self._messages.write(team, peers))
 
     @endpoint
     async def audit(self) -> Audit:
-        return self._call_context.audit()
+        return self._messages.audit()
 
 
 class Guest(Actor):
