@@ -97,7 +97,7 @@ class ForeignProcMesh(ProcMesh):
     _twin = _of_its_run(ProcMesh._twin)
     map = _in_its_run(ProcMesh.map)
     stop = _in_its_run(ProcMesh.stop)
-    _heal = _in_its_run(ProcMesh._heal)
+    heal_ranks = _in_its_run(ProcMesh.heal_ranks)
     all_of = _in_its_run(ProcMesh.all_of)
     init_process_group = _in_its_run(ProcMesh.init_process_group)
     abort_process_groups = _in_its_run(ProcMesh.abort_process_groups)

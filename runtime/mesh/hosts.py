@@ -356,10 +356,10 @@ class HostMesh(MeshTrait):
 
     # -- for the meshes on them ----------------------------------------------------
 
-    def _count_spares(self, mesh: str) -> Future[int]:
+    def count_spares(self, mesh: str) -> Future[int]:
         return self._hosts().spares.call(mesh).then(lambda counts: sum(counts.values()))
 
-    def _stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
+    def stop_procs(self, nodes: Sequence[Address], reason: str) -> Future[None]:
         names = [node.node for node in nodes]
         ended = when_ended(current_node(), names)
         # The agent asks the workers to exit, since it must know first that their end is expected. Earlier messages of
@@ -371,7 +371,7 @@ class HostMesh(MeshTrait):
         current_node().calls.send(targets, "fence", ((fence,), {}), Extent((), ()), None)
         return ended
 
-    def _signal_procs(self, nodes: Sequence[Address], number: int, sender: str) -> Future[None]:
+    def signal_procs(self, nodes: Sequence[Address], number: int, sender: str) -> Future[None]:
         asked = self._hosts_of(nodes).kill.call([node.node for node in nodes], number, sender)
         return asked.then(lambda _: None)
 

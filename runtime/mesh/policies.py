@@ -147,7 +147,7 @@ class Respawning:
 def _start_again(node: Node, lost: OwnedMesh, rank: int) -> str | None:
     try:
         if lost.are_processes:
-            lost.handle()._heal([rank])
+            lost.handle().heal_ranks([rank])
         else:
             lost.restart(node.ledger.heal(lost.key, [rank]))
     except (MeshbookError, RuntimeError) as error:

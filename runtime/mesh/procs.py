@@ -274,7 +274,7 @@ class ProcMesh(MeshTrait):
     def _end(self, reason: str) -> Future[None]:
         ledger, names = current_node().ledger, {address.node for address in self._nodes}
         ledger.end(self._name, names)
-        stopped = self._hosts._stop_procs(self._nodes, reason)
+        stopped = self._hosts.stop_procs(self._nodes, reason)
         stopped.when_done(lambda: ledger.forget(names))  # actors in processes that had failed before
         return stopped
 
@@ -302,13 +302,13 @@ class ProcMesh(MeshTrait):
         start. SupervisionError: a constructor or a `__restore__` fails. RuntimeError: the mesh was stopped. ValueError:
         this is a slice or a received reference.
         """
-        return self._heal()
+        return self.heal_ranks()
 
-    def _heal(self, only: Collection[int] | None = None) -> Future[list[int]]:
+    def heal_ranks(self, only: Collection[int] | None = None) -> Future[list[int]]:
         with self._ownership.changing:
             current, owned_mesh = self._to_change("healed")
             healed = heal(current_node(), owned_mesh, current._nodes, _ask_ready, current._follow_up, only=only)
-            self._hosts._ownership.add(current)
+            self._hosts.adopt(current)
         return healed
 
     def _to_change(self, what: str) -> tuple[ProcMesh, OwnedMesh]:
@@ -356,7 +356,7 @@ class ProcMesh(MeshTrait):
             follow_up = functools.partial(resized._follow_up, restarted=(), was=before.nelements)
             done = change.begin(self._hosts, _ask_ready, follow_up)
             resized._initialized = done.then(lambda ranks: True)
-            self._hosts._ownership.add(resized)
+            self._hosts.adopt(resized)
         text = f"from {dict(before)} to {dict(after)}"
         current_node().send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
         return resized
@@ -450,7 +450,7 @@ class ProcMesh(MeshTrait):
 
     def spares(self) -> Future[int]:
         """Return the number of warm spare processes on all hosts of this mesh, ready to replace one that dies."""
-        return self._hosts._count_spares(self._name)
+        return self._hosts.count_spares(self._name)
 
     def transfers(self) -> Future[TransferTable]:
         """Return the bytes moved between memories of processes by `RDMABuffer` and everything built on it.
@@ -467,7 +467,7 @@ class ProcMesh(MeshTrait):
 
     def dismiss(self, reason: str) -> Future[None]:
         """Stop the processes of this mesh or slice ahead of the others, as `stop` does for all of them."""
-        return self._hosts._stop_procs(self.nodes, reason)
+        return self._hosts.stop_procs(self.nodes, reason)
 
     async def logging_option(
         self,
@@ -505,7 +505,7 @@ class ProcMesh(MeshTrait):
 
         If a `sender` is given, calls that wait for a killed process report that the sender ended it.
         """
-        return self._hosts._signal_procs(self.nodes, number, sender)
+        return self._hosts.signal_procs(self.nodes, number, sender)
 
     async def __aenter__(self) -> Self:
         return self

@@ -87,7 +87,7 @@ class Resize:
         for spawned in self._followers:
             waiting += spawned.extend(self.new)
         if self.removed:
-            hosts._stop_procs(self.removed, f"its mesh was resized to {dict(self._after)}")
+            hosts.stop_procs(self.removed, f"its mesh was resized to {dict(self._after)}")
             waiting.append(when_ended(self._node, [address.node for address in self.removed]))
         made: Future[list[int]] = Future.pending()
         done: Future[list[int]] = Future.pending()

@@ -59,12 +59,12 @@ class ActorInbox:
         self._owed = OwedCredits(flow.window) if is_counted(key) else None
         self.put, self.empty, self.size = self._items.put, self._items.empty, self._items.qsize  # `put` never waits
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread that waits for the next message, so that it checks for other work."""
         self._items.put(None)
 
     def get(self) -> Item | None:
-        """Wait for the next message and return it; None after a `ring`."""
+        """Wait for the next message and return it; None after a `wake`."""
         return self.count_out(self._items.get())
 
     def get_nowait(self) -> Item | None:
@@ -115,7 +115,7 @@ class HostedActor:
         self._actor: Any = None
         self._endpoints = EndpointTable(None)
         self._owed: dict[int, Call] = {}  # unanswered calls by port, keyed by id(): one port may be named twice
-        self.unwanted: set[tuple[str, int]] = set()  # calls that were cancelled before they began
+        self.cancelled_early: set[tuple[str, int]] = set()  # calls that were cancelled before they began
         self.notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed at the end
         self._unreached: set[str] = set()  # destinations of returned messages that are already logged
@@ -126,7 +126,7 @@ class HostedActor:
         self._restoring: Awaitable[Any] | None = None  # of an `async def __restore__`, to be awaited on the loop
         self._cleans_up = True
         self._is_over = False
-        self._maker = 0  # the thread that runs the constructor and the sync endpoints
+        self._constructor_thread = 0  # the thread that runs the constructor and the sync endpoints
         self._serving: ThreadServing | LoopServing | None = None
         self._thread: threading.Thread | None = None
 
@@ -195,9 +195,9 @@ class HostedActor:
     def cancel(self, sender: str, call: int) -> None:
         """Cancel a call: interrupt it, or drop it before it begins."""
         key = sender, call
-        self.unwanted.add(key)  # first: a call that has just left the queue checks this set when it begins
+        self.cancelled_early.add(key)  # first: a call that has just left the queue checks this set when it begins
         if self._serving is not None and self._serving.cancel(key):
-            self.unwanted.discard(key)
+            self.cancelled_early.discard(key)
 
     def where(self, sender: str, call: int) -> str:
         """Describe where this call is: in the queue, or at a line of the user's code."""
@@ -221,7 +221,7 @@ class HostedActor:
     def is_served_here(self) -> bool:
         """Whether the actor cannot handle a message while the calling thread waits."""
         here = threading.get_ident()
-        return here == self._maker or (self._serving is not None and here == self._serving.thread)
+        return here == self._constructor_thread or (self._serving is not None and here == self._serving.thread)
 
     def held_up_by(self, sender: str, call: int) -> Execution | None:
         """Return the execution that the reply to this call depends on: its own, or that of the message before it.
@@ -250,7 +250,7 @@ class HostedActor:
 
     def run(self, constructed: Constructed = lambda error: None) -> None:
         """Construct the actor and serve it on the calling thread until it is stopped."""
-        self._maker = threading.get_ident()
+        self._constructor_thread = threading.get_ident()
         self._constructed.append(constructed)
         # An actor that was abandoned before its start is not constructed.
         if self._lost is None and self.construct(self._report_constructed):
@@ -258,7 +258,7 @@ class HostedActor:
             self._serve(self._serving)
         else:
             self._report_constructed(self._lost)
-            ThreadServing(self).part()
+            ThreadServing(self).clean_up()
         self._end()
 
     def _serve(self, serving: ThreadServing | LoopServing) -> None:
@@ -268,7 +268,7 @@ class HostedActor:
             logger.exception("the message loop of %s failed", self.instance)
             self._cleans_up = False
             self._fail(format_raised(f"the serving of {name_place(self.instance)}", error), error)
-            ThreadServing(self).part()
+            ThreadServing(self).clean_up()
 
     def construct(self, constructed: Constructed) -> bool:
         """Construct the actor; return whether that succeeded."""
@@ -317,7 +317,7 @@ class HostedActor:
     def _abandon(self, stop: Stop) -> None:
         """Report the actor as stopped if its constructor has not returned in time after a stop."""
         if self._serving is None and self._lost is None:
-            present = "its constructor had not returned" if self._maker else "it had not started"
+            present = "its constructor had not returned" if self._constructor_thread else "it had not started"
             self._report_constructed(self._stop(f"{stop.reason}; {present}"))
             self._end()
 
@@ -356,19 +356,19 @@ class HostedActor:
     def is_mixed(self) -> bool:
         return self._endpoints.is_mixed
 
-    def is_unwanted(self, call: Call) -> bool:
+    def is_cancelled_early(self, call: Call) -> bool:
         """Whether the call was cancelled before it began; call this once it has begun.
 
         When the queue is empty, the cancellations noted before belong to finished calls and are dropped.
         """
-        if not self.unwanted:
+        if not self.cancelled_early:
             return False
-        if (key := (call.sender, call.call)) in self.unwanted:
-            self.unwanted.discard(key)
+        if (key := (call.sender, call.call)) in self.cancelled_early:
+            self.cancelled_early.discard(key)
             return True
-        noted = set(self.unwanted)
+        noted = set(self.cancelled_early)
         if self.queue.empty():
-            self.unwanted -= noted
+            self.cancelled_early -= noted
         return False
 
     def hook(self, notice: Notice) -> Any:
@@ -544,7 +544,7 @@ class HostedActor:
             self._node.calls.return_message(message, message.actor, str(self._lost))
 
     def _refuse_queued(self) -> None:
-        has_alarm = False
+        has_wakeup = False
         while True:
             try:
                 item = self.queue.get_nowait()
@@ -552,9 +552,9 @@ class HostedActor:
                 break
             if item is not None:
                 self.refuse(*item)
-            has_alarm = has_alarm or item is None
-        if has_alarm:  # the ring was meant for the actor's thread
-            self.queue.ring()
+            has_wakeup = has_wakeup or item is None
+        if has_wakeup:  # the wake-up was meant for the actor's thread
+            self.queue.wake()
         if self._is_over:
             self._confirm_stops()
 

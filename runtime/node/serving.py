@@ -79,7 +79,7 @@ class ThreadServing:
             if isinstance(message, Call):
                 actor.abandon(message, error)
             raise
-        self.part()
+        self.clean_up()
 
     def _run(self, call: Call, body: Body) -> None:
         actor, execution = self._actor, self.execution
@@ -87,7 +87,7 @@ class ThreadServing:
         execution.enter((call.sender, call.call), call.endpoint, call.origin)
         try:
             try:
-                if actor.unwanted and actor.is_unwanted(call):
+                if actor.cancelled_early and actor.is_cancelled_early(call):
                     execution.drop()
                 value = actor.begin(call, body)
             finally:
@@ -121,7 +121,7 @@ class ThreadServing:
             CURRENT.reset(token)
         notice.conclude(verdict, error)
 
-    def part(self) -> None:
+    def clean_up(self) -> None:
         """Run the cleanup steps in order; log those that fail."""
         for step in self._actor.cleanup_steps():
             try:
@@ -133,7 +133,7 @@ class ThreadServing:
 
     def wake(self) -> None:
         """Wake the thread for a notice, or because the actor is lost."""
-        self._actor.queue.ring()
+        self._actor.queue.wake()
 
     wake_for_message = wake
 
@@ -168,7 +168,7 @@ class LoopServing:
         self._tasks: dict[asyncio.Task[None], Execution | None] = {}  # tasks of overlapping endpoints and of notices
         self._is_handling = False
         # Sync endpoints of a class that mixes sync and async ones, to run on the actor's own thread; None ends it.
-        self._aside: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._sync_calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until the actor is lost, then run its cleanup steps."""
@@ -178,18 +178,18 @@ class LoopServing:
         # Sync endpoints stay on the thread of the constructor; the loop gets another thread.
         here = contextvars.copy_context()
         loop = threading.Thread(
-            target=here.run, args=(self._run_beside,), name=f"{threading.current_thread().name}, loop", daemon=True
+            target=here.run, args=(self._run_loop,), name=f"{threading.current_thread().name}, loop", daemon=True
         )
         loop.start()
-        while (work := self._aside.get()) is not None:
+        while (work := self._sync_calls.get()) is not None:
             work()
         loop.join()
 
-    def _run_beside(self) -> None:
+    def _run_loop(self) -> None:
         try:
             asyncio.run(self._run())
         finally:
-            self._aside.put(None)
+            self._sync_calls.put(None)
 
     async def _run(self) -> None:
         self.thread = threading.get_ident()
@@ -197,7 +197,7 @@ class LoopServing:
         with contextlib.suppress(asyncio.CancelledError):  # `_look` cancels this task when the actor is lost
             await self._restore()
             await self._serve()
-        await self._part()
+        await self._clean_up()
 
     async def _restore(self) -> None:
         self._is_handling = True  # so that `_look` cancels it if the actor is lost meanwhile
@@ -251,22 +251,22 @@ class LoopServing:
         assert self._task is not None
         execution, is_sync = self.execution, self._actor.is_sync(call)
         CURRENT.set(self._actor.context_of(call, execution))
-        await self._run_call(call, body, execution, aside=is_sync)
+        await self._run_call(call, body, execution, on_thread=is_sync)
         if execution.is_broken and not self._actor.reasons:
             self._task.uncancel()  # only the message was cancelled; the actor continues
 
-    async def _run_call(self, call: Call, body: Body, execution: Execution, *, aside: bool = False) -> None:
+    async def _run_call(self, call: Call, body: Body, execution: Execution, *, on_thread: bool = False) -> None:
         try:
-            await self._run_and_reply(call, body, execution, aside)
+            await self._run_and_reply(call, body, execution, on_thread)
         except Exception as error:
             self._actor.abandon(call, error)
             raise
 
-    async def _run_and_reply(self, call: Call, body: Body, execution: Execution, aside: bool) -> None:
+    async def _run_and_reply(self, call: Call, body: Body, execution: Execution, on_thread: bool) -> None:
         actor = self._actor
         try:
-            if aside:
-                value, error = await self._run_aside(call, body)
+            if on_thread:
+                value, error = await self._run_on_thread(call, body)
                 if error is not None:
                     raise error
             else:
@@ -283,7 +283,7 @@ class LoopServing:
     async def _run_here(self, call: Call, body: Body, execution: Execution) -> Any:
         execution.enter((call.sender, call.call), call.endpoint, call.origin, asyncio.current_task())
         try:
-            if self._actor.is_unwanted(call):
+            if self._actor.is_cancelled_early(call):
                 execution.drop()
             begun = self._tasks.items() if self._actor.is_reload(call) else ()
             if overlapping := [task for task, its_execution in begun if its_execution is not None]:
@@ -293,7 +293,7 @@ class LoopServing:
         finally:
             execution.leave()
 
-    async def _run_aside(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
+    async def _run_on_thread(self, call: Call, body: Body) -> tuple[Any, BaseException | None]:
         """Run a sync endpoint on the actor's own thread, beside the loop; return its value and its exception."""
         assert self._loop is not None
         loop, here = self._loop, contextvars.copy_context()
@@ -307,7 +307,7 @@ class LoopServing:
             value, error = None, None
             try:
                 try:
-                    if self._actor.is_unwanted(call):
+                    if self._actor.is_cancelled_early(call):
                         self.execution.drop()
                     value = self._actor.begin(call, body)
                 finally:
@@ -318,7 +318,7 @@ class LoopServing:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, value, error)
 
-        self._aside.put(lambda: here.run(work))
+        self._sync_calls.put(lambda: here.run(work))
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:  # cleanup steps must not run while the endpoint is still on its thread
@@ -360,7 +360,7 @@ class LoopServing:
         else:
             notice.conclude(verdict, None)
 
-    async def _part(self) -> None:
+    async def _clean_up(self) -> None:
         """Cancel the overlapping tasks, then run the cleanup steps in order; log those that fail."""
         tasks = list(self._tasks)
         for task in tasks:
@@ -378,13 +378,13 @@ class LoopServing:
 
     def wake_for_message(self) -> None:
         """Wake the loop for a message in the queue."""
-        self._call_soon(self._ring)
+        self._call_soon(self._set_arrived)
 
     def wake(self) -> None:
         """Wake the loop for a notice, or because the actor is lost."""
         self._call_soon(self._look)
 
-    def _ring(self) -> None:
+    def _set_arrived(self) -> None:
         assert self._arrived is not None
         self._arrived.set()
 
@@ -393,7 +393,7 @@ class LoopServing:
         if self._actor.reasons and self._is_handling and self._task is not None:
             self._is_handling = False  # cancel only once
             self._task.cancel()
-        self._ring()
+        self._set_arrived()
 
     def cancel(self, key: Key) -> bool:
         """Cancel this message if it is being handled; return whether it seemed to be."""

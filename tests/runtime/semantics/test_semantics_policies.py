@@ -351,7 +351,7 @@ def test_beyond_1_an_error_that_nobody_has_foreseen_hides_no_failure(
     procs = world.procs(2, on_failure="respawn")
     values(procs.spawn("member", Member).note.call(1))
     with monkeypatch.context() as patch:
-        patch.setattr(ProcMesh, "_heal", heal)
+        patch.setattr(ProcMesh, "heal_ranks", heal)
         world.kill(procs.slice(gpus=1))
         failure = faults.get(timeout=PATIENCE)
     assert failure.report().endswith("it could not be respawned: KeyError: 'what'")
