@@ -84,17 +84,16 @@ class Balancer:
 
     def requests(self, now: float) -> Iterator[ItemRequest]:
         """Create the requests to send now."""
-        while self._waiting and (rank := self._find_rank(now)) is not None:
+        while self._waiting:
+            free = [rank for rank, requests in self._open.items() if self._has_room(rank, requests, now)]
+            if not free:
+                return
+            rank = min(free, key=lambda rank: sum(len(request.items) for request in self._open[rank]))
             request = ItemRequest(next(self._numbers), rank, self._take())
             if not self._open[rank]:
                 self._since[rank] = now
             self._open[rank].append(request)
             yield request
-
-    def _find_rank(self, now: float) -> int | None:
-        """Return the rank with the fewest open items that has room for a request."""
-        free = [rank for rank, requests in self._open.items() if self._has_room(rank, requests, now)]
-        return min(free, key=lambda rank: sum(len(request.items) for request in self._open[rank]), default=None)
 
     def _has_room(self, rank: int, requests: Sequence[ItemRequest], now: float) -> bool:
         if not requests:

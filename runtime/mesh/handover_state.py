@@ -125,7 +125,9 @@ def _pickled(value: Any) -> bytes | None:
 def restore_meshes(owned: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
     """Take over these meshes on these hosts. Return descriptions of the parts that could not be restored."""
     lost: list[str] = []
-    policies = [_policy(rule, lost) for rule in owned.policies]
+    what = "the on_failure function; failures are raised instead"
+    rules = [_loaded(rule, what, lost) for rule in owned.policies]
+    policies = [None if rule is None else Respawning(*rule) for rule in rules]
     for procs in owned.procs:
         _take_procs(procs, hosts, _pick(policies, procs.policy), lost)
     for actors in owned.actors:
@@ -135,11 +137,6 @@ def restore_meshes(owned: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]
 
 def _pick(policies: Sequence[Respawning | None], index: int | None) -> Respawning | None:
     return None if index is None else policies[index]
-
-
-def _policy(rule: bytes | None, lost: list[str]) -> Respawning | None:
-    found = _loaded(rule, "the on_failure function; failures are raised instead", lost)
-    return None if found is None else Respawning(*found)
 
 
 def _take_procs(state: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 def plan(before: Extent, after: Extent) -> list[int | None]:
     """Return, for each rank of `after`, the rank of the same coordinates in `before`; None for a new rank."""
-    return [_rank_in(before, dict(after.point(rank))) for rank in range(after.nelements)]
-
-
-def _rank_in(extent: Extent, coordinates: dict[str, int]) -> int | None:
-    if any(coordinates[label] >= size for label, size in extent.items()):
-        return None
-    return extent.point(**coordinates).rank
+    found: list[int | None] = []
+    for rank in range(after.nelements):
+        coordinates = dict(after.point(rank))
+        is_new = any(coordinates[label] >= size for label, size in before.items())
+        found.append(None if is_new else before.point(**coordinates).rank)
+    return found
 
 
 def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:

@@ -148,7 +148,11 @@ class TaskTable:
         except BaseException as error:
             # PickleErrors are the runtime's own, and their text is complete.
             trace = "" if isinstance(error, PickleError) else format_error(error)
-            return ItemFailure(type(error).__name__, _say(error), trace, pickle_exception(error))
+            try:
+                said = str(error)
+            except Exception:
+                said = "<exception str() failed>"  # as in a traceback
+            return ItemFailure(type(error).__name__, said, trace, pickle_exception(error))
 
     def take_back(self, key: str, number: int, items: Sequence[int]) -> UnstartedItems:
         """Withdraw those of these items that have not begun, and return them. The request may still be on its way."""
@@ -185,13 +189,6 @@ def table_of(node: Node) -> TaskTable:
         node.tasks = TaskTable(node.settings.max_message_bytes)
     table: TaskTable = node.tasks
     return table
-
-
-def _say(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"  # as in a traceback
 
 
 class MapActor(Actor):

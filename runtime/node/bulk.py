@@ -71,9 +71,13 @@ class Bulk:
     ) -> Iterator[Callable[[Message, Address], Buffer]]:
         """Yield a function that packs messages with this body for these nodes; the body is copied once for all."""
         readers: dict[str, ProcessMark] = {}
+        own = self._routes.own
         for to in receivers if self.takes(size) else ():
-            if (mark := self._reader(to)) is not None:
-                readers[to.node] = mark
+            known = self._peers.get(to.node)
+            if isinstance(known, ProcessMark):
+                readers[to.node] = known
+            elif known is None and to.node != own.node and host_of(to) == host_of(own):
+                self._offer(to)
         segment = self._fill(body) if readers else None
 
         def in_frame(message: Message, to: Address) -> Buffer:
@@ -109,12 +113,6 @@ class Bulk:
         assert isinstance(body, BodyElsewhere)
         parts = self._pool.parts_of(body.reference, body.lengths)
         return frame if parts is None else pack(message, parts, self._limit)
-
-    def _reader(self, to: Address) -> ProcessMark | None:
-        known = self._peers.get(to.node)
-        if known is None and to.node != self._routes.own.node and host_of(to) == host_of(self._routes.own):
-            self._offer(to)
-        return known if isinstance(known, ProcessMark) else None
 
     def _fill(self, body: Body) -> SharedSegment | None:
         lengths = [memoryview(part).nbytes for part in body]

@@ -460,7 +460,7 @@ class TimeLimit:
     def _end(self, silent: Sequence[Unanswered], places: Sequence[Future[str]]) -> None:
         """Fail the pending calls. May run twice: a future keeps its first error."""
         lines = [
-            f"    rank {self._first + index} ({target.address.node}) is {_say(place)}"
+            f"    rank {self._first + index} ({target.address.node}) is {_format_place(place)}"
             for (index, target, _), place in zip(silent, places, strict=True)
         ]
         count = f"{len(silent)} of {self._count} ranks" if self._count > 1 else "the actor"
@@ -468,7 +468,7 @@ class TimeLimit:
         self._pending_call.fail_pending(lambda: CallTimeout(text))
 
 
-def _say(place: Future[Any]) -> str:
+def _format_place(place: Future[Any]) -> str:
     if not place.done():
         return "unresponsive: its process is stopped, or it holds the GIL"
     error = place.exception()

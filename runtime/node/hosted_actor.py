@@ -395,7 +395,12 @@ class HostedActor:
             # The endpoint has not begun and cannot reply. This is the caller's mistake, so the actor does not fail.
             self._node.replies.reply_error(call.sender, call.call, f"{type(error).__name__}: {error}", error)
             return None
-        return self._begin(method, (self._port_of(call), *args) if ported else args, kwargs)
+        if ported:
+            if call.call:
+                self._owed[id(call)] = call
+            replies, settled = self._node.replies, lambda: self._owed.pop(id(call), None)
+            args = (replies.port_to(call.sender, call.call, call.place[0], settled), *args)
+        return self._begin(method, args, kwargs)
 
     def _describe(self, what: str, call: Call) -> str:
         return f"{what} of {self.instance.name}.{call.endpoint}"
@@ -411,11 +416,6 @@ class HostedActor:
     def _begin(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A separate function: `execution` finds the border between runtime code and user code by its name.
         return method(*args, **kwargs)
-
-    def _port_of(self, call: Call) -> Any:
-        if call.call:
-            self._owed[id(call)] = call
-        return self._node.replies.port_to(call.sender, call.call, call.place[0], lambda: self._owed.pop(id(call), None))
 
     # -- how a message ends --------------------------------------------------
 

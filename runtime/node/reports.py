@@ -38,20 +38,18 @@ def format_raised(where: str, error: BaseException) -> str:
 
 def _format_raised(where: str, error: BaseException) -> str:
     if isinstance(error, CallError) and error.__cause__ is None and error.__context__ is None:
-        told = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, ActorError) else f"{type(error).__name__}: {error}"
         frames = format_frames(error)
-        return f"{told}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
+        return f"{text}\nwhich failed {where}" + (f":\n{frames}" if frames else "")
     text = f"{where} raised {headline(error)}\n{format_error(error)}"
     if isinstance(error, MemoryError):
         return f"{text}\n{_format_memory()}"
-    limit = explain_limit(str(error), _folder_of_output()) if isinstance(error, OSError | RuntimeError) else ""
+    limit = ""
+    if isinstance(error, OSError | RuntimeError):
+        # The folder of the file that stdout writes to: when full, it is not the fault of user code.
+        output = Path("/proc/self/fd/1")
+        limit = explain_limit(str(error), str(output.resolve().parent) if output.is_file() else "")
     return f"{text}\n{limit}" if limit else text
-
-
-def _folder_of_output() -> str:
-    """Return the folder of the file that stdout writes to: when full, it is not the fault of user code."""
-    path = Path("/proc/self/fd/1")
-    return str(path.resolve().parent) if path.is_file() else ""
 
 
 def _format_memory() -> str:

@@ -61,17 +61,16 @@ class Outflow:
     def due(self) -> list[StreamPiece]:
         """Return the pieces to send now, and count them as in flight."""
         due = []
-        while self._waiting and self._fits(self._waiting[0]):
+        while self._waiting:
+            has_room = self._bytes + len(self._waiting[0].data) <= self._window and len(self._under_way) < WINDOW_PIECES
+            # A piece that is larger than the window is sent on its own.
+            if self._under_way and not has_room:
+                break
             piece = self._waiting.popleft()
             self._under_way.append(piece)
             self._bytes += len(piece.data)
             due.append(piece)
         return due
-
-    def _fits(self, piece: StreamPiece) -> bool:
-        if not self._under_way:
-            return True  # also a piece larger than the window, which would otherwise never be sent
-        return self._bytes + len(piece.data) <= self._window and len(self._under_way) < WINDOW_PIECES
 
     def acknowledge(self, number: int) -> None:
         """Drop the pieces up to this number. An outdated number has no effect."""

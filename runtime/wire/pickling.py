@@ -50,13 +50,13 @@ def dumps(value: Any, what: What) -> list[Buffer]:
             return [_pickle(value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
-        raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
+        raise PickleError(f"{_text_of(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
     except _FAULTS as error:
         culprit = _culprit(value)
-        raise PickleError(f"{_say(what)} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
+        raise PickleError(f"{_text_of(what)} cannot be pickled: {culprit}{type(error).__name__}: {error}") from error
 
 
-def _say(what: What) -> str:
+def _text_of(what: What) -> str:
     return what if isinstance(what, str) else what()
 
 
@@ -65,9 +65,9 @@ def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
     try:
         return _dumps_anything(value, _CpuPickler)
     except RecursionError as error:
-        raise PickleError(f"{_say(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
+        raise PickleError(f"{_text_of(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
     except Exception as error:
-        raise PickleError(f"{_say(what)} cannot be pickled: {type(error).__name__}: {error}") from error
+        raise PickleError(f"{_text_of(what)} cannot be pickled: {type(error).__name__}: {error}") from error
 
 
 def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
@@ -90,8 +90,8 @@ def loads(body: Body, what: What) -> Any:
         return unpickle(body[0], buffers=body[1:])
     except _FAULTS as error:
         if body and isinstance(body[0], LostBody):
-            raise MessageLost(f"{_say(what)} could not be read: {body[0].why}") from None
-        raise PickleError(f"{_say(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
+            raise MessageLost(f"{_text_of(what)} could not be read: {body[0].why}") from None
+        raise PickleError(f"{_text_of(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 
 def dumps_class(cls: type) -> bytes:
