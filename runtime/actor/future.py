@@ -102,7 +102,7 @@ class Future(Generic[T]):
 
     # -- the runtime's side ------------------------------------------------
 
-    def asked(self, pending_call: Cancellable, index: int | None) -> None:
+    def set_pending_call(self, pending_call: Cancellable, index: int | None) -> None:
         """Set the pending call that this future belongs to."""
         self._index = index
         if not self._done:

@@ -127,7 +127,7 @@ class Scheduler:
         for place, arguments in enumerate(calls):
             number = next(self._numbers)
             future: Future[Any] = Future.pending()
-            future.asked(_PendingItemCall(self, number), 0)
+            future.set_pending_call(_PendingItemCall(self, number), 0)
             made[number] = _PendingItem(future, function, arguments, place)
         with self._lock:
             self._context = contextvars.copy_context()  # output of the ranks goes to the cell that submits

@@ -55,7 +55,7 @@ class ReplyHandler(Protocol):
 class CallHandler(ReplyHandler, Protocol):
     """Receives the replies to a call of several targets."""
 
-    def asked(self, pending_call: PendingCall) -> None:
+    def set_pending_call(self, pending_call: PendingCall) -> None:
         """Receive the pending call, just before its messages are sent."""
 
 
@@ -85,9 +85,9 @@ class CallTable:
         self._pending[call] = (reply_handler, 0, node)
         return call
 
-    def adopt(self, reply_handler: ReplyHandler, questions: Sequence[tuple[int, str]]) -> None:
+    def adopt(self, reply_handler: ReplyHandler, calls: Sequence[tuple[int, str]]) -> None:
         """Register calls that an earlier process of this node has sent: (id, node that owes the reply)."""
-        for index, (call, node) in enumerate(questions):
+        for index, (call, node) in enumerate(calls):
             self._pending[call] = (reply_handler, index, node)
 
     def open_port(self, reply_handler: ReplyHandler, *, once: bool) -> int:
@@ -119,12 +119,12 @@ class CallTable:
 
     def receipts(self, node: str, actor: str = "") -> list[Receipt]:
         """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""
-        askers = {
+        handlers = {
             id(reply_handler): reply_handler
             for _, (reply_handler, _, owed_by) in items_of(self._pending)
             if owed_by == node
         }
-        found = [receipt for reply_handler in askers.values() if (receipt := _receipt_of(reply_handler)) is not None]
+        found = [receipt for reply_handler in handlers.values() if (receipt := _receipt_of(reply_handler)) is not None]
         return [receipt for receipt in found if actor in ("", receipt.actor)]
 
     def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
@@ -225,9 +225,9 @@ class PerRank:
         self.futures: list[Future[Any]] = [Future.pending() for _ in range(count)]
         self._explain = explain
 
-    def asked(self, pending_call: PendingCall) -> None:
+    def set_pending_call(self, pending_call: PendingCall) -> None:
         for index, future in enumerate(self.futures):
-            future.asked(pending_call, index)
+            future.set_pending_call(pending_call, index)
 
     def answer(self, index: int, decode: Decode) -> None:
         self.futures[index].resolve(decode)
@@ -252,7 +252,7 @@ class SingleReply(PendingCall):
         self._target = target
         self._call = call
         self._endpoint = endpoint
-        self.future.asked(self, 0)
+        self.future.set_pending_call(self, 0)
 
     def answer(self, index: int, decode: Decode) -> None:
         self.future.resolve(decode)
@@ -282,10 +282,10 @@ class AsCompleted:
     def futures(self) -> list[Future[Any]]:
         return self._each.futures
 
-    def asked(self, pending_call: PendingCall) -> None:
+    def set_pending_call(self, pending_call: PendingCall) -> None:
         for future in self.futures:
             # The target of the n-th reply is unknown, so cancelling one future cancels all pending ones.
-            future.asked(pending_call, ANY)
+            future.set_pending_call(pending_call, ANY)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._each.answer(next(self._arrived), decode)
@@ -305,7 +305,7 @@ class RelayToPort:
         self._first = first  # the rank of the first target
         self._explain = explain
 
-    def asked(self, pending_call: PendingCall) -> None:
+    def set_pending_call(self, pending_call: PendingCall) -> None:
         pass  # the caller waits at the port
 
     def answer(self, index: int, decode: Decode) -> None:
@@ -327,8 +327,8 @@ class Reduction:
         self._explain = explain
         self._values: list[Decode] = []
 
-    def asked(self, pending_call: PendingCall) -> None:
-        self.future.asked(pending_call, None)
+    def set_pending_call(self, pending_call: PendingCall) -> None:
+        self.future.set_pending_call(pending_call, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values.append(decode)
@@ -355,8 +355,8 @@ class AllReplies:
         self._errors: dict[int, BaseException] = {}
         self._missing = set(range(size))  # a set, so that a reply and a loss that race count once
 
-    def asked(self, pending_call: PendingCall) -> None:
-        self.future.asked(pending_call, None)
+    def set_pending_call(self, pending_call: PendingCall) -> None:
+        self.future.set_pending_call(pending_call, None)
 
     def answer(self, index: int, decode: Decode) -> None:
         self._values[index] = decode
@@ -440,9 +440,9 @@ class TimeLimit:
         self._name = name
         self._count = count
         self._first = first
-        calls.call_later(seconds, self._pass)
+        calls.call_later(seconds, self._expire)
 
-    def _pass(self) -> None:
+    def _expire(self) -> None:
         """Request the whereabouts of the ranks that have not replied, after the time limit."""
         if silent := self._pending_call.unanswered():
             reply_handler = PerRank(len(silent))

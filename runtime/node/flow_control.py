@@ -296,7 +296,7 @@ class FlowControl:
     def _ask_for_room(self, target: Target, endpoint: str) -> Future[None]:
         """Return a future that resolves once there may be room."""
         room: Future[None] = Future.pending()
-        room.asked(_Wait(target, endpoint, room), None)
+        room.set_pending_call(_Wait(target, endpoint, room), None)
         return room
 
     @property

@@ -46,10 +46,10 @@ from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, Buffer, CallFrames, pack
 from meshbook.runtime.wire.messages import Address, Call, Creator, HoldRequest, Reply, Spawn, Stop
 
-Question = Spawn | Call | Stop | HoldRequest
+Request = Spawn | Call | Stop | HoldRequest
 SMALL_BYTES = 1 << 15
 ROOM_BYTES = 1 << 16  # for the rest of a frame with a small body
-CROWD = 6  # above this number of pending calls, the I/O thread sends
+MANY_PENDING = 6  # above this number of pending calls, the I/O thread sends
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Outbound:
         self._table.adopt(
             reply_handler, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)]
         )
-        reply_handler.asked(PendingCall(self._call_context, targets, calls, endpoint))
+        reply_handler.set_pending_call(PendingCall(self._call_context, targets, calls, endpoint))
 
     def limit(self, futures: Sequence[Future[Any]], seconds: float, *, name: str, count: int, first: int) -> None:
         """Set a time limit for a call, of which these are the futures; the pending ones then fail with CallTimeout."""
@@ -257,7 +257,7 @@ class Outbound:
         calls = self._open(controls, reply_handler, "where")
         for (_, target, number), control, call in zip(silent, controls, calls, strict=True):
             message = Call(self._node, call, CONTROL, "where", (0, (), ()), "")
-            body = pickling.dumps(((target.actor, self._node, number), {}), "a question")
+            body = pickling.dumps(((target.actor, self._node, number), {}), "a request for a location")
             self._transmit([control], [call], lambda index, message=message: message, body)  # type: ignore[misc]
 
     # -- without a reply ------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Outbound:
 
     def _open(self, targets: Sequence[Target], reply_handler: CallHandler, endpoint: str) -> Sequence[int]:
         calls = self._table.open(reply_handler, [target.address.node for target in targets])
-        reply_handler.asked(PendingCall(self._call_context, targets, calls, endpoint))
+        reply_handler.set_pending_call(PendingCall(self._call_context, targets, calls, endpoint))
         return calls
 
     def _transmit_at_once(self, target: Target, call: Call, body: Body) -> bool:
@@ -292,7 +292,7 @@ class Outbound:
         if flow is not None and not flow.spend((target.address.node, target.actor), size):
             return False
         try:
-            if not call.call or len(self._table) > CROWD:
+            if not call.call or len(self._table) > MANY_PENDING:
                 self._routes.send_soon(target.address, frame)
             else:
                 self._routes.send(target.address, frame)
@@ -308,10 +308,10 @@ class Outbound:
         self,
         targets: Sequence[Target],
         calls: Sequence[int],
-        make: Callable[[int], Question],
+        make: Callable[[int], Request],
         body: Body,
         deadline: float | None = None,
-        first: Question | None = None,
+        first: Request | None = None,
     ) -> None:
         """Send a message to each target. `make` returns it by index; messages differ only in target and rank.
 
@@ -324,8 +324,8 @@ class Outbound:
         flow = self._flow if is_call and is_counted(targets[0].actor) else None
         # The I/O thread sends messages in batches: those without a reply, and those sent while many replies are
         # pending, which would interrupt this thread at each send.
-        is_crowded = len(self._table) > CROWD
-        send = self._routes.send_soon if is_crowded or (is_call and not calls[0]) else self._routes.send
+        has_many_pending = len(self._table) > MANY_PENDING
+        send = self._routes.send_soon if has_many_pending or (is_call and not calls[0]) else self._routes.send
         reserved: Target | None = None  # has room for a message that is not sent yet
         try:
             if size >= self._bulk.least and self._bulk.takes(size):
@@ -361,7 +361,7 @@ class Outbound:
     def _transmit_in_bulk(
         self,
         targets: Sequence[Target],
-        make: Callable[[int], Question],
+        make: Callable[[int], Request],
         body: Body,
         size: int,
         flow: FlowControl | None,
@@ -382,39 +382,39 @@ class Outbound:
                     except PeerGone as gone:
                         self._fail(target, message, size, gone)
 
-    def _finds_room(self, target: Target, question: Question, size: int, deadline: float | None) -> bool:
+    def _finds_room(self, target: Target, request: Request, size: int, deadline: float | None) -> bool:
         """Wait until the target's queue has room; return False if the call has failed by then."""
-        assert isinstance(question, Call)
+        assert isinstance(request, Call)
         try:
-            self._flow.find_room(target, question.endpoint, size, deadline)
+            self._flow.find_room(target, request.endpoint, size, deadline)
         except CallTimeout as error:
-            if (found := self._withdraw(question)) is not None:
+            if (found := self._withdraw(request)) is not None:
                 found[0].refuse(found[1], error)
             return False
-        if not question.call or question.reply_to is not None or self._table.is_open(question.call):
+        if not request.call or request.reply_to is not None or self._table.is_open(request.call):
             return True
         # Its process has died and restarted during the wait: the call has failed, and the caller may repeat it.
         self._flow.take_back(target, size)
         return False
 
-    def _fail(self, target: Target, question: Question, size: int, gone: PeerGone) -> None:
+    def _fail(self, target: Target, request: Request, size: int, gone: PeerGone) -> None:
         """Handle a message that could not be sent: fail its call, or return it to the actor that sent it."""
         to = target.address
         error = self._routes.why_gone(to, gone)
-        if isinstance(question, Call):
+        if isinstance(request, Call):
             self._flow.take_back(target, size)
-        if (found := self._withdraw(question)) is not None:
+        if (found := self._withdraw(request)) is not None:
             found[0].refuse(found[1], error)
-        elif isinstance(question, Call) and question.reply_to is not None:
-            self._routes.learn(question.reply_to)
-            self._replies.reply_lost(question.reply_to.node, question.call, error)
-        elif isinstance(question, Call):
-            self._returned(question.by, f"{to.node}/{question.actor}", str(error))
+        elif isinstance(request, Call) and request.reply_to is not None:
+            self._routes.learn(request.reply_to)
+            self._replies.reply_lost(request.reply_to.node, request.call, error)
+        elif isinstance(request, Call):
+            self._returned(request.by, f"{to.node}/{request.actor}", str(error))
 
-    def _withdraw(self, question: Question) -> tuple[ReplyHandler, int] | None:
+    def _withdraw(self, request: Request) -> tuple[ReplyHandler, int] | None:
         """Take a call out of the table; ignore a call for a port, whose number belongs to the node of the port."""
-        is_for_port = isinstance(question, Call) and question.reply_to is not None
-        return None if is_for_port else self._table.take(question.call)
+        is_for_port = isinstance(request, Call) and request.reply_to is not None
+        return None if is_for_port else self._table.take(request.call)
 
 
 def _call_to(first: Call, targets: Sequence[Target], calls: Sequence[int], index: int) -> Call:

@@ -147,7 +147,7 @@ class TransferTask(Generic[T]):
         self.due = time.monotonic() + deadline.left + LATE
         self.what = what
         self.future: Future[T] = Future.pending()
-        self.future.asked(self, None)
+        self.future.set_pending_call(self, None)
 
     def cancel(self, index: int | None) -> bool:
         self.give_up(CallCancelled(f"{self.what()} was cancelled"))

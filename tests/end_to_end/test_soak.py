@@ -48,7 +48,9 @@ def test_five_seconds_lose_nothing_and_leave_nothing(runtime_dir: Path, tmp_path
         ([0, 0], ["number 0 of s came when 1 was due"]),
     ],
 )
-def test_a_receiver_sees_what_is_lost_reordered_or_doubled(messages: Any, numbers: list[int], faults: list[str]) -> None:
+def test_a_receiver_sees_what_is_lost_reordered_or_doubled(
+    messages: Any, numbers: list[int], faults: list[str]
+) -> None:
     inbox = messages.Inbox()
     for number in numbers:
         inbox.take("s", number)

@@ -70,7 +70,7 @@ class Net:
         """An actor begins to wait for the answers of all these."""
         future: Future[Any] = Future.pending()
         targets = [Target(Address(self._where[other], ""), f"{other}-1@c") for other in others]
-        future.asked(Question(targets), None)
+        future.set_pending_call(Question(targets), None)
         self._running[name].begin_wait(future, blocking=True, bounded=False)
         self._futures[name] = future
 

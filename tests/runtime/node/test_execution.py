@@ -40,7 +40,7 @@ class Question:
 def asked(*targets: str) -> tuple[Future[Any], Question]:
     future: Future[Any] = Future.pending()
     question = Question(*targets)
-    future.asked(question, None)
+    future.set_pending_call(question, None)
     return future, question
 
 

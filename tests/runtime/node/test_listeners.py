@@ -48,7 +48,7 @@ def test_each_callback_of_a_future_is_called(settle: Any, caplog: Any) -> None:
 class Unwilling:
     """Calls, and cannot take the reply."""
 
-    def asked(self, pending_call: Any) -> None: ...
+    def set_pending_call(self, pending_call: Any) -> None: ...
 
     answer = refuse = fail
 

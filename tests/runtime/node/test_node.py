@@ -309,6 +309,9 @@ def test_an_exception_in_a_broadcast_loses_the_actor(session: Any, any_probe: An
     mesh.run.broadcast(raises, KeyError("k"))
     for future in (mesh.run.call_one(len, ""), mesh.run.call_one(len, "")):
         fails(future, "raised KeyError: 'k'.*and all its descendants have failed: it raised in a broadcast")
+    deadline = time.monotonic() + PATIENCE
+    while "raised in a broadcast" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)  # the controller logs it on its I/O thread
     assert "raised in a broadcast" in caplog.text
     assert answers(neighbour)
 
