@@ -19,7 +19,7 @@ from dataclasses import dataclass
 TARGET = 0.05  # seconds of work in a request of automatic size
 QUICK = 0.2  # seconds of work in a request, below which a second request follows at once
 PATIENCE = 0.1  # seconds without a reply, after which a rank must give back items that have not begun
-MOST_DEATHS = 3  # of ranks that had an item; the item is then given up
+MOST_DEATHS = 3  # of ranks that had an item; the item is then abandoned
 GROWTH = 4  # a request is at most this many times as large as the largest one that was answered
 MOST_ITEMS = 10_000  # of a request
 
@@ -37,10 +37,10 @@ class ItemRequest:
 
 @dataclass(frozen=True)
 class LostItems:
-    """The result of a rank's death: the items that are handed out again, and those that are given up."""
+    """The result of a rank's death: the items that are handed out again, and those that are abandoned."""
 
     again: Sequence[int]
-    given_up: Sequence[int]
+    abandoned: Sequence[int]
 
 
 class Balancer:
@@ -189,10 +189,10 @@ class Balancer:
             self._died.setdefault(item, []).append(rank)
             self._alone.add(item)
         items = [item for request in requests for item in request.items]
-        given_up = [item for item in items if len(self.died_with(item)) >= MOST_DEATHS]
-        again = [item for item in items if item not in given_up]
+        abandoned = [item for item in items if len(self.died_with(item)) >= MOST_DEATHS]
+        again = [item for item in items if item not in abandoned]
         self._put_back(again)
-        return LostItems(again, given_up)
+        return LostItems(again, abandoned)
 
     def refused(self, rank: int, number: int) -> list[int]:
         """Record that a request could not be sent. Its items go one by one; return an item that was already alone."""

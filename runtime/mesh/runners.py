@@ -42,7 +42,7 @@ class ActorRunner:
         self.key = uuid.uuid4().hex
         self.nodes = dict(enumerate(procs.nodes))
         self._respawns = procs._policy is not None
-        self._given_up: set[int] = set()
+        self._lost_for_good: set[int] = set()
         self._actors: Any = procs._spawn(f"map of {name}", MapActor, (self.key,), {}, on_main=False)
         # The map hands out the items of a dead rank again, so the failure is not passed to the owner.
         for key in self._actors._keys:
@@ -53,16 +53,16 @@ class ActorRunner:
 
     def _note_failure(self, failure: MeshFailure) -> bool:
         """Record ranks that have failed for good: no policy respawns them."""
-        self._given_up.update(failure.crashed_ranks)
+        self._lost_for_good.update(failure.crashed_ranks)
         return True
 
     def send(self, rank: int, work: ItemBatch) -> Future[BatchReply]:
-        self._given_up.discard(rank)  # it may have been healed since
+        self._lost_for_good.discard(rank)  # it may have been healed since
         sent: Future[BatchReply] = self._by_rank[rank].run.call_one(work)
         return sent
 
     def may_return(self, rank: int) -> bool:
-        return self._respawns and rank not in self._given_up
+        return self._respawns and rank not in self._lost_for_good
 
     def close(self) -> None:
         self._actors.stop()

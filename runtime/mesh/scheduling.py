@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     pass
 
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
-LOOK_SECONDS = 0.25  # between checks, while no rank is alive, whether respawned ranks are given up
+LOOK_SECONDS = 0.25  # between checks, while no rank is alive, whether respawned ranks are lost for good
 LONGEST_WAIT = 60.0  # seconds; the timeout of a queue must be finite
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Scheduler:
             dropped = self._balancer.drop(self._cancelled) if self._cancelled else []
         for number in dropped:  # they had been handed out and were withdrawn
             self._fail(number, lambda _: _cancelled())
-        self._give_up_without_ranks()
+        self._fail_without_ranks()
         while self._send_next():
             pass
         now = time.monotonic()
@@ -327,7 +327,7 @@ class Scheduler:
             self._known[rank].clear()
             for number in loss.again:
                 self.again.setdefault(number, []).append(rank)
-            deaths = {number: self._balancer.died_with(number) for number in loss.given_up}
+            deaths = {number: self._balancer.died_with(number) for number in loss.abandoned}
             has_ended = self._node.peers.report_of(self._runner.nodes[rank].node) is not None
             if not has_ended and self._runner.may_return(rank):  # only the actor has failed
                 self._balancer.join(rank)
@@ -346,7 +346,7 @@ class Scheduler:
             self._known[rank].clear()
             self._balancer.join(rank)
 
-    def _give_up_without_ranks(self) -> None:
+    def _fail_without_ranks(self) -> None:
         with self._lock:
             if self._balancer.ranks or not self._balancer.has_waiting:
                 return

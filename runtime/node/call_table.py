@@ -36,13 +36,13 @@ class Target:
 
 
 Unanswered = tuple[int, Target, int]  # the index of the target, the target, the call number
-ANY = -1  # stands for the index of any target: of a reply that any of them may send
+ANY = -1  # the index of a reply that any of the targets may send
 
 
 class ReplyHandler(Protocol):
     """Receives replies, each with the index of its target among the targets of the call.
 
-    A port receives the rank of the sender as the index. NO_RANK tells a port that no further reply can arrive.
+    A port receives the rank of the sender as the index. NO_RANK means that no further reply can arrive at a port.
     """
 
     def answer(self, index: int, decode: Decode) -> None:

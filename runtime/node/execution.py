@@ -1,7 +1,7 @@
 """The execution of one message by an actor: its key, the future that it waits for, and its cancellation.
 
 A sync endpoint is cancelled by an asynchronous exception in its thread. The exception must not hit runtime code, where
-it could lose a frame. There the cancellation ends the current wait instead, or retries after `MOMENT`.
+it could lose a frame. There the cancellation ends the current wait instead, or retries after `RETRY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshbook.runtime.traces import OWN
 from meshbook.runtime.transport.io_loop import CallLater
 
 Key = tuple[str, int]  # the node of the caller, and the call number
-MOMENT = 0.005  # seconds between attempts to cancel a thread that is inside the runtime
+RETRY_SECONDS = 0.005  # seconds between attempts to cancel a thread that is inside the runtime
 _serial = itertools.count(1)
 _LIBRARY = f"{Path(threading.__file__).parent}/"
 _CALLS_ENDPOINTS = "_begin"  # the method of HostedActor that calls user code
@@ -187,7 +187,7 @@ class Execution:
                 if is_first:
                     self._task.cancel()  # before its future, so that the task gets this cancellation and not that one
             elif waiting is None and not self._inject():
-                self._call_later(MOMENT, lambda: self.cancel(key))
+                self._call_later(RETRY_SECONDS, lambda: self.cancel(key))
         if waiting is not None:
             waiting.cancel()  # the call that this message waits for is not needed either
         return True

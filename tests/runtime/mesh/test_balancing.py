@@ -111,7 +111,7 @@ def test_items_of_a_dead_rank_come_first_and_alone() -> None:
     balancer = make(10, ranks=2, chunksize=2)
     sent(balancer)
     loss = balancer.lose(0)
-    assert (loss.again, loss.given_up) == ([0, 1], [])
+    assert (loss.again, loss.abandoned) == ([0, 1], [])
     assert balancer.died_with(0) == [0]
     balancer.join(0)
     assert sent(balancer) == [(0, [0])]
@@ -124,7 +124,7 @@ def test_an_item_is_given_up_after_some_deaths_and_those_behind_it_are_not() -> 
         assert len(sent(balancer)) == 1
         losses.append(balancer.lose(0))
         balancer.join(0)
-    assert [loss.given_up for loss in losses] == [[], [], [0]]
+    assert [loss.abandoned for loss in losses] == [[], [], [0]]
     assert balancer.died_with(0) == [0] * MOST_DEATHS
     assert sent(balancer) == [(0, [1])]
 
@@ -171,7 +171,7 @@ def test_no_item_is_lost_and_none_is_done_twice_without_a_death(data: st.DataObj
     count = data.draw(st.integers(0, 60))
     balancer = make(count, ranks, data.draw(st.none() | st.integers(1, 7)))
     done: list[int] = []
-    given_up: set[int] = set()
+    abandoned: set[int] = set()
     died: set[int] = set()
     open_: list[ItemRequest] = []
     now = 0.0
@@ -192,10 +192,10 @@ def test_no_item_is_lost_and_none_is_done_twice_without_a_death(data: st.DataObj
                 balancer.given_back(request.rank, request.number, request.items[1:])
             case "die":
                 loss = balancer.lose(request.rank)
-                died |= {*loss.again, *loss.given_up}
-                given_up |= set(loss.given_up)
+                died |= {*loss.again, *loss.abandoned}
+                abandoned |= set(loss.abandoned)
                 open_ = [each for each in open_ if each.rank != request.rank]
                 balancer.join(request.rank)
     left = balancer.drop_all() + [item for each in balancer.open_requests() for item in each.items]
-    assert sorted([*done, *given_up, *left]) == list(range(count))
-    assert given_up <= died
+    assert sorted([*done, *abandoned, *left]) == list(range(count))
+    assert abandoned <= died
