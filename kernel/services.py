@@ -105,7 +105,7 @@ class Services:
             try:
                 handle(read[0])
             except Exception:
-                self._kernel.log.exception("a %s could not be handled beside the running cell", kind)
+                self._kernel.log.exception("cannot handle a %s while a cell runs", kind)
             self._conclude(read[0])
         return True
 
@@ -164,7 +164,7 @@ class Services:
             answer: dict[str, Any] = json_clean(self._aside.run(lambda: self._answers[kind](content), WITHIN))
         except Exception as error:
             if not isinstance(error, TimeoutError):
-                self._kernel.log.exception("a %s could not be answered beside the running cell", kind)
+                self._kernel.log.exception("cannot answer a %s while a cell runs", kind)
             return _nothing(kind, content)
         return answer
 

@@ -97,15 +97,15 @@ def _read(variable: str, kind: str) -> Any:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        wanted = "a number" if kind == "float" else "a whole number"
-        raise ValueError(f"{variable} is {text!r}: it needs {wanted} that is not negative")
+        wanted = "a number" if kind == "float" else "an integer"
+        raise ValueError(f"{variable} must be {wanted} that is not negative, not {text!r}")
     return value
 
 
 def _read_switch(variable: str, text: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if (value := words.get(text.lower())) is None:
-        raise ValueError(f"{variable} is {text!r}: it needs 1 or 0")
+        raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
     return value
 
 
@@ -224,10 +224,10 @@ def check_private(folder: Path) -> None:
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):  # perhaps created by another user, to a folder of this one
         raise PermissionError(
-            f"{folder} is a symbolic link, and must be a folder. Remove it, or set MESHBOOK_RUNTIME_DIR to the folder."
+            f"{folder} must be a folder, not a symbolic link; remove it, or set MESHBOOK_RUNTIME_DIR to the folder"
         )
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(
-            f"{folder} must belong to you and be closed to others (mode 0700): messages of your run pass through it. "
-            f"Remove it or run chmod 700, or set MESHBOOK_RUNTIME_DIR to another folder."
+            f"{folder} must be owned by you and have mode 0700, because messages of your run pass through it; remove "
+            f"it, run chmod 700, or set MESHBOOK_RUNTIME_DIR to another folder"
         )

@@ -63,16 +63,16 @@ def _explain_files() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         f"the limit of open files was reached: {_say(soft)}, at most {_say(hard)} (ulimit -n, RLIMIT_NOFILE). A "
-        f"process has {FILES_A_PEER} open for each other one that it talks to: raise the limit where the run starts, "
-        f"or start fewer processes"
+        f"process opens {FILES_A_PEER} files for each process that it exchanges messages with: raise the limit where "
+        f"the run starts, or start fewer processes"
     )
 
 
 def _explain_processes() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return (
-        f"the limit of processes and threads was reached: {_say(soft)} of this user (ulimit -u, RLIMIT_NPROC)"
-        f"{_cgroup_limit()}. Raise it, end other programs, or start fewer processes (a worker has some ten threads)"
+        f"the limit of processes and threads was reached: {_say(soft)} for this user (ulimit -u, RLIMIT_NPROC)"
+        f"{_cgroup_limit()}. Raise it, end other programs, or start fewer processes (a worker has about ten threads)"
     )
 
 
@@ -84,8 +84,8 @@ def _explain_disk(folder: Path) -> str:
     if free >= FULL_BYTES:
         return ""
     return (
-        f"the disk of {folder} is full, {free >> 10} KiB are free. What ranks write past Python is kept there until it "
-        f"was read: make room, or set MESHBOOK_RUNTIME_DIR to another disk where the run starts"
+        f"the disk of {folder} is full ({free >> 10} KiB free). It stores output that C code and subprocesses of "
+        f"ranks write: free some space, or set MESHBOOK_RUNTIME_DIR to another disk where the run starts"
     )
 
 
@@ -97,7 +97,7 @@ def _cgroup_limit() -> str:
         except OSError:
             continue
         if most != "max":
-            return f", {most} in its cgroup, of which {now} are there ({group}/pids.max)"
+            return f", {most} in its cgroup, of which {now} are in use ({group}/pids.max)"
     return ""
 
 
@@ -130,7 +130,7 @@ def find_room_for_peers(count: int) -> str:
     if hard == resource.RLIM_INFINITY or needed <= hard:
         raise_limit_of_files(needed)
         return ""
-    return f"{count} more processes take {needed - soft} more open files than this one may have: {_explain_files()}"
+    return f"{count} more processes need {needed - soft} more open files than this process may have: {_explain_files()}"
 
 
 def raise_limit_of_files(needed: int = CEILING) -> None:

@@ -30,7 +30,7 @@ def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str
     try:
         request = msgspec.convert(content, LogsRequest)
     except msgspec.ValidationError as error:
-        raise QueryError(f"the logs cannot be searched for that: {error}") from error
+        raise QueryError(f"invalid log query: {error}") from error
     extract = logbook.extract(ranks, request.after)
     return reply_of(
         find_lines(extract, ranks, request.query, after=request.after, before=request.before, limit=request.limit)

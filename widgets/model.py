@@ -104,7 +104,7 @@ class DashboardModel:
         """Show this channel in the grid from the next tick on; ValueError if there is no channel of that name."""
         known = next((each for each in CHANNELS if each == channel), None)
         if known is None:
-            raise ValueError(f"there is no channel {channel!r}; there are {', '.join(CHANNELS)}")
+            raise ValueError(f"unknown channel {channel!r}; choose from {', '.join(CHANNELS)}")
         if known != self._channel:
             self._show(known)
             self._grid.values = None

@@ -132,7 +132,7 @@ class DashboardServer:
             place = _place_of(error)
             if place not in self._faults:
                 self._faults.add(place)
-                logger.exception("a step of the dashboard failed")
+                logger.exception("an action of the dashboard failed")
 
     def _next_at(self) -> float:
         now = self._clock()
@@ -222,7 +222,7 @@ class DashboardServer:
             case "history":
                 return self._history(content)
             case _:
-                raise ValueError(f"a dashboard knows no {kind!r}")
+                raise ValueError(f"unknown request {kind!r}")
         return BackendReply()
 
     def _open(self, view: str) -> None:
@@ -254,9 +254,9 @@ class DashboardServer:
         ranks = [int(rank) for rank in content.get("ranks", ())][:MOST_IN_HISTORY]
         metrics = list(content.get("metrics", ()))
         if wrong := [rank for rank in ranks if not 0 <= rank < size]:
-            raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+            raise ValueError(f"invalid rank {wrong[0]}; the mesh has {size} ranks")
         if unknown := [name for name in metrics if name not in METRICS]:
-            raise ValueError(f"nothing called {unknown[0]!r} is measured; it is {', '.join(METRICS)}")
+            raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(METRICS)}")
         series = source.series(ranks, metrics)
         return BackendReply({"seconds": HISTORY_SECONDS, "shape": list(series.shape)}, [series.astype("<f4").tobytes()])
 
@@ -275,7 +275,9 @@ class DashboardServer:
 
     def _begin_aside(self, request: dict[str, Any]) -> None:
         if self._aside >= MOST_ASIDE:
-            return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
+            return self._refuse(
+                request, RuntimeError(f"{MOST_ASIDE} requests are already running; wait for one of them")
+            )
         try:
             _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
         except RuntimeError as error:  # the process cannot start another thread
@@ -301,7 +303,7 @@ class DashboardServer:
 def _text(content: Mapping[str, Any], name: str) -> str:
     value = content.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{content.get('kind')!r} wants a text as its {name!r}, not {value!r}")
+        raise ValueError(f"{content.get('kind')!r}: {name!r} must be a string, not {value!r}")
     return value
 
 

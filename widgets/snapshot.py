@@ -117,7 +117,7 @@ def _pauses(pauses: Sequence[PausedRanks]) -> Iterator[str]:
     for pause in pauses[:MOST_PAUSES]:
         yield _plain(" · ".join(filter(None, [f"{name_ranks(pause.ranks)} {pause.what}", pause.place])))
     if len(pauses) > MOST_PAUSES:
-        yield f"and {len(pauses) - MOST_PAUSES} more wait"
+        yield f"and {len(pauses) - MOST_PAUSES} more waiting"
 
 
 def _told(worst: WorstRank) -> str:
@@ -147,7 +147,7 @@ def _plain(text: str) -> str:
 
 
 def _remark(picture: MarkPicture) -> str:
-    return "" if picture.per_mark == 1 else f"a mark is {picture.per_mark} ranks, and shows the worst of them"
+    return "" if picture.per_mark == 1 else f"a mark stands for {picture.per_mark} ranks and shows the worst of them"
 
 
 def _more(facts: _Facts) -> str:

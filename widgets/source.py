@@ -34,7 +34,9 @@ class MeshFacts:
 
     def __post_init__(self) -> None:
         if len(self.host_of) != self.size:
-            raise ValueError(f"the mesh {self.name!r} has {self.size} ranks, and host_of is of {len(self.host_of)}")
+            raise ValueError(
+                f"the mesh {self.name!r} has {self.size} ranks, but host_of has {len(self.host_of)} entries"
+            )
 
     @property
     def size(self) -> int:

@@ -70,7 +70,7 @@ def _warn_if_late(names: Iterable[str], stacklevel: int) -> None:
     late = [name for name in names if KEYS[name].field in RUN_WIDE]
     if late and (running_session() is not None or inherited_settings() is not None):
         warnings.warn(
-            f"{', '.join(late)}: settled when a run begins, and this one has begun. It holds from the next one on; "
-            f"meshbook.close_session() ends this one",
+            f"{', '.join(late)}: fixed for the current run, which has already started; takes effect in the next run, "
+            f"after meshbook.close_session()",
             stacklevel=stacklevel,
         )

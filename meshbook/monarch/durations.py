@@ -30,7 +30,7 @@ def read_duration(text: str) -> int:
         total += Decimal(part[1]) * _SIZES[part[2]]
         place = part.end()
     if not place or place < len(text):
-        raise ValueError(f"{text!r} is no duration, such as 500ms, 30s or 1m 30s")
+        raise ValueError(f"invalid duration {text!r}; examples: 500ms, 30s, 1m 30s")
     return int(total)
 
 

@@ -120,7 +120,7 @@ class Key:
         try:
             return self.check(value)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"configuration key `{self.name}` is {value!r}: it needs {error}") from None
+            raise type(error)(f"configuration key `{self.name}` must be {error}, not {value!r}") from None
 
     def changes(self, value: Value) -> dict[str, Value]:
         """Return the changes of our Settings for a stored value; times there are seconds."""
@@ -270,4 +270,4 @@ def find_key(name: str) -> Key:
 def _like(name: str, known: Iterable[str]) -> str:
     # difflib's time grows with the square of the length, and a long name is no typing error.
     close = difflib.get_close_matches(name[:60], list(known), n=3)
-    return f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else "; there is none like it"
+    return f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else ""

@@ -29,7 +29,7 @@ def proc_mesh(
     in each before any actor. Today's form: `this_host().spawn_procs(per_host={"gpus": 2})`.
     """
     warnings.warn(
-        "proc_mesh() is an older form: use this_host().spawn_procs(per_host={...})", DeprecationWarning, stacklevel=2
+        "proc_mesh() is deprecated; use this_host().spawn_procs(per_host={...})", DeprecationWarning, stacklevel=2
     )
     dims = {"hosts": hosts, "gpus": max(1, count_gpus()) if gpus is None else gpus}
     return this_host().spawn_procs(per_host=dims, bootstrap=setup, env=env)
@@ -41,11 +41,11 @@ def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
     Today's form: `this_proc()`. Raises NotImplementedError for more than one rank: they would have to share the
     process.
     """
-    warnings.warn("local_proc_mesh() is an older form: use this_proc()", DeprecationWarning, stacklevel=2)
+    warnings.warn("local_proc_mesh() is deprecated; use this_proc()", DeprecationWarning, stacklevel=2)
     if gpus not in (None, 1) or hosts != 1:
         raise NotImplementedError(
-            f"local_proc_mesh(gpus={gpus}, hosts={hosts}): several ranks in one process are not part of this version "
-            f"of meshbook; proc_mesh() with the same arguments gives each rank a process"
+            f"local_proc_mesh(gpus={gpus}, hosts={hosts}): this version of meshbook does not support several "
+            f"ranks in one process; proc_mesh() with the same arguments starts a process for each rank"
         )
     here = context().actor_instance.node.address
     return ProcMesh("this_proc", [here], Extent(("hosts", "gpus"), (1, 1)).region, this_host())

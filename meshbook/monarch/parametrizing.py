@@ -29,7 +29,7 @@ def _parametrized(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Call
 
     keys = tuple(names)
     if not keys:
-        raise ValueError("name a configuration key and its values")
+        raise ValueError("at least one configuration key with its values is required")
     cases = [dict(zip(keys, row, strict=True)) for row in rows]
     argument = "config_of_" + "_and_".join(keys)  # a name for each decorator, as they can be stacked
     mark = pytest.mark.parametrize(argument, cases, ids=["-".join(map(str, case.values())) for case in cases])

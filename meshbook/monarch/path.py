@@ -19,8 +19,8 @@ def install() -> None:
     imported = sys.modules.get("monarch")
     if imported is not None and not _is_ours(imported):
         raise RuntimeError(
-            f"another package monarch has been imported, from {getattr(imported, '__file__', None)}: restart Python, "
-            f"and call meshbook.monarch.install() before the first `import monarch`"
+            f"another package `monarch` is already imported from {getattr(imported, '__file__', None)}; restart "
+            f"Python, and call meshbook.monarch.install() before the first `import monarch`"
         )
     sys.path[:] = [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
     os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))

@@ -153,7 +153,7 @@ class _TargetRanks:
         """Start a fault; returns "done", or why it was not done."""
         (address,) = self._parts[event.rank].nodes
         if current_node().peers.report_of(address.node) is not None:
-            return "it was dead"
+            return "the rank was dead"
         return _try(functools.partial(self._begin, event)) or "done"
 
     def _begin(self, event: Event) -> None:
@@ -189,12 +189,12 @@ class _TargetRanks:
                 # A process that is cut off receives this only afterwards; one that has ended has no link to restore.
                 mended.exception(max(0.0, self._disturbed[rank] - time.monotonic()) + PATIENCE)
             except TimeoutError:
-                logger.warning("chaos could not mend the link of rank %d: it does not answer", rank)
+                logger.warning("chaos could not restore the link of rank %d: the rank does not answer", rank)
 
     def _continue(self, rank: int) -> None:
         self._stopped.discard(rank)
         if trouble := _try(functools.partial(self._signal, rank, signal.SIGCONT)):
-            logger.warning("chaos could not let rank %d go on: %s", rank, trouble)
+            logger.warning("chaos could not continue rank %d: %s", rank, trouble)
 
     def _signal(self, rank: int, number: int) -> None:
         self._parts[rank].kill(number).get(PATIENCE)
@@ -218,7 +218,7 @@ def _try(work: Callable[[], None]) -> str:
 def _pick(count: int, only: Collection[int] | None, spare_ranks: Collection[int]) -> list[int]:
     unknown = sorted({*(only or ()), *spare_ranks} - set(range(count)))
     if unknown:
-        raise ValueError(f"the mesh has ranks 0 to {count - 1}, and not {', '.join(map(str, unknown))}")
+        raise ValueError(f"the mesh has ranks 0 to {count - 1}, not {', '.join(map(str, unknown))}")
     return [rank for rank in range(count) if (only is None or rank in only) and rank not in spare_ranks]
 
 
@@ -226,6 +226,6 @@ def _check(rates: Rates, lasting: Range, latency: float) -> None:
     numbers = dict(rates._asdict(), latency=latency)
     for name, value in itertools.chain(numbers.items(), (("lasting", each) for each in lasting)):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}: it needs a finite number, zero or more")
+            raise ValueError(f"{name} must be a finite number that is not negative, not {value!r}")
     if lasting[0] > lasting[1]:
-        raise ValueError(f"lasting is {lasting!r}: the least comes first")
+        raise ValueError(f"lasting must be (shortest, longest), not {lasting!r}")

@@ -144,7 +144,7 @@ class CellActor(Actor):
     def fetch(self, origin: str) -> Parcel:
         """Return the value that a cell left here because it was large, under the name `value`."""
         if origin not in self._values:
-            raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
+            raise KeyError(f"the value was discarded; a rank keeps the last {KEPT_VALUES} values that it did not send")
         parcel = pack({"value": without_graph(self._values[origin])})
         if excess := format_excess(parcel, self._namespace.most_bytes):
             raise ValueError(excess)
@@ -332,7 +332,7 @@ def _device(local_rank: int) -> Any:
 def _exit_error(error: SystemExit) -> RankError:
     told = make_rank_error(error, ())
     return dataclasses.replace(
-        told, message=f"{told.message} (no rank ends by that: %mesh down ends all of them)".lstrip()
+        told, message=f"{told.message} (exit() does not end a rank; %mesh down ends all ranks)".lstrip()
     )
 
 

@@ -24,7 +24,7 @@ class BackgroundThreads:
     def run(self, work: Callable[[], T], within: float) -> T:
         """Return the value of the work, or raise its error. TimeoutError after `within` seconds, or if all hang."""
         if not self._free.acquire(blocking=False):
-            raise TimeoutError(f"all threads for {self._name} hang in earlier work")
+            raise TimeoutError(f"all threads for {self._name} are busy with earlier requests")
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]

@@ -174,9 +174,9 @@ class RankPdb(Pdb):
     def do_interact(self, arg: str) -> None:
         """interact
 
-        Not on ranks: what is no command is run as Python.
+        Not available on ranks: input that is not a command runs as Python.
         """
-        self.error("interact is not for ranks: what is no command is run as Python")
+        self.error("interact is not available on ranks; input that is not a command runs as Python")
 
     def print_stack_entry(self, frame_lineno: tuple[FrameType, int], prompt_prefix: str = "") -> None:
         """Print a frame without the blank line that IPython puts before its own prompt."""

@@ -38,7 +38,9 @@ class Dependent:
 class _Checked(Dependent):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self.df(*self.dargs, **self.dkwargs) is False:
-            raise UnmetDependency(f"{getattr(self.df, '__name__', 'the dependency')} refused {self.__name__}")
+            raise UnmetDependency(
+                f"{getattr(self.df, '__name__', 'the dependency')} returned False for {self.__name__}"
+            )
         return self.f(*arguments, **keywords)
 
 
@@ -63,7 +65,7 @@ class Requirements:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                raise UnmetDependency(f"no module {module}: {error}") from None
+                raise UnmetDependency(f"cannot import {module}: {error}") from None
             self._names[module.partition(".")[0]] = importlib.import_module(module.partition(".")[0])
         for name, value in self._values.items():
             self._names[name] = at_home(value, self._names) if isinstance(value, FunctionType) else value
@@ -92,6 +94,6 @@ def require(*objects: Any, **values: Any) -> depend:
             values[each.__name__] = each
         else:
             raise TypeError(
-                f"require takes modules and functions; a {type(each).__name__} needs a name: require(x=...)"
+                f"require() takes modules and functions; pass a {type(each).__name__} by name: require(x=...)"
             )
     return depend(Requirements(tuple(modules), values))

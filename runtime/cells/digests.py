@@ -79,7 +79,7 @@ class DigestRequest(VariableRequest):
         try:
             return VariableDigest(type(value).__name__, tuple(_folded([part_of(*part) for part in _parts(value)])))
         except Exception as error:  # of the user's own code
-            return RequestError(f"{self.name} cannot be looked through: {type(error).__name__}: {error}")
+            return RequestError(f"{self.name} cannot be compared: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _folded(parts: list[DigestPart]) -> list[DigestPart]:
         return parts
     rest = parts[MOST_PARTS:]
     digest = _hash(piece for part in rest for piece in (part.path.encode(), part.digest))
-    return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} in all", digest)]
+    return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} parts", digest)]
 
 
 def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:

@@ -53,7 +53,7 @@ def make_quit_error(error: BaseException) -> RankError:
     frames = frames_of(error)
     while frames and not frames[-1].is_user:
         frames = frames[:-1]
-    return RankError("raised", type(error).__name__, "the debugger was quit", frames)
+    return RankError("raised", type(error).__name__, "the user quit the debugger", frames)
 
 
 def format_interrupt(error: KeyboardInterrupt) -> RankError:
@@ -67,7 +67,7 @@ def _message_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as trouble:
-        return f"<its text could not be made: {type(trouble).__name__}>"
+        return f"<exception str() failed: {type(trouble).__name__}>"
     if len(text) <= MESSAGE_CHARACTERS:
         return text
     return f"{text[:MESSAGE_CHARACTERS]}… ({len(text):,} characters)"

@@ -42,7 +42,7 @@ class Reference:
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"a Reference names a variable by a string, as Reference('x'), not by {name!r}")
+            raise TypeError(f"Reference() takes the name of a variable, such as 'x', not {name!r}")
         self.name = name
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ class OperatorProfiler(Actor):
         """Return the profile. RuntimeError if no cell has run since `begin`."""
         self._disarm()
         if self._profile is None:
-            raise RuntimeError("no cell has run here since the profile began")
+            raise RuntimeError("no cell has run on this rank since the profile began")
         return _tell(self._profile, self._seconds)
 
     def __cleanup__(self, error: BaseException | None) -> None:

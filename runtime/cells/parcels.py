@@ -46,7 +46,7 @@ def format_excess(parcel: Parcel, most: int) -> str:
     if parcel.size + ROOM <= most:
         return ""
     return (
-        f"{parcel.size:,} bytes are more than a message may have ({most:,}): move less at once, or raise "
+        f"{parcel.size:,} bytes exceed the maximum message size ({most:,}): send less at once, or raise "
         f"MESHBOOK_MAX_MESSAGE_BYTES where the run starts"
     )
 

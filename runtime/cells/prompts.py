@@ -87,7 +87,7 @@ class RankPrompts:
         try:
             answer: PromptAnswer = future.get()
         except MeshbookError as error:
-            return PromptAnswer("eof", f"the notebook is gone: {error}")
+            return PromptAnswer("eof", f"the notebook has disconnected: {error}")
         return answer
 
     def _tell(self, endpoint: str, *arguments: Any, reply_handler: PerRank | None = None) -> None:

@@ -40,7 +40,7 @@ class Sampler(Actor):
     def end(self) -> RankSamples:
         """Stop, and return the samples. RuntimeError if sampling has not begun."""
         if self._sampling is None:
-            raise RuntimeError("no profile has begun here: the process may have been started again")
+            raise RuntimeError("no profile is running on this rank; its process may have been restarted")
         return self._stop()
 
     def __cleanup__(self, error: BaseException | None) -> None:

@@ -59,7 +59,7 @@ INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-define
 # Figures of these backends of matplotlib are widgets, which need a comm to the notebook.
 WIDGET_BACKENDS = frozenset({"ipympl", "nbagg", "notebook", "widget"})
 NO_WINDOWS = (
-    "ranks have no windows and no widgets, so {} does not work there: %matplotlib inline shows figures as images"
+    "{} is not available on ranks, which have no windows or widgets; %matplotlib inline shows figures as images"
 )
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
@@ -222,13 +222,13 @@ class RankShell(InteractiveShell):
         return in_turn(found) if kind == "line" and name in INSTALLERS and found is not None else found
 
     def ask_exit(self) -> None:
-        raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
+        raise RuntimeError("exit() does not end a rank; %mesh down ends all ranks")
 
     def debugger(self, force: bool = False) -> None:
         """Open the debugger for `%debug`, and for `%pdb on` at an error."""
         error = getattr(sys, "last_value", None)
         if error is None:
-            print("no error is kept here: there is nothing to debug", file=sys.stderr)
+            print("this rank has no error to debug", file=sys.stderr)
         else:
             self.debugging.examine(error)
 

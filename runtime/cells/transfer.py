@@ -57,4 +57,6 @@ NO_TRANSFER = Transfer()
 
 
 def _error_of(refused: RequestError) -> RankError:
-    return RankError("raised", "VariableError", f"the cell did not run, since nothing was pushed: {refused.reason}")
+    return RankError(
+        "raised", "VariableError", f"the cell did not run because its variables were not pushed: {refused.reason}"
+    )

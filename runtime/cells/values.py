@@ -30,7 +30,7 @@ def describe(value: Any, formatter: Any) -> CellValue:
 def look_at(value: Any, formatter: Any) -> CellValue:
     """Describe a value by its representations only."""
     mime, tensor = _looks(value, formatter)
-    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="it was only looked at")
+    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="only its text was fetched")
 
 
 def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
@@ -63,13 +63,13 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     torch = sys.modules.get("torch")
     # A large tensor on a GPU is not copied only to be rejected.
     if torch is not None and type(value) is torch.Tensor and value.numel() * value.element_size() > limit:
-        return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
+        return None, f"tensors of more than {limit >> 20} MiB stay on their rank"
     value = without_graph(value)
     stream = _Bounded(limit)
     try:
         dump_on_cpu(value, stream)
     except _TooLarge:
-        return None, f"a value of over {limit >> 20} MiB stays with its rank"
+        return None, f"values of more than {limit >> 20} MiB stay on their rank"
     except Exception as error:
         return None, f"cannot be pickled ({type(error).__name__}: {error})"
     return stream.getvalue(), ""

@@ -63,7 +63,7 @@ def handle(request: VariableRequest, namespace: Namespace, operation: str) -> An
         with INTERRUPTS.during(operation), INTERRUPTS.user_code():
             return request.handle(namespace)
     except KeyboardInterrupt:
-        return RequestError("this was interrupted")
+        return RequestError("the request was interrupted")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def variable_here(mesh: str, name: str) -> Any:
     """Resolve a reference to a variable on a rank of its mesh: the rank's own value."""
     spec = context().actor_instance.spec
     if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
-        raise LookupError(f"{name} is a variable of the mesh {mesh}, and this process is none of its ranks")
+        raise LookupError(f"{name} is a variable of the mesh {mesh}; this process is not one of its ranks")
     names = RankShell.instance().user_ns
     if name not in names:
         raise NameError(f"name {name!r} is not defined")

@@ -12,7 +12,7 @@ from typing import Any
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TEXT = "text/plain"
-REMEDY = "(ranks have no connection for widgets: create this one in a cell without %%mesh)"
+REMEDY = "(widgets do not work on ranks; create this one in a cell without %%mesh)"
 _NOTEBOOK_BARS = "tqdm.notebook"
 
 

@@ -127,7 +127,7 @@ class Forwarder:
         for at, chunk in arrived:
             self._lines.add(chunk, at)
         if lost:
-            logger.warning("%d pieces of output of ranks are not shown: %s", lost, self._arrived.why)
+            logger.warning("discarded %d chunks of output of ranks: %s", lost, self._arrived.why)
         return arrived[-1][0] if is_more else None
 
 

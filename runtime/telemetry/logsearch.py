@@ -104,7 +104,7 @@ def find_lines(
     `ranks` maps processes to ranks. Raises QueryError for an invalid query.
     """
     if not 1 <= limit <= MOST_LINES:
-        raise QueryError(f"a page has 1 to {MOST_LINES} lines, not {limit}")
+        raise QueryError(f"limit must be between 1 and {MOST_LINES} lines, not {limit}")
     search = _Search(query, clock() + seconds, clock)
     pieces = _pieces_of(extract, ranks, query, newest_first=not after)
     if after:

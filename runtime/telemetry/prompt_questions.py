@@ -76,7 +76,7 @@ class QuestionRouter(Actor):
 
         answerer = self._answerers.get(question.origin)
         if answerer is None:
-            reply(PromptAnswer("refused", "no cell runs that could ask for it"))
+            reply(PromptAnswer("refused", "no running cell can prompt for it"))
         else:
             answerer.take(question, reply)
 

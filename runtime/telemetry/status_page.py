@@ -128,7 +128,7 @@ class StatusPageReader:
             return file
         os.close(file)
         if not page:
-            raise OSError(f"{node} has no page: {self._folder} is full")
+            raise OSError(f"{node} has no status page because {self._folder} is full")
         return -1
 
     def keep(self, living: set[tuple[str, int]]) -> None:

@@ -39,9 +39,9 @@ class TransferTable(list[TransferRecord]):
     silent: tuple[str, ...] = ()  # processes that did not answer, and are missing from the table
 
     def __repr__(self) -> str:
-        rows = [_HEAD, *map(_cells, self)] if self else [("nothing was moved",)]
+        rows = [_HEAD, *map(_cells, self)] if self else [("no transfers",)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        missing = [f"no answer: {', '.join(self.silent)}"] if self.silent else []
+        missing = [f"no reply from {', '.join(self.silent)}"] if self.silent else []
         return "\n".join([*(_line(row, widths) for row in rows), *missing])
 
 

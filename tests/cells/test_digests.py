@@ -97,7 +97,7 @@ def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = ([str(index) for index in range(count)] for count in (10, 11))
     assert list(parts_of(before)) == ["[0]", "[1]", "[2]", "from [3] on"]
     *firsts, rest = anatomy_of(before).parts
-    assert (rest.kind, rest.text) == ("parts", "7 in all")
+    assert (rest.kind, rest.text) == ("parts", "7 parts")
     assert firsts == list(anatomy_of(after).parts[:3])
     assert rest.digest != anatomy_of(after).parts[3].digest
 
@@ -166,4 +166,4 @@ class Broken:
 def test_what_cannot_be_taken_apart_says_why() -> None:
     assert DigestRequest("x").handle(Namespace({}, list, None)) is None
     refused = DigestRequest("x").handle(Namespace({"x": Broken()}, list, None))
-    assert refused == RequestError("x cannot be looked through: ValueError: no")
+    assert refused == RequestError("x cannot be compared: ValueError: no")

@@ -101,7 +101,7 @@ def test_a_message_that_cannot_be_made_says_so() -> None:
             raise KeyError("no text")
 
     error = make_rank_error(Odd(), ())
-    assert (error.type_name, error.message) == ("Odd", "<its text could not be made: KeyError>")
+    assert (error.type_name, error.message) == ("Odd", "<exception str() failed: KeyError>")
 
 
 def test_the_exception_travels_where_it_can() -> None:

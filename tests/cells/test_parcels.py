@@ -59,7 +59,7 @@ def test_a_value_that_cannot_be_made_says_why() -> None:
 def test_what_is_too_large_is_held_back_and_what_fits_into_no_message_refused() -> None:
     parcel = pack({"x": bytes(1000)})
     assert format_excess(parcel, parcel.size + ROOM) == ""
-    problem = f"{parcel.size:,} bytes are more than a message may have ({ROOM:,})"
+    problem = f"{parcel.size:,} bytes exceed the maximum message size ({ROOM:,})"
     assert format_excess(parcel, ROOM).startswith(problem)
     values = {"x": bytes(1000)}
     assert PullRequest(("x",), 100).handle(Namespace(values, list, None)) == TooLarge(parcel.size)

@@ -84,9 +84,9 @@ class Unpicklable:
     [
         (threading.Lock(), "cannot be pickled (TypeError: cannot pickle '_thread.lock' object)"),
         (Unpicklable(), "cannot be pickled (ValueError: no pickle)"),
-        (b"x" * TRAVEL_BYTES, "a value of over 1 MiB stays with its rank"),
-        ([b"x" * (TRAVEL_BYTES // 2), b"y" * (TRAVEL_BYTES // 2)], "a value of over 1 MiB stays with its rank"),
-        (torch.zeros(TRAVEL_BYTES // 4 + 1), "a tensor of over 1 MiB stays with its rank"),
+        (b"x" * TRAVEL_BYTES, "values of more than 1 MiB stay on their rank"),
+        ([b"x" * (TRAVEL_BYTES // 2), b"y" * (TRAVEL_BYTES // 2)], "values of more than 1 MiB stay on their rank"),
+        (torch.zeros(TRAVEL_BYTES // 4 + 1), "tensors of more than 1 MiB stay on their rank"),
     ],
     ids=["lock", "unpicklable", "large", "large together", "tensor"],
 )
@@ -110,7 +110,7 @@ def test_a_small_value_travels(value: object) -> None:
 
 
 def test_the_limit_can_be_another_one() -> None:
-    assert pack(b"x" * (5 << 20), 3 << 20) == (None, "a value of over 3 MiB stays with its rank")
+    assert pack(b"x" * (5 << 20), 3 << 20) == (None, "values of more than 3 MiB stay on their rank")
 
 
 def summary(shape: tuple[int, ...], dtype: str, name: str, *statistics: float | None) -> TensorSummary:

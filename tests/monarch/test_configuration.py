@@ -76,13 +76,13 @@ def test_a_value_that_fits_is_kept(key, given, kept):
 def test_a_value_that_does_not_fit_names_the_key(key, given, wanted):
     with pytest.raises(TypeError) as caught:
         configure(**{key: given})
-    assert str(caught.value).startswith(f"configuration key `{key}` is {given!r}: it needs {wanted}")
+    assert str(caught.value).startswith(f"configuration key `{key}` must be {wanted}")
     assert get_runtime_config() == {}
 
 
 @pytest.mark.parametrize("transport", ["carrier pigeon", "pigeon://10.0.0.1:99", ""])
 def test_an_unknown_transport_is_an_error(transport):
-    with pytest.raises(ValueError, match=f"`default_transport` is '{transport}': it needs the name of a transport"):
+    with pytest.raises(ValueError, match="`default_transport` must be the name of a transport"):
         configure(default_transport=transport)
 
 
@@ -105,7 +105,7 @@ def test_under_the_alias_the_defaults_are_those_of_monarch(monkeypatch):
 def test_an_unknown_key_lists_what_is_like_it():
     with pytest.raises(ValueError, match=r"`process_exit_timeuot`; did you mean `process_exit_timeout`"):
         configure(process_exit_timeuot="1s")
-    with pytest.raises(ValueError, match=r"`zzz`; there is none like it"):
+    with pytest.raises(ValueError, match=r"`zzz`$"):
         configure(zzz=1)
 
 
@@ -213,7 +213,7 @@ def test_a_worker_sees_what_was_handed_down(worker):
 
 def test_what_comes_too_late_is_said(worker):
     for change in (configure, lambda **keys: configured(**keys).__enter__()):
-        with pytest.warns(UserWarning, match="codec_max_frame_length: settled when a run begins") as warned:
+        with pytest.warns(UserWarning, match="codec_max_frame_length: fixed for the current run") as warned:
             change(codec_max_frame_length=1000, read_log_buffer=1)
         assert warned[0].filename == __file__
     with warnings.catch_warnings():

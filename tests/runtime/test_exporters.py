@@ -90,7 +90,7 @@ def test_an_endpoint_ends_and_begins_again(metrics: MetricsExport) -> None:
 def test_a_port_that_is_taken_is_told_of(metrics: MetricsExport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(MetricsError, match=rf"at 127\.0\.0\.1:{port}: Address already in use. Give another port"):
+        with pytest.raises(MetricsError, match=rf"at 127\.0\.0\.1:{port}: Address already in use"):
             metrics.serve(port)
     assert metrics.status() == []
 
@@ -101,12 +101,12 @@ def test_a_port_that_is_taken_is_told_of(metrics: MetricsExport) -> None:
         (
             "prometheus_client",
             lambda metrics: metrics.serve(0),
-            r"prometheus_client: pip install 'meshbook\[metrics\]'",
+            r"prometheus_client; run pip install 'meshbook\[metrics\]'",
         ),
         (
             "opentelemetry.sdk.metrics",
             lambda metrics: metrics.send(),
-            r"opentelemetry-sdk: pip install 'meshbook\[metrics\]'",
+            r"opentelemetry-sdk; run pip install 'meshbook\[metrics\]'",
         ),
     ],
 )

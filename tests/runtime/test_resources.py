@@ -56,7 +56,7 @@ def test_nothing_is_said_of_another_disk(folder: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("most", "now", "said"), [("14\n", "12\n", ", 14 in its cgroup, of which 12 are there"), ("max\n", "12\n", "")]
+    ("most", "now", "said"), [("14\n", "12\n", ", 14 in its cgroup, of which 12 are in use"), ("max\n", "12\n", "")]
 )
 def test_the_limit_of_a_cgroup_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, now: str, said: str

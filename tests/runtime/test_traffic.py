@@ -33,7 +33,7 @@ def test_the_table_names_ranks_and_reads_well() -> None:
         "by       owner   way             direction  bytes  transfers    time",
         "rank 1   rank 0  process memory  read       64 MB      1,200  2.50 s",
         "rank 10  rank 0  message         write       12 B          1    4 ms",
-        "no answer: rank 2",
+        "no reply from rank 2",
     ]
-    assert repr(TransferTable()) == "nothing was moved"
-    assert repr(table_of([], ["m.2"], str)) == "nothing was moved\nno answer: m.2"
+    assert repr(TransferTable()) == "no transfers"
+    assert repr(table_of([], ["m.2"], str)) == "no transfers\nno reply from m.2"

@@ -146,16 +146,19 @@ def test_the_picture_comes_where_something_has_happened_and_once_a_second_at_mos
         ({"kind": "select", "sel": "3"}, {"ok": True, "ranks": "3", "count": 1}),
         ({"kind": "select", "sel": ""}, {"ok": True, "count": 0}),
         ({"kind": "select", "sel": "nobody"}, {"ok": False, "error": "there is no nobody"}),
-        ({"kind": "select"}, {"ok": False, "error": "'select' wants a text as its 'sel', not None"}),
+        ({"kind": "select"}, {"ok": False, "error": "'select': 'sel' must be a string, not None"}),
         ({"kind": "history", "ranks": [1, 2], "metrics": ["memory"]}, {"ok": True, "shape": [2, 1, 300]}),
-        ({"kind": "history", "ranks": [SIZE], "metrics": ["memory"]}, {"error": "there is no rank 4: the mesh has 4"}),
-        ({"kind": "history", "ranks": [-1], "metrics": []}, {"error": "there is no rank -1: the mesh has 4"}),
+        (
+            {"kind": "history", "ranks": [SIZE], "metrics": ["memory"]},
+            {"error": "invalid rank 4; the mesh has 4 ranks"},
+        ),
+        ({"kind": "history", "ranks": [-1], "metrics": []}, {"error": "invalid rank -1; the mesh has 4 ranks"}),
         ({"kind": "channel", "name": "memory"}, {"ok": True}),
         ({"kind": "channel", "name": "mood"}, {"ok": False}),
         ({"kind": "act", "action": "heal", "sel": ""}, {"ok": True, "text": "done", "arrays": [b"1234"]}),
         ({"kind": "logs"}, {"ok": False, "error": "no logs here"}),
-        ({"kind": "hello"}, {"ok": False, "error": "a dashboard knows no 'hello'"}),
-        ({}, {"ok": False, "error": "a dashboard knows no 'None'"}),
+        ({"kind": "hello"}, {"ok": False, "error": "unknown request 'hello'"}),
+        ({}, {"ok": False, "error": "unknown request 'None'"}),
     ],
 )
 def test_each_request_has_its_reply(views: Views, request_: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -167,7 +170,7 @@ def test_what_takes_long_keeps_nothing_else_waiting(board: Board, views: Views) 
     views.open()
     for number in range(MOST_ASIDE):
         views.say(kind="timeline", id=f"long {number}")
-    assert "are under way already" in views.ask(kind="timeline")[-1]["error"]
+    assert "are already running" in views.ask(kind="timeline")[-1]["error"]
     assert views.ask(kind="select", sel="1")[-1]["ok"]
     board.gate.release(MOST_ASIDE)
     ended = set()
@@ -246,7 +249,7 @@ def test_a_fault_in_a_step_does_not_end_it(
     views.time += 1.0
     views.conversation.wake()
     assert views.hear()["counts"] == {"idle": 3, "dead": 1}
-    assert "a step of the dashboard failed" in caplog.text
+    assert "an action of the dashboard failed" in caplog.text
 
 
 def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
@@ -262,7 +265,7 @@ def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
         for _ in range(3):
             views.say(kind="open", view="a")
             views.ask(kind="select", sel="1")  # so that it was heard
-    assert caplog.text.count("a step of the dashboard failed") == 1
+    assert caplog.text.count("an action of the dashboard failed") == 1
     assert "no look 0" in caplog.text
     assert views.open()["full"]
 

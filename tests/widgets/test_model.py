@@ -161,7 +161,7 @@ def test_a_channel_brings_its_values_and_a_scale() -> None:
     model.show("state")
     view.take(model.tick(0.5))
     assert view.values is None
-    with pytest.raises(ValueError, match="there is no channel 'RSS'; there are state, memory"):
+    with pytest.raises(ValueError, match="unknown channel 'RSS'; choose from state, memory"):
         model.show("RSS")
 
 
@@ -282,7 +282,7 @@ def test_a_mesh_that_was_resized_begins_anew() -> None:
 
 
 def test_a_mesh_with_other_ranks_than_hosts_of_them_is_refused() -> None:
-    with pytest.raises(ValueError, match="'gpus' has 8 ranks, and host_of is of 7"):
+    with pytest.raises(ValueError, match="'gpus' has 8 ranks, but host_of has 7 entries"):
         replace(facts(8), host_of=(0,) * 7)
 
 

@@ -113,7 +113,7 @@ def test_html_says_the_same_and_shows_all_text_as_text() -> None:
     assert not page.open
     assert page.text.count('<script>alert("&")</script>') == 2 + 2 + 2 * 4 + 1  # mesh, cell, pauses, host
     assert "rank 1: its last cell failed" in page.text
-    assert "and 5 more wait" in page.text
+    assert "and 5 more waiting" in page.text
     for shown in (page.text, snapshot_text(now)):
         assert "\x1b" not in shown
 

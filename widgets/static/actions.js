@@ -31,14 +31,14 @@ const ACTIONS = [
   {
     name: "kill",
     title: "Kill",
-    hint: "End the processes at once; Heal starts them again",
+    hint: "Kill the processes; Heal restarts them",
     seconds: 30,
     confirms: true,
   },
   {
     name: "restart",
     title: "Restart",
-    hint: "Replace the processes with new ones; their memory is lost",
+    hint: "Restart the processes; their memory is lost",
     seconds: 300,
     confirms: true,
   },

@@ -82,7 +82,7 @@ export function makeLogTools(on) {
 function makeSearch(on) {
   const box = textBox(
     "Search",
-    "Mark this text in the lines (Enter: next, Shift+Enter: previous)",
+    "Highlight this text in the lines (Enter: next, Shift+Enter: previous)",
     later(() => on.search(box.value)),
   );
   box.dataset.focus = "yes";

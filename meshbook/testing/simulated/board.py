@@ -75,7 +75,7 @@ class FakeBackend:
             case "timeline":
                 return BackendReply(self._mesh.timeline())
             case kind:
-                raise ValueError(f"a simulated mesh knows no {kind!r}")
+                raise ValueError(f"a simulated mesh does not support the request {kind!r}")
 
     def _act(self, action: str, ranks: Collection[int]) -> str:
         match action:
@@ -84,16 +84,16 @@ class FakeBackend:
                 return "nothing runs" if cell is None else f"interrupted cell {cell}"
             case "kill":
                 self._mesh.kill(ranks)
-                return f"killed {name_ranks(ranks)}: Heal starts the dead again"
+                return f"killed {name_ranks(ranks)}; restart them with Heal"
             case "restart":
                 self._mesh.kill(ranks)
                 self._mesh.heal()
                 return f"restarted {name_ranks(ranks)}"
             case "heal":
                 healed = self._mesh.heal()
-                return f"healed {name_ranks(healed)}" if healed else "nothing is to be healed"
+                return f"healed {name_ranks(healed)}" if healed else "no dead ranks"
             case "stacks":
                 self._mesh.take_stacks()
                 return "took the stacks"
             case _:
-                raise ValueError(f"a simulated mesh has no code that could be profiled, and knows no {action!r}")
+                raise ValueError(f"a simulated mesh does not support the action {action!r}")

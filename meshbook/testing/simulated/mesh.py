@@ -207,7 +207,7 @@ class FakeMesh:
             if fault.kind != "killed":  # a killed rank is only starting now
                 self._training.release([fault.rank], self.seconds)
             if fault.kind == "starting":
-                self._note("healed", fault.rank, f"it was away for {self.seconds - fault.since:.0f} s")
+                self._note("healed", fault.rank, f"dead for {self.seconds - fault.since:.0f} s")
 
     def _note(self, kind: str, rank: int, text: str) -> None:
         self._events.append(MeshEvent(time_of_day(self.seconds), kind, (rank,), text))
@@ -302,5 +302,5 @@ def time_of_day(seconds: float) -> str:
 def _listed(ranks: int | Iterable[int], size: int) -> list[int]:
     listed = [ranks] if isinstance(ranks, int) else list(ranks)
     if wrong := [rank for rank in listed if not 0 <= rank < size]:
-        raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+        raise ValueError(f"invalid rank {wrong[0]}; the mesh has {size} ranks")
     return listed

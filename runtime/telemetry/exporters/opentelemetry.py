@@ -122,5 +122,5 @@ def _import(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MetricsError(
-            f"metrics for OpenTelemetry need the library {package}: pip install 'meshbook[metrics]'"
+            f"metrics for OpenTelemetry require the package {package}; run pip install 'meshbook[metrics]'"
         ) from error

@@ -143,7 +143,7 @@ def test_without_room_for_a_page_signs_are_given_to_nobody(
     assert not signs.open(tmp_path, "m.0", 0)
     signs.cell(True)
     signs.tick(WORDS, (0, 0, 0, 0))
-    with pytest.raises(OSError, match=r"m\.0 has no page"):
+    with pytest.raises(OSError, match=r"m\.0 has no status page"):
         reader.read("m.0", 0)
     assert not StatusPage().open(tmp_path / "gone", "m.0", 0)
     assert reader.read("m.1", 0) is None
