@@ -34,11 +34,13 @@ class Services:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._aside = BackgroundThreads("request", most=8)
+        self._threads = BackgroundThreads("request", most=8)
         # Cells handed to the main thread, and cells that it has finished. Only one thread writes each counter.
-        self._begun = 0
-        self._ended = 0
-        self._speaking = threading.Lock()  # guards the main thread's published state, and the order of status messages
+        self._started_cells = 0
+        self._ended_cells = 0
+        self._status_lock = (
+            threading.Lock()
+        )  # guards the main thread's published state, and the order of status messages
         self._is_busy = False
         self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "complete_request": self._complete,
@@ -55,7 +57,7 @@ class Services:
         if header.get("subshell_id"):
             return False
         if kind == "execute_request":
-            self._begun += 1
+            self._started_cells += 1
             return False
         if kind in comms.KINDS:
             return self._take_comm(kind, message)
@@ -66,16 +68,16 @@ class Services:
 
     @property
     def _runs_cells(self) -> bool:
-        return self._begun > self._ended
+        return self._started_cells > self._ended_cells
 
     def end(self, message: list[Any]) -> None:
         """Note that the main thread has finished this message."""
         if b'"execute_request"' in self._header(message):  # not parsed as JSON: each cell waits for this
-            self._ended += 1
+            self._ended_cells += 1
 
-    def tell(self, publish: Callable[[str], object], status: str) -> None:
+    def publish_status(self, publish: Callable[[str], object], status: str) -> None:
         """Publish the state of the main thread."""
-        with self._speaking:
+        with self._status_lock:
             self._is_busy = status == "busy"
             publish(status)
 
@@ -106,7 +108,7 @@ class Services:
                 handle(read[0])
             except Exception:
                 self._kernel.log.exception("cannot handle a %s while a cell runs", kind)
-            self._conclude(read[0])
+            self._end_request(read[0])
         return True
 
     def _content(self, message: list[Any]) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Services:
         request, identities = read
         self._publish("busy", request)
         name = "meshbook request"
-        thread = threading.Thread(target=self._find_out, args=(request, identities), name=name, daemon=True)
+        thread = threading.Thread(target=self._compute_reply, args=(request, identities), name=name, daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger stops all other threads
         thread.start()
 
@@ -140,10 +142,10 @@ class Services:
         kernel = self._kernel
         kind = request["header"]["msg_type"].replace("request", "reply")
         kernel.session.send(kernel.shell_stream, kind, content, request, identities)
-        self._conclude(request)
+        self._end_request(request)
 
-    def _conclude(self, request: dict[str, Any]) -> None:
-        with self._speaking:
+    def _end_request(self, request: dict[str, Any]) -> None:
+        with self._status_lock:
             self._publish("idle", request)
             if self._is_busy:  # a front end shows the last state that it received
                 self._publish("busy", self._kernel.get_parent("shell"))
@@ -155,13 +157,13 @@ class Services:
 
     # -- on a thread per request -------------------------------------------------
 
-    def _find_out(self, request: dict[str, Any], identities: list[bytes]) -> None:
+    def _compute_reply(self, request: dict[str, Any], identities: list[bytes]) -> None:
         content = self._answer(request["header"]["msg_type"], request["content"])
         self._kernel.shell_channel_thread.io_loop.add_callback(self._reply, request, identities, content)
 
     def _answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json_clean(self._aside.run(lambda: self._answers[kind](content), WITHIN))
+            answer: dict[str, Any] = json_clean(self._threads.run(lambda: self._answers[kind](content), WITHIN))
         except Exception as error:
             if not isinstance(error, TimeoutError):
                 self._kernel.log.exception("cannot answer a %s while a cell runs", kind)

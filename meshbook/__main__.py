@@ -102,14 +102,14 @@ def end_run(name: str) -> int:
 def debug() -> int:
     """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
     # Weight: as above.
-    from meshbook.runtime.config import runtime_root, settings_in_force
+    from meshbook.runtime.config import current_settings, runtime_root
     from meshbook.runtime.hosts.debugging import serve_terminal
 
-    def tell() -> None:
+    def announce() -> None:
         print("waiting for an actor to call breakpoint(); press Ctrl-C to exit", flush=True)
 
     try:
-        serve_terminal(runtime_root(settings_in_force()), tell)
+        serve_terminal(runtime_root(current_settings()), announce)
     except RuntimeError as error:
         print(f"meshbook: {error}", file=sys.stderr)
         return 1

@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_to(events, supervisor):
             run(supervisor, events, printer, script)
     except LaunchError as error:
-        say(str(error))
+        print_line(str(error))
         return 1
     finally:
         printer.close()
-    for line in tell(supervisor):
-        say(line)
+    for line in summary_lines(supervisor):
+        print_line(line)
     return supervisor.status
 
 
@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--procs",
-        type=_natural,
+        type=_positive_int,
         metavar="N",
         help="number of ranks (default: one per GPU; without GPUs, one per CPU core)",
     )
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _natural(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, not {text!r}")
     return int(text)
@@ -106,11 +106,11 @@ def choose_size() -> int:
     """Return the number of GPUs, or else of cores, and print it."""
     gpus = count_gpus()
     size, what = (gpus, "GPU") if gpus else (count_cores(), "CPU core")
-    say(f"--procs {size}: one rank per {what}")
+    print_line(f"--procs {size}: one rank per {what}")
     return size
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a text to stderr with the launcher's prefix."""
     with contextlib.suppress(OSError):
         for line in text.splitlines():
@@ -156,9 +156,9 @@ class Run:
         self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: supervisor.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # Subscribe first, then query: an end in between is seen either way.
-        session.node.peers.when_down.append(self._heard_of_end)
+        session.node.peers.when_down.append(self._on_process_end)
         for report in filter(None, map(session.node.peers.report_of, self._ranks)):
-            self._heard_of_end(report)
+            self._on_process_end(report)
         self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
         for part in (self._procs, self._actors):
             heed_failures(part, lambda failure: True)  # the RunPolicy handles them
@@ -194,22 +194,22 @@ class Run:
 
     def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
         if (error := asked.exception()) is not None:
-            self._note_trouble(0, error, now)
+            self._note_error(0, error, now)
         elif self._supervisor.begin():
             for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
     def _note_answer(self, rank: int, answer: Future[EndRun], now: float) -> None:
         if (error := answer.exception()) is not None:
-            self._note_trouble(rank, error, now)
+            self._note_error(rank, error, now)
         else:
             self._supervisor.script_ended(rank, answer.get(), now)
 
-    def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
+    def _note_error(self, rank: int, error: BaseException, now: float) -> None:
         if not isinstance(error, ProcessDied):  # the report of the process's end has the details
             self._supervisor.script_ended(rank, EndRun(1, str(error)), now)
 
-    def _heard_of_end(self, report: ExitReport) -> None:
+    def _on_process_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
             self._events.put(partial(self._supervisor.process_ended, rank, ending_of(report)))
 
@@ -223,7 +223,7 @@ def ending_of(report: ExitReport) -> EndRun:
     return EndRun(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
 
 
-def tell(supervisor: RunPolicy) -> Iterator[str]:
+def summary_lines(supervisor: RunPolicy) -> Iterator[str]:
     """Yield the summary of a run that failed: which ranks failed, why, and which were stopped."""
     if supervisor.signal:
         yield f"ended by {signal.Signals(supervisor.signal).name}"

@@ -152,47 +152,47 @@ class Overrides:
         with self._lock:
             self._lasting, self._blocks = {}, ()
 
-    def over(self, settings: Settings) -> Settings:
+    def applied_to(self, settings: Settings) -> Settings:
         """Return these settings as a run that begins now gets them."""
         for changes in (self._lasting, *self._blocks):
             extra = settings.extra | changes.get("extra", {})
             settings = msgspec.structs.replace(settings, **{**changes, "extra": extra})
         return settings
 
-    def over_mesh(self, settings: Settings) -> Settings:
+    def applied_to_mesh(self, settings: Settings) -> Settings:
         """Return the settings of a run as a mesh that is spawned now gets them."""
         kept = {name: getattr(settings, name) for name in RUN_WIDE}
-        return msgspec.structs.replace(self.over(settings), **kept)
+        return msgspec.structs.replace(self.applied_to(settings), **kept)
 
 
 OVERRIDES = Overrides()
 
 
-class _Beginning:
+class _Inherited:
     """The only access to the settings that this process was started with."""
 
     settings: Settings | None = None
 
 
-def begin_with(settings: Settings) -> None:
+def set_inherited_settings(settings: Settings) -> None:
     """Store the settings that this process was started with (called by workers)."""
-    _Beginning.settings = settings
+    _Inherited.settings = settings
 
 
 def inherited_settings() -> Settings | None:
     """Return the settings that this process was started with; None if it is no worker."""
-    return _Beginning.settings
+    return _Inherited.settings
 
 
-def settings_in_force() -> Settings:
+def current_settings() -> Settings:
     """Return the settings for everything that this process starts from now on."""
-    if (inherited := _Beginning.settings) is not None:
-        return OVERRIDES.over(inherited)
+    if (inherited := _Inherited.settings) is not None:
+        return OVERRIDES.applied_to(inherited)
     if in_a_notebook():
-        return OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
+        return OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
     # A script has no cells. It shows what ranks print, unless forwarding is disabled explicitly.
     ours = {"preload": TORCH, "show_output": PREFIX + "ENABLE_LOG_FORWARDING" not in os.environ}
-    settings = OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | ours)))
+    settings = OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | ours)))
     if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
         return settings
     return msgspec.structs.replace(settings, preload_for_torch=True)

@@ -186,20 +186,20 @@ class ExitReport:
             return f"signal {-self.returncode}"
 
     @property
-    def who(self) -> str:
+    def process(self) -> str:
         """The process as text: `procs-04d1.3, pid 4711`, or `procs-04d1.3, pid 4711 on gpu2`."""
-        who = f"{self.node}, pid {self.pid}" if self.pid else self.node
-        return f"{who} on {self.host}" if self.host else who
+        process = f"{self.node}, pid {self.pid}" if self.pid else self.node
+        return f"{process} on {self.host}" if self.host else process
 
     def of_guest(self, node: str) -> ExitReport:
         """Return the report for a worker that ended with its host agent, from the agent's report."""
-        how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.who})\n"
+        how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.process})\n"
         return ExitReport(node, 0, None, self.stderr, f"{how}{self.hint}".rstrip(), self.stopped, host=self.host)
 
     def __str__(self) -> str:
         if self.stopped:
             return f"{monarch_texts.STOPPED_WITH_PROCS}: {self.stopped}"
-        where = ", ".join(filter(None, (self.signal_name, self.who)))
+        where = ", ".join(filter(None, (self.signal_name, self.process)))
         lines = [f"{monarch_texts.PROCESS_FAILED}: {self.cause} ({where})"]
         lines += self.hint.splitlines()[self.returncode is None :]
         if self.raised:

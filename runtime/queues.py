@@ -11,17 +11,17 @@ from collections.abc import Callable, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0  # after this time the main thread interrupts a wait to notice a Ctrl-C; later less often
-LONGEST_LOOK_SECONDS = 8.0
+SIGNAL_CHECK_SECONDS = 1.0  # after this time the main thread interrupts a wait to notice a Ctrl-C; later less often
+LONGEST_SIGNAL_CHECK_SECONDS = 8.0
 
 # The I/O threads of this process. A user's finalizer can run on them. A wait there would never end, since the same
 # thread delivers the awaited message.
-NEVER_WAITING: set[int] = set()
+IO_THREADS: set[int] = set()
 
 
-def may_wait() -> bool:
+def may_block() -> bool:
     """Whether the calling thread may wait for messages."""
-    return threading.get_ident() not in NEVER_WAITING
+    return threading.get_ident() not in IO_THREADS
 
 
 class Latch:
@@ -50,12 +50,12 @@ class Latch:
         if threading.current_thread() is not threading.main_thread():
             return acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         left = math.inf if seconds is None else seconds
-        pause = LOOK_SECONDS
+        pause = SIGNAL_CHECK_SECONDS
         while left > pause:
             if acquire(timeout=pause):
                 return True
             left -= pause
-            pause = min(2 * pause, LONGEST_LOOK_SECONDS)
+            pause = min(2 * pause, LONGEST_SIGNAL_CHECK_SECONDS)
         return acquire(timeout=left)
 
 
@@ -71,7 +71,7 @@ class HighWaterMark:
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until the queue is short enough, or `is_over`."""
-        while len(self._items) > self.limit and not is_over() and may_wait():
+        while len(self._items) > self.limit and not is_over() and may_block():
             latch = Latch()
             # Add the latch, then check again: otherwise a `notify` between check and wait would be missed.
             self._waiting.append(latch)

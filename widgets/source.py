@@ -141,7 +141,7 @@ class MeshSnapshot:
 class Source(Protocol):
     """The model's data source, read several times a second: returns from memory, at once, on any thread."""
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
         ...
 

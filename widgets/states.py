@@ -13,29 +13,29 @@ from meshbook.widgets.protocol import RankState
 from meshbook.widgets.source import MeshSnapshot, RankConditions
 
 States: TypeAlias = npt.NDArray[np.uint8]
-ILL = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the most severe first
+UNHEALTHY = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the most severe first
 
 
-def states_of(look: MeshSnapshot) -> States:
+def states_of(snapshot: MeshSnapshot) -> States:
     """Return a `RankState` for each rank, as uint8; if several hold, the one with the highest number."""
-    states = np.asarray(look.vitals.activity).astype(np.uint8)  # the first four states are the activities
-    for ranks, state in _conditions(look):
+    states = np.asarray(snapshot.vitals.activity).astype(np.uint8)  # the first four states are the activities
+    for ranks, state in _conditions(snapshot):
         states[ranks] = np.maximum(states[ranks], state)
     return states
 
 
-def _conditions(look: MeshSnapshot) -> Iterator[tuple[Any, RankState]]:
-    size, known = look.mesh.size, look.conditions
+def _conditions(snapshot: MeshSnapshot) -> Iterator[tuple[Any, RankState]]:
+    size, known = snapshot.mesh.size, snapshot.conditions
     yield indices(known.running, size), RankState.RUNNING
     yield indices(known.paused, size), RankState.PAUSED
     yield indices(known.starting, size), RankState.STARTING
     yield indices(known.error, size), RankState.ERROR
     yield indices(known.stuck, size), RankState.STUCK
-    yield _silent(look.vitals.age, known, size), RankState.STALE
+    yield _without_heartbeat(snapshot.vitals.age, known, size), RankState.STALE
     yield indices(known.dead, size), RankState.DEAD
 
 
-def _silent(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]:
+def _without_heartbeat(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]:
     # A rank that has never sent a heartbeat is not measured at all, or is starting: neither is an alarm.
     age = np.asarray(age)
     silent: npt.NDArray[np.bool_] = np.isfinite(age) & (age > STALE_AFTER)
@@ -56,6 +56,6 @@ def counts_of(states: States) -> dict[str, int]:
     return {state.name.lower(): counts[state] for state in RankState if counts[state]}
 
 
-def count_ill(states: States) -> int:
+def count_unhealthy(states: States) -> int:
     """Return how many ranks need attention."""
-    return int(np.isin(states, ILL).sum())
+    return int(np.isin(states, UNHEALTHY).sum())

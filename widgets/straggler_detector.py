@@ -39,7 +39,7 @@ class StragglerDetector:
         self._since = np.where(late, np.fmin(self._since, now), np.nan)
         self._now, self._is_at_rest = now, not (waiting.any() or working.any())
 
-    def told(self) -> Iterator[WorstRank]:
+    def stragglers(self) -> Iterator[WorstRank]:
         """Yield the ranks that others wait for long or often, the worst first; `value`: the present wait in seconds."""
         if self._is_at_rest:  # stragglers of a cell that has ended are not reported
             return

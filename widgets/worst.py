@@ -13,7 +13,7 @@ from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
 from meshbook.widgets.grid_metrics import KINDS, median, values_of
 from meshbook.widgets.protocol import Channel, RankState
-from meshbook.widgets.states import ILL, States
+from meshbook.widgets.states import UNHEALTHY, States
 
 MOST = 5
 LAGGING = 0.1  # of the median step, beyond which a rank is behind
@@ -31,16 +31,16 @@ class WorstRank:
     text: str
 
 
-def worst_of(channel: Channel, vitals: Vitals, states: States, awaited: Iterable[WorstRank] = ()) -> list[WorstRank]:
-    """Return the worst ranks first, at most five; only ranks worth a report. `awaited`: the stragglers."""
+def worst_of(channel: Channel, vitals: Vitals, states: States, stragglers: Iterable[WorstRank] = ()) -> list[WorstRank]:
+    """Return the worst ranks first, at most five; only ranks worth a report. `stragglers`: the stragglers."""
     if channel == "state":
-        told: dict[int, WorstRank] = {}
-        for each in (*_ill(vitals, states), *awaited, *_lagging(vitals, states)):
-            told.setdefault(each.rank, each)
-        return list(told.values())[:MOST]
+        by_rank: dict[int, WorstRank] = {}
+        for each in (*_unhealthy(vitals, states), *stragglers, *_lagging(vitals, states)):
+            by_rank.setdefault(each.rank, each)
+        return list(by_rank.values())[:MOST]
     values = values_of(channel, vitals, states)
     ranks = _extremes(-values if channel in LOW_IS_WORSE else values)
-    worst = [WorstRank(rank, float(values[rank]), say(channel, float(values[rank]))) for rank in ranks]
+    worst = [WorstRank(rank, float(values[rank]), format_value(channel, float(values[rank]))) for rank in ranks]
     return [each for each in worst if channel not in ONLY_POSITIVE or each.value > 0]
 
 
@@ -52,13 +52,13 @@ def metric_of(channel: Channel, vitals: Vitals) -> Metric:
     return "step" if steps is not None and np.isfinite(steps).any() else "cpu"
 
 
-def _ill(vitals: Vitals, states: States) -> Iterator[WorstRank]:
-    for state in ILL:
+def _unhealthy(vitals: Vitals, states: States) -> Iterator[WorstRank]:
+    for state in UNHEALTHY:
         for rank in np.flatnonzero(states == state)[:MOST].tolist():
-            yield WorstRank(rank, float("nan"), _format_ill(state, float(vitals.age[rank])))
+            yield WorstRank(rank, float("nan"), _format_unhealthy(state, float(vitals.age[rank])))
 
 
-def _format_ill(state: RankState, age: float) -> str:
+def _format_unhealthy(state: RankState, age: float) -> str:
     if state is RankState.STALE:
         return f"no heartbeat for {age:.0f} s"
     if state is RankState.STUCK:
@@ -71,7 +71,7 @@ def _lagging(vitals: Vitals, states: States) -> Iterator[WorstRank]:
     least = lag_of(vitals, states)
     for rank in _extremes(np.where(np.isin(states, _AT_WORK), skews, np.float32("nan"))):
         if skews[rank] > least:
-            yield WorstRank(rank, float(skews[rank]), say("skew", float(skews[rank])))
+            yield WorstRank(rank, float(skews[rank]), format_value("skew", float(skews[rank])))
 
 
 def lag_of(vitals: Vitals, states: States) -> float:
@@ -87,7 +87,7 @@ def _extremes(values: npt.NDArray[np.float32]) -> list[int]:
     return found
 
 
-def say(channel: Channel, value: float) -> str:
+def format_value(channel: Channel, value: float) -> str:
     """Format a value of a channel for the user."""
     match KINDS[channel].unit:
         case "bytes":

@@ -29,21 +29,21 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    complaint = find_mistake(arguments)
-    if not complaint:
-        become(arguments)
-    print(f"python -m {MODULE}: {complaint}", file=sys.stderr)
+    error = find_argument_error(arguments)
+    if not error:
+        exec_program(arguments)
+    print(f"python -m {MODULE}: {error}", file=sys.stderr)
     return 2
 
 
-def become(arguments: Sequence[str]) -> NoReturn:
+def exec_program(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by a new interpreter with our package on its path."""
     flags = interpreter_flags(sys.orig_argv[1:], len(arguments))
     environment = os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
     os.execve(sys.executable, [sys.executable, *flags, *arguments], environment)
 
 
-def find_mistake(arguments: Sequence[str]) -> str:
+def find_argument_error(arguments: Sequence[str]) -> str:
     """Return why these arguments cannot be run, or the empty string."""
     first = next(iter(arguments), "")
     if not first or (first == "-m" and len(arguments) == 1):

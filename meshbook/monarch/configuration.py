@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshbook.monarch.keys import KEYS, Value, find_key
-from meshbook.runtime.config import OVERRIDES, RUN_WIDE, inherited_settings, settings_in_force
+from meshbook.runtime.config import OVERRIDES, RUN_WIDE, current_settings, inherited_settings
 from meshbook.runtime.hosts.session import running_session
 
 
@@ -41,13 +41,13 @@ def configured(**values: Any) -> Iterator[dict[str, Any]]:
 
 def get_global_config() -> dict[str, Any]:
     """Return every key and its value for processes started from now on; in a worker, those passed on to it."""
-    settings = settings_in_force()
+    settings = current_settings()
     return {name: key.value_in(settings) for name, key in KEYS.items()}
 
 
 def get_runtime_config() -> dict[str, Any]:
     """Return the keys that the program has set, and their values."""
-    return {name: KEYS[name].shown(value) for name, value in settings_in_force().extra.items() if name in KEYS}
+    return {name: KEYS[name].shown(value) for name, value in current_settings().extra.items() if name in KEYS}
 
 
 def clear_runtime_config() -> None:

@@ -81,7 +81,7 @@ class Chaos:
         self._report = report
         self._ranks = _TargetRanks(mesh, latency)
         self._over = threading.Event()
-        self._trouble: BaseException | None = None  # the error that ended the thread early
+        self._error: BaseException | None = None  # the error that ended the thread early
         # The thread runs in the context of its creator, and sends in its name.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
@@ -95,8 +95,8 @@ class Chaos:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if self._trouble is not None and error is None:
-            raise self._trouble
+        if self._error is not None and error is None:
+            raise self._error
 
     async def __aenter__(self) -> Report:
         return self.__enter__()
@@ -110,7 +110,7 @@ class Chaos:
         try:
             self._inject()
         except BaseException as trouble:
-            self._trouble = trouble
+            self._error = trouble
         finally:
             self._ranks.restore()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.inventory import entry_of
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.parcels import PackedValues, pack
 from meshbook.runtime.cells.tables import columns_of, content_of, library_of, numbers_of
 from meshbook.runtime.cells.values import summarize_tensor
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
@@ -89,7 +89,7 @@ class FetchBlocks(VariableRequest):
     name: str
     blocks: Mapping[str, tuple[int, ...]]
 
-    def handle(self, namespace: Namespace) -> Parcel:
+    def handle(self, namespace: Namespace) -> PackedValues:
         found = _parts(namespace.values.get(self.name))
         wanted = ((path, value) for path, value in found if path in self.blocks)
         return pack({path: _take(value, self.blocks[path]) for path, value in wanted if _has_numbers(value)})

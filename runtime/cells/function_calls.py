@@ -16,13 +16,13 @@ from IPython.utils.capture import capture_output
 
 from meshbook.runtime.cells.failures import make_rank_error
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.parcels import PackedValues, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.traces import format_error
 
-Answer = Parcel | RankError | RequestError
+Answer = PackedValues | RankError | RequestError
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Apply(VariableRequest):
     If `each` is true, it is called with each element of its arguments, and the value is the list of the results.
     """
 
-    parcel: Parcel
+    parcel: PackedValues
 
     def handle(self, namespace: Namespace) -> RecordedResult:
         return record(lambda: self._call(namespace.values))
 
     def _call(self, names: dict[str, Any]) -> Any:
         opened = self.parcel.open()
-        function = at_home(opened["function"], names)
+        function = bind_globals(opened["function"], names)
         arguments, keywords = dereference((opened["arguments"], opened["keywords"]), names)
         return list(map(function, *arguments)) if opened["each"] else function(*arguments, **keywords)
 
@@ -123,7 +123,7 @@ class RecordedFunction:
 
     def bind_to(self, names: dict[str, Any]) -> RecordedFunction:
         """Return the same function on a rank, with these names as its globals."""
-        bound = RecordedFunction(at_home(self.function, names))
+        bound = RecordedFunction(bind_globals(self.function, names))
         bound._names = names
         return bound
 
@@ -158,7 +158,7 @@ def _answer(call: Callable[[], Any]) -> Answer:
         return RequestError(str(error))
 
 
-def at_home(function: Any, names: dict[str, Any]) -> Any:
+def bind_globals(function: Any, names: dict[str, Any]) -> Any:
     """Return a notebook's function with these names as its globals. Its own globals serve names missing there."""
     if isinstance(function, Reference):
         return eval(function.name, names)

@@ -31,14 +31,14 @@ class CellInspection(Actor):
     """Inspects the objects of cells while a cell runs. Each request has a time limit."""
 
     def __init__(self) -> None:
-        self._aside = BackgroundThreads("inspection")
+        self._threads = BackgroundThreads("inspection")
         self._completer: IPCompleter | None = None
 
     @endpoint
     def complete(self, source: str) -> list[Match] | None:
         """Return the completions at the end of the source; None after the time limit."""
         try:
-            return self._aside.run(lambda: self._complete(source), WITHIN)
+            return self._threads.run(lambda: self._complete(source), WITHIN)
         except TimeoutError:
             return None
 
@@ -46,7 +46,7 @@ class CellInspection(Actor):
     def inspect(self, name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected | None:
         """Inspect the object under a name, `whole` or only to compare ranks; None after the time limit."""
         try:
-            return self._aside.run(lambda: _inspect(name, detail, omitted, whole), WITHIN)
+            return self._threads.run(lambda: _inspect(name, detail, omitted, whole), WITHIN)
         except TimeoutError:
             return None
 
@@ -54,7 +54,7 @@ class CellInspection(Actor):
     def snapshot(self) -> Snapshot | None:
         """Return a snapshot of the namespace; None after the time limit."""
         try:
-            return self._aside.run(_snapshot, WITHIN)
+            return self._threads.run(_snapshot, WITHIN)
         except TimeoutError:
             return None
 

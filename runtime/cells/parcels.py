@@ -19,7 +19,7 @@ ROOM = 1 << 14  # bytes of a message beside its parcel
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedValues:
     """Values by name. Objects that two of them share are still shared when it is opened."""
 
     stream: bytes
@@ -30,9 +30,11 @@ class Parcel:
         """The size in bytes."""
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
-    def copied(self) -> Parcel:
+    def copied(self) -> PackedValues:
         """Return a copy of its buffers: later changes by the sender do not affect it."""
-        return Parcel(self.stream, tuple(pickle.PickleBuffer(bytearray(memoryview(buffer))) for buffer in self.buffers))
+        return PackedValues(
+            self.stream, tuple(pickle.PickleBuffer(bytearray(memoryview(buffer))) for buffer in self.buffers)
+        )
 
     @timed("transfer", "unpack values")
     def open(self) -> dict[str, Any]:
@@ -41,7 +43,7 @@ class Parcel:
         return values
 
 
-def format_excess(parcel: Parcel, most: int) -> str:
+def format_excess(parcel: PackedValues, most: int) -> str:
     """Return why a parcel exceeds the maximum size of a message; empty if it does not."""
     if parcel.size + ROOM <= most:
         return ""
@@ -52,7 +54,7 @@ def format_excess(parcel: Parcel, most: int) -> str:
 
 
 @timed("transfer", "pack values")
-def pack(values: Mapping[str, Any]) -> Parcel:
+def pack(values: Mapping[str, Any]) -> PackedValues:
     """Pickle values, with tensors on the CPU. PickleError names the value that fails."""
     try:
         stream, *buffers = dumps_on_cpu(dict(values), "a value")
@@ -60,4 +62,4 @@ def pack(values: Mapping[str, Any]) -> Parcel:
         for name, value in values.items():
             dumps_on_cpu(value, name)  # the value that fails raises here
         raise
-    return Parcel(bytes(stream), tuple(map(pickle.PickleBuffer, buffers)))
+    return PackedValues(bytes(stream), tuple(map(pickle.PickleBuffer, buffers)))

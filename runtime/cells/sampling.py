@@ -61,7 +61,7 @@ class Sampling:
         self._names: dict[int, str] = {}
         self._count = 0
         # The runtime's own thread is left out of the profile.
-        self._asker = threading.get_ident()
+        self._control_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._run, name="meshbook sampler", daemon=True)
 
     def end(self) -> RankSamples:
@@ -82,7 +82,7 @@ class Sampling:
     def _look(self, seconds: float) -> None:
         frames = sys._current_frames()
         del frames[threading.get_ident()]  # a frame that references itself would stay alive
-        frames.pop(self._asker, None)
+        frames.pop(self._control_thread, None)
         self._names |= {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
         for thread, frame in frames.items():
             places = _places(frame)

@@ -92,7 +92,7 @@ class CellCompiler(CachingCompiler):
         return name
 
 
-class KeepValue(DisplayHook):
+class ResultHook(DisplayHook):
     """Keeps the value of the last expression, unless a semicolon ends it."""
 
     exec_result: Any = None  # no trait: each cell sets it twice, and nothing observes it
@@ -108,7 +108,7 @@ class KeepValue(DisplayHook):
         self.shell.user_ns["_"] = result
 
 
-class SendDisplay(DisplayPublisher):
+class RankDisplayPublisher(DisplayPublisher):
     """Passes rich displays to `Displays`."""
 
     displays: Displays
@@ -130,7 +130,7 @@ class RankShell(InteractiveShell):
 
     prompts: RankPrompts
     debugging: Debugger
-    given: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
+    predefined: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
     # No traits: each cell sets them, and nothing observes them.
     execution_count: int = 1
     last_execution_succeeded: bool = True
@@ -177,8 +177,8 @@ class RankShell(InteractiveShell):
         """The error in a line. Raises if IPython calls it for an interrupted rendering, and would print it as well."""
         if self._is_rendering:
             raise KeyboardInterrupt
-        told: str = super().get_exception_only(*arguments, **keywords)
-        return told
+        line: str = super().get_exception_only(*arguments, **keywords)
+        return line
 
     def show_usage_error(self, error: Any) -> None:
         """Do nothing: a misused magic is reported in one line."""
@@ -199,7 +199,7 @@ class RankShell(InteractiveShell):
     def init_user_ns(self) -> None:
         """Fill the namespace, at the start and after `%reset`."""
         super().init_user_ns()
-        self.user_ns.update(self.given)
+        self.user_ns.update(self.predefined)
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Refuse an event loop of a GUI: ranks have no windows."""
@@ -216,8 +216,8 @@ class RankShell(InteractiveShell):
         return chosen
 
     def _find_with_lazy_load(self, kind: str, name: str) -> Any:
-        if told := format_elsewhere(kind, name):
-            raise UsageError(told)
+        if line := format_elsewhere(kind, name):
+            raise UsageError(line)
         found = super()._find_with_lazy_load(kind, name)
         return in_turn(found) if kind == "line" and name in INSTALLERS and found is not None else found
 
@@ -349,17 +349,17 @@ def ends_in_semicolon(source: str) -> bool:
 
 def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
     """Create the shell of this process; on the main thread."""
-    SendDisplay.displays = displays
+    RankDisplayPublisher.displays = displays
     config = Config()
     config.InteractiveShell.colors = "neutral"
-    config.InteractiveShell.displayhook_class = KeepValue
-    config.InteractiveShell.display_pub_class = SendDisplay
+    config.InteractiveShell.displayhook_class = ResultHook
+    config.InteractiveShell.display_pub_class = RankDisplayPublisher
     config.InteractiveShell.inspector_class = CellInspector
     shell: RankShell = RankShell.instance(
         config=config,
         user_module=sys.modules["__main__"],
-        displayhook_class=KeepValue,
-        display_pub_class=SendDisplay,
+        displayhook_class=ResultHook,
+        display_pub_class=RankDisplayPublisher,
         compiler_class=CellCompiler,
     )
     shell.loop_runner = LoopRunner()

@@ -10,7 +10,7 @@ import msgspec
 from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.parcels import Parcel
+from meshbook.runtime.cells.parcels import PackedValues
 from meshbook.runtime.cells.variables import Namespace, PullRequest, PushRequest, RequestError
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
@@ -23,7 +23,7 @@ class Transfer:
     It is part of the cell, so no other message comes between, and one interrupt ends both.
     """
 
-    pushed: Parcel | None = None
+    pushed: PackedValues | None = None
     pulled: tuple[str, ...] = ()
     pulled_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     limit: float = 0  # bytes that one rank may send without confirmation

@@ -22,18 +22,18 @@ _BUILTIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, 
 
 def describe(value: Any, formatter: Any) -> CellValue:
     """Describe a value, and include it if it is small. `formatter` is an IPython DisplayFormatter."""
-    mime, tensor = _looks(value, formatter)
+    mime, tensor = _represent(value, formatter)
     pickled, note = pack(value)
     return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
 
 
-def look_at(value: Any, formatter: Any) -> CellValue:
+def describe_text(value: Any, formatter: Any) -> CellValue:
     """Describe a value by its representations only."""
-    mime, tensor = _looks(value, formatter)
+    mime, tensor = _represent(value, formatter)
     return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="only its text was fetched")
 
 
-def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
+def _represent(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
     if _has_only_text(value, formatter):
         mime = {"text/plain": formatter.formatters["text/plain"](value)}

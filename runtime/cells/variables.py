@@ -15,9 +15,9 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellValue
-from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
+from meshbook.runtime.cells.parcels import PackedValues, format_excess, pack
 from meshbook.runtime.cells.shell import RankShell
-from meshbook.runtime.cells.values import look_at
+from meshbook.runtime.cells.values import describe_text
 from meshbook.runtime.errors import PickleError
 
 
@@ -70,7 +70,7 @@ def handle(request: VariableRequest, namespace: Namespace, operation: str) -> An
 class PushRequest(VariableRequest):
     """Set variables: all, or none if one cannot be unpickled here."""
 
-    parcel: Parcel
+    parcel: PackedValues
 
     def handle(self, namespace: Namespace) -> RequestError | None:
         try:
@@ -87,7 +87,7 @@ class PullRequest(VariableRequest):
     names: tuple[str, ...]
     limit: float
 
-    def handle(self, namespace: Namespace) -> Parcel | TooLarge | RequestError:
+    def handle(self, namespace: Namespace) -> PackedValues | TooLarge | RequestError:
         if (missing := missing_from(namespace, self.names)) is not None:
             return missing
         try:
@@ -109,7 +109,7 @@ class ShowRequest(VariableRequest):
         if (missing := missing_from(namespace, [self.name])) is not None:
             return missing
         try:
-            return look_at(namespace.values[self.name], namespace.formatter)
+            return describe_text(namespace.values[self.name], namespace.formatter)
         except Exception as error:  # of the user's own `__repr__`
             return RequestError(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
 

@@ -20,7 +20,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.config import Settings, open_private, runtime_root, settings_in_force
+from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
@@ -73,7 +73,7 @@ class Session:
 
     def __init__(self, settings: Settings | None = None) -> None:
         pickling.pass_main_by_value()
-        self.settings = settings or settings_in_force()
+        self.settings = settings or current_settings()
         self.run = secrets.token_hex(4)
         self.folder = self._open_folder()
         self.output = OutputStore()
@@ -124,7 +124,7 @@ class Session:
         node.actors.host_inline(ROSTER, self.roster)
         node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.peers.when_down += [self.roster.ended, self.output.ended, self.history.ended]
-        node.peers.when_reborn.append(self.output.reborn)
+        node.peers.when_reborn.append(self.output.restarted)
         node.on_fault = self._faults.report
         return node
 

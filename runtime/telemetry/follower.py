@@ -54,7 +54,7 @@ class Follower:
             if text := self._decoder.decode(data):
                 yield text
 
-    def give_back(self, end: int) -> None:
+    def free_before(self, end: int) -> None:
         """Free the space before this position."""
         if end - self._freed > PUNCH_BYTES:
             self._free(end - KEPT_BYTES)

@@ -12,7 +12,7 @@ LINE_CHARACTERS = 400
 CRASH = "Fatal Python error:"  # the first words of faulthandler's stack
 
 
-class LastWords:
+class StderrTail:
     """A file that keeps what goes through Python's stderr: in a killed process's buffers it would be lost."""
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -40,7 +40,7 @@ class LastWords:
             os.write(self._file, end)
 
 
-def last_words(folder: Path, node: str, count: int) -> tuple[str, ...]:
+def read_last_lines(folder: Path, node: str, count: int) -> tuple[str, ...]:
     """Return the last lines of a process: first those written through Python, then those written to the descriptor.
 
     If the interpreter crashed, return its stack from the beginning: the innermost frame comes first there.

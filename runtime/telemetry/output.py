@@ -192,11 +192,11 @@ class OutputStore:
     def take(self, chunk: Chunk | UnsentOutput) -> None:
         """Add a chunk from a process, or the unsent output that its agent sent."""
         if isinstance(chunk, UnsentOutput):
-            self.add_remains(chunk)
+            self.add_unsent(chunk)
         else:
             self.add(chunk)
 
-    def add_remains(self, remains: UnsentOutput) -> None:
+    def add_unsent(self, remains: UnsentOutput) -> None:
         """Add the output of an ended process, except what has already arrived."""
         mesh, rank, options = remains.mesh, remains.rank, remains.options
         terminals: dict[tuple[str, StreamName], Terminal] = {}
@@ -214,13 +214,13 @@ class OutputStore:
         """Return the last output of a rank, both streams, up to a mebi-character."""
         return self.logbook.text(f"{mesh}.{rank}")
 
-    def estates(self) -> dict[str, LogState]:
+    def log_states(self) -> dict[str, LogState]:
         """Return the last output of every rank, by process."""
-        return self.logbook.estates()
+        return self.logbook.log_states()
 
-    def restore(self, estates: dict[str, LogState]) -> None:
+    def restore(self, log_states: dict[str, LogState]) -> None:
         """Start from saved output of ranks."""
-        self.logbook.restore(estates)
+        self.logbook.restore(log_states)
 
     def replay(self, chunk: Chunk | UnsentOutput) -> None:
         """Add output that was written while no notebook was attached; only the sink of its own execution shows it."""
@@ -243,7 +243,7 @@ class OutputStore:
         while len(self._ended) > REMEMBERED_ENDS:
             self.logbook.forget([self._ended.popleft()])
 
-    def reborn(self, node: str) -> None:
+    def restarted(self, node: str) -> None:
         """Stop counting this process as ended: it was restarted under its name."""
         with contextlib.suppress(ValueError):
             self._ended.remove(node)

@@ -29,15 +29,15 @@ _RUN, _PREPARE = "_engine_run_backward", "prepare_for_backward"
 _MARK = "__meshbook_recorded__"
 
 
-def watch_collectives(recorder: Recorder, signs: StatusWriter) -> bool:
+def watch_collectives(recorder: Recorder, status: StatusWriter) -> bool:
     """Record collectives, and report them on the status page; return False if torch.distributed is not imported yet."""
     c10d = sys.modules.get(C10D)
     if c10d is None or not recorder.on:
         return False
     for name, function in list(vars(c10d).items()):
         if not name.startswith("_") and (cell := _wrapped_cell(function)) is not None:
-            _replace(cell, name, recorder, signs)
-    _watch_waits(c10d, recorder, signs)
+            _replace(cell, name, recorder, status)
+    _watch_waits(c10d, recorder, status)
     _watch_backward(recorder)
     return True
 
@@ -52,13 +52,13 @@ def _wrapped_cell(function: Any) -> CellType | None:
     return cell
 
 
-def _replace(cell: CellType, name: str, recorder: Recorder, signs: StatusWriter) -> None:
+def _replace(cell: CellType, name: str, recorder: Recorder, status: StatusWriter) -> None:
     function: Callable[..., Any] = cell.cell_contents
     if not hasattr(function, _MARK):
-        cell.cell_contents = _recorded(function, name, recorder, signs)
+        cell.cell_contents = _recorded(function, name, recorder, status)
 
 
-def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs: StatusWriter) -> Callable[..., Any]:
+def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, status: StatusWriter) -> Callable[..., Any]:
     names = list(inspect.signature(function).parameters)
     place = names.index("group") if "group" in names else len(names)
 
@@ -71,18 +71,18 @@ def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, signs
         start, origin, link = now(), current_origin(), (getattr(group, "group_name", ""),)
         try:
             recorder.open[thread] = ("collective", start, 0, thread, name, origin, *link)
-            signs.collectives(len(recorder.open))
+            status.collectives(len(recorder.open))
             return function(*args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
-            signs.collectives(len(recorder.open))
+            status.collectives(len(recorder.open))
             recorder.add(("collective", start, now(), thread, name, origin, *link))
 
     setattr(recorded, _MARK, True)
     return recorded
 
 
-def _watch_waits(c10d: Any, recorder: Recorder, signs: StatusWriter) -> None:
+def _watch_waits(c10d: Any, recorder: Recorder, status: StatusWriter) -> None:
     """Record `work.wait()` likewise, which waits for an asynchronous collective."""
     known = getattr(getattr(c10d, "Work", None), "wait", None)
     if known is None or hasattr(known, _MARK):
@@ -97,11 +97,11 @@ def _watch_waits(c10d: Any, recorder: Recorder, signs: StatusWriter) -> None:
         start, origin = now(), current_origin()
         try:
             recorder.open[thread] = ("collective", start, 0, thread, "work.wait", origin)
-            signs.collectives(len(recorder.open))
+            status.collectives(len(recorder.open))
             return known(self, *args, **kwargs)
         finally:
             recorder.open.pop(thread, None)
-            signs.collectives(len(recorder.open))
+            status.collectives(len(recorder.open))
             recorder.add(("collective", start, now(), thread, "work.wait", origin))
 
     setattr(wait, _MARK, True)

@@ -167,12 +167,12 @@ def _waits_of(spans: Mapping[int, Sequence[Span]], *, is_cut: bool) -> _Waits:
     waits: _Waits = {}
     for (name, group), by_rank in sequences.items():
         members = set(by_rank) if group else everyone
-        for met in _meetings(by_rank):
+        for met in _matched_calls(by_rank):
             waits |= _waits_in_backward(met) if name == "backward" else _waits_in(met, members)
     return waits
 
 
-def _meetings(by_rank: Mapping[int, Sequence[Span]]) -> Iterator[dict[int, Span]]:
+def _matched_calls(by_rank: Mapping[int, Sequence[Span]]) -> Iterator[dict[int, Span]]:
     for met in itertools.zip_longest(*by_rank.values()):
         yield {rank: span for rank, span in zip(by_rank, met, strict=True) if span is not None}
 

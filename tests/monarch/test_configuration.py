@@ -16,7 +16,7 @@ from meshbook.monarch.configuration import (
     get_runtime_config,
 )
 from meshbook.monarch.keys import KEYS, ChannelTransport, Encoding
-from meshbook.runtime.config import OVERRIDES, Settings, begin_with, settings_in_force
+from meshbook.runtime.config import OVERRIDES, Settings, current_settings, set_inherited_settings
 
 
 def value_of(key: str) -> Any:
@@ -178,8 +178,8 @@ def test_clearing_forgets_everything():
 def test_a_key_of_ours_changes_the_settings_of_a_run(key, value, field, seconds_or_number):
     with configured(**{key: value}) as found:
         assert found[key] == value
-        assert getattr(settings_in_force(), field) == seconds_or_number
-    assert getattr(settings_in_force(), field) == getattr(Settings.from_environment(), field)
+        assert getattr(current_settings(), field) == seconds_or_number
+    assert getattr(current_settings(), field) == getattr(Settings.from_environment(), field)
 
 
 def test_a_variable_is_seen_as_its_key(monkeypatch):
@@ -190,7 +190,7 @@ def test_a_variable_is_seen_as_its_key(monkeypatch):
 def test_a_mesh_gets_what_need_not_be_agreed_upon_in_the_whole_run():
     run = Settings(max_message_bytes=5000, stop_timeout=5.0)
     with configured(codec_max_frame_length=1000, process_exit_timeout="1s", read_log_buffer=1):
-        mesh = OVERRIDES.over_mesh(run)
+        mesh = OVERRIDES.applied_to_mesh(run)
     assert (mesh.max_message_bytes, mesh.stop_timeout) == (5000, 1.0)
     assert mesh.extra == {"codec_max_frame_length": 1000, "process_exit_timeout": "1s", "read_log_buffer": 1}
 
@@ -198,16 +198,16 @@ def test_a_mesh_gets_what_need_not_be_agreed_upon_in_the_whole_run():
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a worker, until the test ends."""
-    monkeypatch.setattr("meshbook.runtime.config._Beginning.settings", Settings())
+    monkeypatch.setattr("meshbook.runtime.config._Inherited.settings", Settings())
 
 
 def test_a_worker_sees_what_was_handed_down(worker):
     with configured(process_exit_timeout="1s", read_log_buffer=1):
-        born = OVERRIDES.over_mesh(Settings())
-    begin_with(born)
+        born = OVERRIDES.applied_to_mesh(Settings())
+    set_inherited_settings(born)
     assert (value_of("process_exit_timeout"), value_of("read_log_buffer")) == ("1s", 1)
     with configured(read_log_buffer=2):
-        grandchild = OVERRIDES.over_mesh(born)
+        grandchild = OVERRIDES.applied_to_mesh(born)
     assert (grandchild.stop_timeout, grandchild.extra["read_log_buffer"]) == (1.0, 2)
 
 

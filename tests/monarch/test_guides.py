@@ -17,7 +17,7 @@ from meshbook.monarch.identities import ProcId, Uid
 from meshbook.monarch.telemetry import get_meter, traced
 from meshbook.runtime import geometry
 from meshbook.runtime.actor.context import context
-from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.config import current_settings
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 
@@ -66,7 +66,7 @@ def test_the_flag_of_logging_is_an_attribute_of_a_module(alias: None) -> None:
     config.prefix_python_logs_with_actor = False
     try:
         assert importlib.import_module("monarch._src.actor.config").prefix_python_logs_with_actor is False
-        assert settings_in_force().extra["prefix_python_logs_with_actor"] is False
+        assert current_settings().extra["prefix_python_logs_with_actor"] is False
     finally:
         config.prefix_python_logs_with_actor = True
 

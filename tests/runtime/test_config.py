@@ -105,15 +105,15 @@ def overrides() -> Overrides:
 
 
 def test_without_changes_settings_stay_the_same(overrides: Overrides) -> None:
-    assert overrides.over(Settings(stop_timeout=9.0)) == Settings(stop_timeout=9.0)
+    assert overrides.applied_to(Settings(stop_timeout=9.0)) == Settings(stop_timeout=9.0)
 
 
 def test_a_lasting_change_holds_and_the_last_one_wins(overrides: Overrides) -> None:
     overrides.set({"stop_timeout": 1.0, "stderr_lines": 5})
     overrides.set({"stop_timeout": 2.0})
-    assert overrides.over(Settings()) == Settings(stop_timeout=2.0, stderr_lines=5)
+    assert overrides.applied_to(Settings()) == Settings(stop_timeout=2.0, stderr_lines=5)
     overrides.clear()
-    assert overrides.over(Settings()) == Settings()
+    assert overrides.applied_to(Settings()) == Settings()
 
 
 def test_a_block_takes_away_its_own_change_alone(overrides: Overrides) -> None:
@@ -121,24 +121,24 @@ def test_a_block_takes_away_its_own_change_alone(overrides: Overrides) -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert overrides.over(Settings()) == Settings(stop_timeout=1.0, stderr_lines=5)
+    assert overrides.applied_to(Settings()) == Settings(stop_timeout=1.0, stderr_lines=5)
     second.__exit__(None, None, None)
-    assert overrides.over(Settings()) == Settings()
+    assert overrides.applied_to(Settings()) == Settings()
 
 
 def test_what_is_handed_down_is_merged(overrides: Overrides) -> None:
     overrides.set({"extra": {"a": 1}})
     overrides.set({"extra": {"b": 1}})
     with overrides.during({"extra": {"b": 2}}):
-        assert overrides.over(Settings(extra={"c": 0})).extra == {"a": 1, "b": 2, "c": 0}
-    assert overrides.over(Settings()).extra == {"a": 1, "b": 1}
+        assert overrides.applied_to(Settings(extra={"c": 0})).extra == {"a": 1, "b": 2, "c": 0}
+    assert overrides.applied_to(Settings()).extra == {"a": 1, "b": 1}
 
 
 def test_a_mesh_keeps_what_the_run_has_agreed_upon(overrides: Overrides) -> None:
     assert set(Settings.__struct_fields__) >= RUN_WIDE
     changes = {"runtime_dir": "/other", "max_message_bytes": 1, "high_water_mark": 1, "launch_timeout": 1.0}
     overrides.set(changes | {"preload": "os", "stop_timeout": 1.0})
-    assert overrides.over_mesh(Settings()) == Settings(stop_timeout=1.0)
+    assert overrides.applied_to_mesh(Settings()) == Settings(stop_timeout=1.0)
 
 
 # -- the folder ------------------------------------------------------------------------

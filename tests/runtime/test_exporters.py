@@ -20,7 +20,7 @@ from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.hosts.metrics import MetricsExport, Readings
 from meshbook.runtime.telemetry.exporters.readings import MEASUREMENTS, MetricsError
 from meshbook.runtime.telemetry.history import History
-from meshbook.runtime.telemetry.vitals import COLUMNS, METRICS, Activity, ProcessWords, VitalsBatch
+from meshbook.runtime.telemetry.vitals import COLUMNS, METRICS, Activity, ProcessReport, VitalsBatch
 
 parser = pytest.importorskip("prometheus_client.parser")
 sdk = pytest.importorskip("opentelemetry.sdk.metrics")
@@ -39,7 +39,7 @@ def metrics() -> Iterator[MetricsExport]:
     history = History()
     known = {"memory": 2e9, "cpu": 1.5, "activity": Activity.RUNNING, "age": 0.0}
     row = np.array([known.get(column, math.nan) for column in COLUMNS], "<f4")
-    words = {node: msgspec.msgpack.encode(ProcessWords(pid=1)) for node in ("t-1.0", "t-1.2")}
+    words = {node: msgspec.msgpack.encode(ProcessReport(pid=1)) for node in ("t-1.0", "t-1.2")}
     history.add(VitalsBatch("node1", ("t-1.0", "t-1.2"), (0, 0), np.stack([row, row]).tobytes(), words))
     read = Readings(lambda: [owned_mesh()], history)
     read()  # which knows the host of the dead one from now on

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from meshbook.runtime.telemetry.lines import LINE_CHARACTERS, PATIENCE, CompleteLines, DrawnText, LogLines, skeleton
+from meshbook.runtime.telemetry.lines import (
+    LINE_CHARACTERS,
+    UNFINISHED_SECONDS,
+    CompleteLines,
+    DrawnText,
+    LogLines,
+    skeleton,
+)
 from meshbook.runtime.telemetry.output import DisplayChunk, LogOptions, OutputChunk, StreamName
 
 
@@ -89,10 +96,10 @@ def test_a_line_without_an_end_is_shown_after_a_while() -> None:
     lines = LogLines()
     assert lines.next_at() == math.inf
     lines.add(chunk("password: "), 10.0)
-    lines.add(chunk("?"), 10.0 + PATIENCE / 2)  # the wait is for the line, or a progress bar would never be seen
-    assert lines.next_at() == 10.0 + PATIENCE
-    assert texts(lines, 10.0 + PATIENCE / 2) == []
-    assert texts(lines, 10.0 + PATIENCE) == ["password: ?\n"]
+    lines.add(chunk("?"), 10.0 + UNFINISHED_SECONDS / 2)  # a progress bar never ends a line
+    assert lines.next_at() == 10.0 + UNFINISHED_SECONDS
+    assert texts(lines, 10.0 + UNFINISHED_SECONDS / 2) == []
+    assert texts(lines, 10.0 + UNFINISHED_SECONDS) == ["password: ?\n"]
     assert lines.next_at() == math.inf
     lines.add(chunk(" rest\n"), 20.0)
     assert texts(lines, 20.0) == [" rest\n"]
@@ -102,9 +109,9 @@ def test_a_progress_bar_shows_its_last_state_and_no_trace_when_it_is_wiped_out()
     lines = LogLines()
     for percent in range(0, 50, 10):
         lines.add(chunk(f"\r{percent}%"), 0.0)
-    assert texts(lines, PATIENCE) == ["40%\n"]
-    lines.add(chunk("\r50%\r   \r"), PATIENCE)
-    assert texts(lines, 2 * PATIENCE) == []
+    assert texts(lines, UNFINISHED_SECONDS) == ["40%\n"]
+    lines.add(chunk("\r50%\r   \r"), UNFINISHED_SECONDS)
+    assert texts(lines, 2 * UNFINISHED_SECONDS) == []
 
 
 def test_an_endless_line_is_shown_in_pieces() -> None:

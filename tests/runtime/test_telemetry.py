@@ -19,8 +19,8 @@ from meshbook.runtime.telemetry.last_words import (
     LIMIT_BYTES,
     LINE_CHARACTERS,
     TAIL_BYTES,
-    LastWords,
-    last_words,
+    StderrTail,
+    read_last_lines,
     remove_files,
 )
 from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore
@@ -96,7 +96,7 @@ def test_the_text_of_processes_that_ended_is_kept_while_they_are_the_last() -> N
         store.ended(ExitReport(f"mesh.{rank}", 4711, 0))
         store.add(output(", late", rank=rank))
         if rank == 1:
-            store.reborn("mesh.1")
+            store.restarted("mesh.1")
     store.ended(ExitReport("agent", 4711, 0))
     kept = [rank for rank in range(REMEMBERED_ENDS + 2) if store.recent("mesh", rank) == f"of {rank}, late"]
     assert kept == [1, *range(3, REMEMBERED_ENDS + 2)]  # rank 1 lives again
@@ -266,15 +266,15 @@ def test_a_system_without_holes_keeps_the_text(path: Path, follower: Follower, m
 def test_last_words(tmp_path: Path, through: str, past: str, count: int, expected: list[str]) -> None:
     (tmp_path / "node.last").write_text(through)
     (tmp_path / "node.err").write_text(past)
-    assert list(last_words(tmp_path, "node", count)) == expected
+    assert list(read_last_lines(tmp_path, "node", count)) == expected
 
 
 def test_a_process_that_never_wrote_has_no_last_words(tmp_path: Path) -> None:
-    assert last_words(tmp_path, "node", 5) == ()
+    assert read_last_lines(tmp_path, "node", 5) == ()
 
 
 def test_last_words_are_kept_short(tmp_path: Path) -> None:
-    words = LastWords(tmp_path, "node")
+    words = StderrTail(tmp_path, "node")
     line = "x" * 99 + "\n"
     for _ in range(LIMIT_BYTES // 100):
         words.add(line)
@@ -284,7 +284,7 @@ def test_last_words_are_kept_short(tmp_path: Path) -> None:
     words.trim()
     assert (tmp_path / "node.last").stat().st_size == TAIL_BYTES
     words.add("and after\n")
-    assert last_words(tmp_path, "node", 2) == ("the ? last", "and after")
+    assert read_last_lines(tmp_path, "node", 2) == ("the ? last", "and after")
 
 
 def test_a_process_leaves_no_files(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from meshbook.widgets.straggler_detector import StragglerDetector
 R, C, D = RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.DEAD
 
 
-def told(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
+def stragglers(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
     awaited = StragglerDetector(len(seen[0][1]))
     for now, states in seen:
         awaited.follow(np.array(states, np.uint8), now)
-    return {each.rank: each.text for each in awaited.told()}
+    return {each.rank: each.text for each in awaited.stragglers()}
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def told(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
     ],
 )
 def test_who_is_late(seen: list[tuple[float, list[RankState]]], said: dict[int, str]) -> None:
-    assert told(*seen) == said
+    assert stragglers(*seen) == said
 
 
 def test_who_is_late_at_each_step() -> None:
     steps = [(step + part, [C, C, C, R] if part else [R, R, R, R]) for step in range(60) for part in (0.0, 0.6)]
-    assert told(*steps) == {3: "others wait for it 52% of the time"}
-    assert told(*steps, *((60.0 + second, [R, R, R, R]) for second in range(90))) == {}
-    assert told(*steps, (60.0, [RankState.IDLE] * 4)) == {}
+    assert stragglers(*steps) == {3: "others wait for it 52% of the time"}
+    assert stragglers(*steps, *((60.0 + second, [R, R, R, R]) for second in range(90))) == {}
+    assert stragglers(*steps, (60.0, [RankState.IDLE] * 4)) == {}

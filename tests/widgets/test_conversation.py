@@ -14,7 +14,7 @@ import pytest
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, ProcessDetail, Vitals
 from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
-from meshbook.widgets.server import MOST_ASIDE, DashboardServer
+from meshbook.widgets.server import MOST_SLOW_REQUESTS, DashboardServer
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, RankConditions
 
 PATIENCE = 20.0  # seconds
@@ -32,7 +32,7 @@ class Board:
         self.wake: Callable[[], object] | None = None
         self.gate = threading.Semaphore(0)
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         return self.now
 
     def draw(self) -> dict[str, str]:
@@ -168,18 +168,18 @@ def test_each_request_has_its_reply(views: Views, request_: dict[str, Any], expe
 
 def test_what_takes_long_keeps_nothing_else_waiting(board: Board, views: Views) -> None:
     views.open()
-    for number in range(MOST_ASIDE):
+    for number in range(MOST_SLOW_REQUESTS):
         views.say(kind="timeline", id=f"long {number}")
     assert "are already running" in views.ask(kind="timeline")[-1]["error"]
     assert views.ask(kind="select", sel="1")[-1]["ok"]
-    board.gate.release(MOST_ASIDE)
+    board.gate.release(MOST_SLOW_REQUESTS)
     ended = set()
-    while len(ended) < MOST_ASIDE:
+    while len(ended) < MOST_SLOW_REQUESTS:
         views.time += 1.0
         views.conversation.wake()
         if (told := views.hear())["kind"] == "reply":
             ended.add(told["id"])
-    assert ended == {f"long {number}" for number in range(MOST_ASIDE)}
+    assert ended == {f"long {number}" for number in range(MOST_SLOW_REQUESTS)}
 
 
 def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) -> None:
@@ -241,7 +241,7 @@ def test_a_fault_in_a_step_does_not_end_it(
         raise OSError("no look")
 
     with monkeypatch.context() as patched:
-        patched.setattr(board, "look", fail)
+        patched.setattr(board, "snapshot", fail)
         views.time += 1.0
         views.conversation.wake()
         assert failed.wait(PATIENCE)
@@ -261,7 +261,7 @@ def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
         raise OSError(f"no look {next(looks)}")
 
     with monkeypatch.context() as patched:
-        patched.setattr(board, "look", fail)
+        patched.setattr(board, "snapshot", fail)
         for _ in range(3):
             views.say(kind="open", view="a")
             views.ask(kind="select", sel="1")  # so that it was heard
@@ -281,7 +281,7 @@ def test_a_request_is_refused_where_there_is_no_thread_for_it(views: Views, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        for _ in range(MOST_ASIDE + 1):
+        for _ in range(MOST_SLOW_REQUESTS + 1):
             assert "new thread" in views.ask(kind="act", action="heal", sel="")[-1]["error"]
     assert views.ask(kind="act", action="heal", sel="")[-1]["ok"]
 

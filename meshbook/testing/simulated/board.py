@@ -35,12 +35,12 @@ class FakeBackend:
         """The mesh, driven by this clock."""
         return self
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
         passed = self._clock() - self._looked_at
         self._looked_at += max(passed - LONGEST, 0.0)
         self._looked_at += self._mesh.advance(min(passed, LONGEST))
-        return self._mesh.look()
+        return self._mesh.snapshot()
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
         """Return the last five minutes of these ranks."""
@@ -53,11 +53,11 @@ class FakeBackend:
     # -- requests of views -----------------------------------------------------------
 
     def watch(self, wake: Callable[[], object] | None) -> None:
-        """Do nothing: time only advances in `look`, so there is no event to report."""
+        """Do nothing: time only advances in `snapshot`, so there is no event to report."""
 
     def select(self, selector: str) -> Collection[int]:
         """Return the ranks of a selector, as in `%%mesh`."""
-        facts, known = self._mesh.facts, self._mesh.look().conditions
+        facts, known = self._mesh.facts, self._mesh.snapshot().conditions
         failed = frozenset(known.dead) | frozenset(known.error)
         extent = Extent([name for name, _ in facts.dims], [size for _, size in facts.dims])
         last = LastCell(failed=failed, ok=frozenset(range(facts.size)) - failed)

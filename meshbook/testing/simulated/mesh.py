@@ -18,7 +18,7 @@ from meshbook.testing.simulated.faults import Kind, SimulatedFault, SimulatedFau
 from meshbook.testing.simulated.measures import Measures
 from meshbook.testing.simulated.timeline import timeline_of
 from meshbook.testing.simulated.training import Training
-from meshbook.testing.simulated.words import FakeLogWriter, last_words, place, stacks_of
+from meshbook.testing.simulated.words import FakeLogWriter, failure_output, place, stacks_of
 from meshbook.widgets.protocol import TimelineReply
 from meshbook.widgets.source import (
     CellFacts,
@@ -82,12 +82,12 @@ class FakeMesh:
         self._lock = threading.RLock()  # guards all attributes; a dashboard has threads of its own
         self._dashboard: Any = None
         self.facts = facts_of(size, per_host)
-        dice = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         self._ticks = 0
-        self._faults = SimulatedFaults(size, faults, dice)
-        self._training = Training(size, dice)
-        self._measures = Measures(size, dice)
-        self._beats = dice.random(size)  # when in each second a rank sends its heartbeat
+        self._faults = SimulatedFaults(size, faults, rng)
+        self._training = Training(size, rng)
+        self._measures = Measures(size, rng)
+        self._beats = rng.random(size)  # when in each second a rank sends its heartbeat
         self.nodes = {f"fake.{rank}": rank for rank in range(size)}
         self.logbook = Logbook(clock=lambda: EPOCH + self.seconds)
         self._writer = FakeLogWriter(self.logbook, list(self.nodes))
@@ -132,9 +132,9 @@ class FakeMesh:
         return quarters * QUANTUM
 
     def _pass(self, now: float) -> None:
-        self._mended(self._faults.mend(now))
+        self._end_faults(self._faults.end_due(now))
         if (fault := self._faults.draw(now, QUANTUM)) is not None:
-            self._befallen(fault)
+            self._start_fault(fault)
         if self._ended_at is None:
             self._train(now)
         elif now - self._ended_at >= REST:
@@ -168,14 +168,14 @@ class FakeMesh:
     def break_down(self, kind: Kind, ranks: int | Iterable[int]) -> None:
         """Make ranks `killed`, `failed` (an error), `silent` (no heartbeat) or `paused`, until `heal`."""
         for rank in _listed(ranks, len(self)):
-            self._befallen(self._faults.add(kind, rank, self.seconds))
+            self._start_fault(self._faults.add(kind, rank, self.seconds))
 
     @alone
     def heal(self) -> list[int]:
         """End all faults of ranks; returns the ranks. Those that were killed are starting for two seconds."""
-        mended = self._faults.mend(self.seconds, list(self._faults.by_rank))
-        self._mended(mended)
-        return sorted(fault.rank for fault in mended)
+        ended = self._faults.end_due(self.seconds, list(self._faults.by_rank))
+        self._end_faults(ended)
+        return sorted(fault.rank for fault in ended)
 
     @alone
     def interrupt(self) -> int | None:
@@ -196,13 +196,13 @@ class FakeMesh:
         """Take the stacks of the ranks: the `stacks` of the next snapshot."""
         self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
 
-    def _befallen(self, fault: SimulatedFault) -> None:
+    def _start_fault(self, fault: SimulatedFault) -> None:
         self._training.hold(fault.rank)
-        self._writer.write(fault.rank, *last_words(fault.kind))
+        self._writer.write(fault.rank, *failure_output(fault.kind))
         if fault.kind == "killed":
             self._note("failed", fault.rank, "killed by SIGKILL")
 
-    def _mended(self, faults: Iterable[SimulatedFault]) -> None:
+    def _end_faults(self, faults: Iterable[SimulatedFault]) -> None:
         for fault in faults:
             if fault.kind != "killed":  # a killed rank is only starting now
                 self._training.release([fault.rank], self.seconds)
@@ -215,7 +215,7 @@ class FakeMesh:
     # -- the source of a dashboard (`meshbook.widgets.source.Source`) ----------------
 
     @alone
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
         runs = self._ended_at is None
         return MeshSnapshot(

@@ -31,9 +31,9 @@ class TrainingStep(NamedTuple):
 class Training:
     """The present step of each rank, and the length of the last one."""
 
-    def __init__(self, size: int, dice: np.random.Generator) -> None:
+    def __init__(self, size: int, rng: np.random.Generator) -> None:
         self._size = size
-        self._dice = dice
+        self._rng = rng
         self._slowness = np.ones(size)
         self.steps: deque[TrainingStep] = deque(maxlen=KEPT_STEPS)
         self.begin(0.0)
@@ -68,12 +68,12 @@ class Training:
         return np.where(now < self.arrival, Activity.RUNNING, Activity.IN_COLLECTIVE).astype(np.uint8)
 
     def _begin_step(self, now: float) -> None:
-        self._slowness[self._dice.random(self._size) < RECOVERS] = 1.0
-        if self._dice.random() < STRAGGLES:
-            self._slowness[self._dice.integers(self._size)] = self._dice.uniform(1.5, SLOWEST)
+        self._slowness[self._rng.random(self._size) < RECOVERS] = 1.0
+        if self._rng.random() < STRAGGLES:
+            self._slowness[self._rng.integers(self._size)] = self._rng.uniform(1.5, SLOWEST)
         self.began = now
         self.arrival = now + self._draw_work(self._size) * self._slowness
 
     def _draw_work(self, size: int) -> npt.NDArray[np.float64]:
-        drawn: npt.NDArray[np.float64] = WORK * self._dice.lognormal(0.0, SPREAD, size)
+        drawn: npt.NDArray[np.float64] = WORK * self._rng.lognormal(0.0, SPREAD, size)
         return drawn

@@ -26,7 +26,7 @@ _LAST_WORDS: Final[dict[Kind, tuple[str, str]]] = {
 }
 
 
-def last_words(kind: Kind) -> tuple[str, str]:
+def failure_output(kind: Kind) -> tuple[str, str]:
     """Return the output of a rank with such a fault, and its stream."""
     return _LAST_WORDS[kind]
 
@@ -72,16 +72,16 @@ def stacks_of(at: str, activity: npt.NDArray[np.uint8], faults: SimulatedFaults)
     for rank, doing in enumerate(activity.tolist()):
         fault = faults.by_rank.get(rank)
         if fault is None or fault.kind != "killed":
-            ranks_at.setdefault(_standing(doing) if fault is None else fault.kind, []).append(rank)
-    return Stacks(at, tuple(StackGroup(tuple(ranks), *_STANDINGS[at]) for at, ranks in ranks_at.items()))
+            ranks_at.setdefault(_stack_of(doing) if fault is None else fault.kind, []).append(rank)
+    return Stacks(at, tuple(StackGroup(tuple(ranks), *_STACKS[at]) for at, ranks in ranks_at.items()))
 
 
-def _standing(doing: int) -> str:
+def _stack_of(doing: int) -> str:
     return {Activity.RUNNING: "running", Activity.IN_COLLECTIVE: "waiting"}.get(Activity(doing), "idle")
 
 
 _LOOP = ("cell 1:12", "for batch in loader:")
-_STANDINGS: Final[dict[str, tuple[str, tuple[tuple[str, str], ...]]]] = {
+_STACKS: Final[dict[str, tuple[str, tuple[tuple[str, str], ...]]]] = {
     "idle": ("main thread: idle", ()),
     "running": ("main thread", (_LOOP, ("cell 1:7 in step", "loss = model(batch).loss"))),
     "waiting": ("main thread: in all_reduce", (_LOOP, ("cell 1:9 in step", "dist.all_reduce(gradients)"))),

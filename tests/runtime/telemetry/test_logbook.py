@@ -136,7 +136,7 @@ def test_another_controller_goes_on_where_this_one_ended() -> None:
     logbook, other = a_logbook(), a_logbook()
     logbook.take("mesh.0", "9.0.1", "stdout", "one\ntwo\nthr", "10%")
     logbook.take("mesh.1", "9.0.1", "stderr", "four\n")
-    other.restore(logbook.estates())
+    other.restore(logbook.log_states())
     other.take("mesh.0", "9.0.1", "stdout", "ee\n", "")
     assert [(line.serial, line.text) for line in find(other).lines] == [
         (1, "one"),
