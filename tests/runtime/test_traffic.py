@@ -30,7 +30,7 @@ def test_the_table_names_ranks_and_reads_well() -> None:
     rows.append(TransferRecord("m.10", "m.0", "message", "write", 12, 1, 0.004))
     table = table_of(rows, ["m.2"], lambda node: f"rank {node.partition('.')[2]}")
     assert repr(table).splitlines() == [
-        "by       owner   way             direction  bytes  transfers    time",
+        "by       owner   backend         direction  bytes  transfers    time",
         "rank 1   rank 0  process memory  read       64 MB      1,200  2.50 s",
         "rank 10  rank 0  message         write       12 B          1    4 ms",
         "no reply from rank 2",
