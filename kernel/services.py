@@ -6,22 +6,29 @@ sets the parent header, so the cell's output stays the cell's.
 
 `is_complete_request` is not among them: for it IPython changes the warnings filters of the process, which the cell
 uses.
+
+Widget messages of dashboards are handled here, and those of a page that is reloaded: while a cell runs, it requests the
+state of all widgets at once, and shows none until it has that. Other messages of the user's widgets wait, since their
+callbacks expect the main thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ipykernel.jsonutil import json_clean
 
-from meshbook.kernel import comms
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.reply import reply_of
 from meshbook.runtime.cells.background_threads import BackgroundThreads
+from meshbook.widgets.comm import DashboardComm
 
+CONTROL = "jupyter.widget.control"  # the target of the comm by which a page requests all widgets
+COMM_KINDS = frozenset({"comm_open", "comm_msg"})
+Handle: TypeAlias = Callable[[dict[str, Any]], object]
 WITHIN = 1.0  # seconds; then the reply is empty, since an object of the user's hangs
 
 
@@ -59,7 +66,7 @@ class Services:
         if kind == "execute_request":
             self._started_cells += 1
             return False
-        if kind in comms.KINDS:
+        if kind in COMM_KINDS:
             return self._take_comm(kind, message)
         if kind not in self._answers or not self._runs_cells:
             return False
@@ -99,7 +106,7 @@ class Services:
     def _take_comm(self, kind: str, message: list[Any]) -> bool:
         """Handle a comm message here, with busy and idle, which ipykernel does not send for one beside a cell."""
         content = self._content(message)
-        handle = comms.handler_of(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
+        handle = comm_handler(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
         if handle is None:
             return False
         if (read := self._read(message)) is not None:
@@ -195,3 +202,20 @@ def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     if kind == "inspect_request":
         return {"status": "ok", "found": False, "data": {}, "metadata": {}}
     return {"status": "ok", "history": []} if kind == "history_request" else {"status": "error"}
+
+
+def comm_handler(manager: Any, kind: str, content: dict[str, Any], *, is_busy: bool) -> Handle | None:
+    """Return the handler for this message on the receiving thread; None if the main thread must handle it."""
+    if kind == "comm_open":
+        opens = is_busy and content.get("target_name") == CONTROL
+        return (lambda message: manager.comm_open(None, None, message)) if opens else None
+    comm = manager.comms.get(str(content.get("comm_id")))
+    if isinstance(comm, DashboardComm):
+        # Always, also without a running cell, so that they stay in order; handling one only queues it.
+        data = content.get("data")
+        is_of_view = isinstance(data, dict) and data.get("method") in ("custom", "request_state")
+        return comm.handle_msg if is_of_view else None
+    if not is_busy or getattr(comm, "target_name", "") != CONTROL:
+        return None
+    # Without IPython's events, which would report an executed cell while one still runs.
+    return lambda message: comm._msg_callback and comm._msg_callback(message)

@@ -29,7 +29,6 @@ from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
-from meshbook.runtime.queues import get_within
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.spmd.actor import (
     LOOPBACK,
@@ -40,6 +39,7 @@ from meshbook.runtime.spmd.actor import (
 )
 from meshbook.runtime.spmd.printing import Printer
 from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
+from meshbook.runtime.threads import get_within
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 

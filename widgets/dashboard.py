@@ -11,10 +11,10 @@ import traitlets
 from IPython.display import publish_display_data
 
 from meshbook.widgets.assets import script, style
-from meshbook.widgets.backend import DashboardBackend
 from meshbook.widgets.comm import DashboardComm
 from meshbook.widgets.server import DashboardServer
 from meshbook.widgets.snapshot import at_rest, picture_data
+from meshbook.widgets.source import DashboardBackend
 
 PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 

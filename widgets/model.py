@@ -18,8 +18,6 @@ from typing import cast
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.widgets.deltas import PackedArrays
-from meshbook.widgets.grid import SentGrid
 from meshbook.widgets.grid_metrics import KINDS, MetricScale, values_of
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import (
@@ -46,10 +44,10 @@ from meshbook.widgets.sections import (
     topology_section,
     worst_section,
 )
+from meshbook.widgets.sent_grid import PackedArrays, SentGrid
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, Source
 from meshbook.widgets.states import States, count_unhealthy, counts_of, states_of
-from meshbook.widgets.straggler_detector import StragglerDetector
-from meshbook.widgets.worst import lag_of, metric_of, worst_of
+from meshbook.widgets.worst import StragglerDetector, lag_of, metric_of, worst_of
 
 Choose = Callable[[str], Collection[int]]
 SLOWLY = 1.0  # seconds between two states of the sections that are long or expensive

@@ -23,11 +23,11 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
-from meshbook.widgets.backend import BackendReply, DashboardBackend
+from meshbook.runtime.threads import get_within
 from meshbook.widgets.model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ReplyMessage
+from meshbook.widgets.source import BackendReply, DashboardBackend
 from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler
 
 logger = logging.getLogger(__name__)

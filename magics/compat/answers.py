@@ -19,7 +19,7 @@ from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.runtime.cells.function_calls import RecordedResult
-from meshbook.runtime.cells.parcels import PackedValues
+from meshbook.runtime.cells.packed_values import PackedValues
 
 if TYPE_CHECKING:
     from meshbook.magics.compat.clients import Client

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshbook.widgets.backend import DashboardBackend
 from meshbook.widgets.snapshot import at_rest, snapshot_text
+from meshbook.widgets.source import DashboardBackend
 
 
 class TextDashboard:

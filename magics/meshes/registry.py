@@ -15,7 +15,7 @@ from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, re
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
-from meshbook.runtime.cells.inspection import CellInspection
+from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks

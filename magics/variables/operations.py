@@ -18,7 +18,7 @@ from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
 from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
-from meshbook.runtime.cells.parcels import PackedValues, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -1,8 +1,9 @@
-"""`chaos`: inject the faults of a plan into the processes of a mesh, and undo them at the end."""
+"""`chaos`: inject the faults of a plan into the processes of a mesh, undo them at the end, and report them."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextvars
 import functools
 import heapq
@@ -15,16 +16,18 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.testing.plan import Event, Range, Rates, plan
-from meshbook.testing.report import Injected, Report
 
 if TYPE_CHECKING:
     from types import TracebackType
+
 
 logger = logging.getLogger(__name__)
 PATIENCE = 10.0  # seconds for a reply from a host agent or a live process
@@ -229,3 +232,40 @@ def _check(rates: Rates, lasting: Range, latency: float) -> None:
             raise ValueError(f"{name} must be a finite number that is not negative, not {value!r}")
     if lasting[0] > lasting[1]:
         raise ValueError(f"lasting must be (shortest, longest), not {lasting!r}")
+
+
+class Injected(msgspec.Struct, frozen=True):
+    """A fault that was due, and its outcome: "done", or why not."""
+
+    event: Event
+    at: float  # seconds after the start
+    outcome: str
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome == "done"
+
+    def __str__(self) -> str:
+        event = self.event
+        length = f" for {event.seconds:.2f} s" if event.seconds else ""
+        suffix = "" if self.is_done else f": {self.outcome}"
+        return f"{self.at:8.2f} s  {event.kind} rank {event.rank}{length}{suffix}"
+
+
+class Report(msgspec.Struct):
+    """The faults so far, in the order of time; `seed` reproduces them."""
+
+    seed: int
+    events: list[Injected] = []
+
+    def counts(self) -> dict[str, int]:
+        """Return how many faults of each kind were done."""
+        return dict(collections.Counter(each.event.kind for each in self.events if each.is_done))
+
+    def to_json(self) -> str:
+        """Return the whole report."""
+        return msgspec.json.encode(self).decode()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts().items())) or "nothing done"
+        return "\n".join([f"chaos(seed={self.seed}): {counts}", *map(str, self.events)])

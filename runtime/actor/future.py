@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
 from meshbook.runtime.actor.receipts import Receipt
-from meshbook.runtime.queues import Latch, may_block
+from meshbook.runtime.threads import Latch, may_block
 from meshbook.runtime.traces import without_ours
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, m
 from meshbook.runtime.cells.function_calls import bind_globals
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.parcels import PackedValues, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
 from meshbook.runtime.cells.thread_stacks import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.inventory import entry_of
-from meshbook.runtime.cells.parcels import PackedValues, pack
+from meshbook.runtime.cells.packed_values import PackedValues, pack
 from meshbook.runtime.cells.tables import columns_of, content_of, library_of, numbers_of
 from meshbook.runtime.cells.values import summarize_tensor
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest

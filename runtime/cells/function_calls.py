@@ -16,7 +16,7 @@ from IPython.utils.capture import capture_output
 
 from meshbook.runtime.cells.failures import make_rank_error
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.parcels import PackedValues, pack
+from meshbook.runtime.cells.packed_values import PackedValues, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 from meshbook.runtime.errors import PickleError

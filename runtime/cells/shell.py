@@ -30,18 +30,17 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.elsewhere import format_elsewhere
 from meshbook.runtime.cells.failures import frames_of
-from meshbook.runtime.cells.inspecting import CellInspector
-from meshbook.runtime.cells.installing import INSTALLERS, in_turn
 from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.line_magics import INSTALLERS, format_elsewhere, in_turn
+from meshbook.runtime.cells.object_info import CellInspector
 from meshbook.runtime.cells.prompts import RankPrompts
-from meshbook.runtime.telemetry import spans_of_collectives
+from meshbook.runtime.telemetry import collective_spans
 from meshbook.runtime.traces import OWN
 
 # The start of frames in IPython's tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
 NEVER_SHOWN = tuple(
-    f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)
+    f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, collective_spans.__file__)
 )
 OURS = tuple(map(compress_user, OWN))
 FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")

@@ -10,7 +10,7 @@ import msgspec
 from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.parcels import PackedValues
+from meshbook.runtime.cells.packed_values import PackedValues
 from meshbook.runtime.cells.variables import Namespace, PullRequest, PushRequest, RequestError
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

@@ -15,7 +15,7 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellValue
-from meshbook.runtime.cells.parcels import PackedValues, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.values import describe_text
 from meshbook.runtime.errors import PickleError

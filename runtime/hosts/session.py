@@ -44,10 +44,10 @@ from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
-from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, QuestionRouter
+from meshbook.runtime.telemetry.stderr_tail import last_lines
 from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home

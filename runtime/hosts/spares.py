@@ -28,7 +28,7 @@ from meshbook.runtime.hosts.forkserver import Exited, Started
 from meshbook.runtime.hosts.spare_worker import call_file, place_file
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.telemetry.events import Kind
-from meshbook.runtime.telemetry.last_words import read_last_lines, remove_files
+from meshbook.runtime.telemetry.stderr_tail import read_last_lines, remove_files
 
 
 @dataclass

@@ -47,11 +47,11 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
-from meshbook.runtime.telemetry.last_words import leave_traceback
+from meshbook.runtime.telemetry.collective_spans import watch_collectives
 from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
-from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 from meshbook.runtime.telemetry.status_writer import watch_steps
+from meshbook.runtime.telemetry.stderr_tail import leave_traceback
 from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport

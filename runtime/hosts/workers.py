@@ -35,8 +35,8 @@ from meshbook.runtime.hosts.spare_worker import place_file
 from meshbook.runtime.hosts.spares import OnSpare, SpareManager
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.resources import explain_limit
-from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, read_last_lines, remove_files
 from meshbook.runtime.telemetry.output import UnsentOutput
+from meshbook.runtime.telemetry.stderr_tail import find_traceback, last_lines, read_last_lines, remove_files
 from meshbook.runtime.telemetry.unsent import read_unsent
 from meshbook.runtime.wire.messages import Address
 

@@ -40,7 +40,7 @@ from meshbook.runtime.mesh.tasks import (
 )
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.identity import NOWHERE
-from meshbook.runtime.queues import get_within
+from meshbook.runtime.threads import get_within
 from meshbook.runtime.traces import name_cells
 
 if TYPE_CHECKING:

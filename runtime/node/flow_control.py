@@ -25,8 +25,8 @@ from meshbook.runtime.errors import CallCancelled, CallTimeout, QueueFull
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import FOR_ROOM
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.queues import may_block
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.threads import may_block
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import CallLater
 from meshbook.runtime.wire.frames import Body, pack

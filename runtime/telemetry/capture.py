@@ -5,7 +5,7 @@
 
 Unsent output is also kept in files that outlive the process (`unsent`), from which the agent sends it.
 
-Text that overwrites itself, such as a progress bar, is sent in its last state (`screens`).
+Text that overwrites itself, such as a progress bar, is sent in its last state (`terminals`).
 
 In an idle process the output thread sleeps. A write to a stream wakes it at once. The heartbeat wakes it when one of
 the files has grown.
@@ -30,11 +30,11 @@ import msgspec
 
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
-from meshbook.runtime.telemetry.last_words import StderrTail
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
-from meshbook.runtime.telemetry.screens import Terminals
+from meshbook.runtime.telemetry.stderr_tail import StderrTail
 from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
+from meshbook.runtime.telemetry.terminals import Terminals
 from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS
 from meshbook.runtime.telemetry.unsent import OutputOwner, UnsentFile
 

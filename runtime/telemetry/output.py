@@ -1,6 +1,7 @@
 """Output of ranks as events: the chunks that ranks send, and the store that routes them to sinks.
 
 A chunk carries the execution that caused it (`origin`), so it is routed by that and never by its time of arrival.
+Escape sequences other than colours are removed, so that output cannot change a terminal or a page.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import collections
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -17,7 +19,6 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.telemetry.escapes import has_escapes, only_colours, split_half
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.logbook import Logbook, LogState
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
@@ -265,3 +266,30 @@ class TelemetryActor(Actor):
     def output(self, chunk: Chunk | UnsentOutput) -> None:
         """Store text or a display of a rank."""
         self._store.take(chunk)
+
+
+ESCAPE_CHARACTERS = 4096  # of an incomplete sequence; a longer one is text
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_COMMAND = r"\x1b\[[0-?]*[ -/]*[@-~]"
+_STRING = r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links, the clipboard
+_OTHER = r"\x1b[ -/]*[0-~]?"
+_EIGHT_BITS = r"[\x80-\x84\x86-\x9f]"  # C1, in which U+0085 is a line end
+_SEQUENCE = re.compile(f"({_COLOUR})|{_COMMAND}|{_STRING}|{_OTHER}|{_EIGHT_BITS}")
+_EIGHT_BIT = re.compile(_EIGHT_BITS)
+_HALF = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*|[ -/]+|[\]PX^_][^\x07\x1b]{{0,{ESCAPE_CHARACTERS}}}\x1b?)?\Z")
+
+
+def has_escapes(text: str) -> bool:
+    """Return whether the text has a control character that begins a sequence. Cheap."""
+    return "\x1b" in text or not (text.isascii() or _EIGHT_BIT.search(text) is None)
+
+
+def only_colours(text: str) -> str:
+    """Return the text without sequences other than colours."""
+    return _SEQUENCE.sub(r"\1", text) if has_escapes(text) else text
+
+
+def split_half(text: str) -> tuple[str, str]:
+    """Split off an incomplete sequence at the end of the text, and return both parts."""
+    half = _HALF.search(text)
+    return (text[: half.start()], half.group()) if half is not None else (text, "")

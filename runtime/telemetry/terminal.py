@@ -1,7 +1,7 @@
 """A terminal emulation of one text stream: text that overwrites itself is sent only in its last state.
 
 Progress bars return to the start of their line, or move up to the bars above. Pure: text goes in; lines that can no
-longer change come out, with the rows that still may. `screens` decides how often these are sent.
+longer change come out, with the rows that still may. `terminals` decides how often these are sent.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.queues import IO_THREADS, Latch
+from meshbook.runtime.threads import IO_THREADS, Latch
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.monarch.durations import SECOND, read_duration, write_duration
+from meshbook.monarch.keys import SECOND, read_duration, write_duration
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from meshbook import this_host
-from meshbook.monarch import hosting
-from meshbook.monarch.debugging import debug_controller
+from meshbook.monarch import functions
+from meshbook.monarch.functions import debug_controller
 from meshbook.monarch.identities import ProcId, Uid
 from meshbook.monarch.telemetry import get_meter, traced
 from meshbook.runtime import geometry
@@ -147,7 +147,7 @@ def test_a_named_set_up_is_two_local_hosts(monkeypatch: pytest.MonkeyPatch) -> N
         return "the hosts"
 
     session = SimpleNamespace(remote=SimpleNamespace(start=start))
-    monkeypatch.setattr(hosting, "current_session", lambda: session)
-    found: Any = hosting.hosts_from_config("lab")
+    monkeypatch.setattr(functions, "current_session", lambda: session)
+    found: Any = functions.hosts_from_config("lab")
     assert found == "the hosts"
     assert started == {"names": ["lab-0", "lab-1"], "addresses": {}, "python": ""}

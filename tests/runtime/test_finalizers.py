@@ -24,7 +24,7 @@ from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.node.flow_control import QueueLimits, SentCredits
 from meshbook.runtime.node.ledger import Ledger, OwnedMesh
 from meshbook.runtime.node.ports import PortMailbox
-from meshbook.runtime.queues import may_block
+from meshbook.runtime.threads import may_block
 from tests.runtime.conftest import PATIENCE, Probe
 
 CALLS = 20

@@ -10,7 +10,7 @@ import pytest
 from meshbook.runtime.telemetry.logsearch import LogQuery, find_lines
 from meshbook.runtime.telemetry.vitals import METRICS, Activity
 from meshbook.testing import FakeMesh, fake_mesh
-from meshbook.testing.simulated.board import FakeBackend
+from meshbook.testing.simulated.backend import FakeBackend
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.states import states_of
 

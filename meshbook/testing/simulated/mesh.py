@@ -15,10 +15,9 @@ import numpy.typing as npt
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.vitals import METRICS, Activity, ActorLoad, Metric, ProcessDetail
 from meshbook.testing.simulated.faults import Kind, SimulatedFault, SimulatedFaults
+from meshbook.testing.simulated.log_texts import FakeLogWriter, failure_output, place, stacks_of
 from meshbook.testing.simulated.measures import Measures
-from meshbook.testing.simulated.timeline import timeline_of
-from meshbook.testing.simulated.training import Training
-from meshbook.testing.simulated.words import FakeLogWriter, failure_output, place, stacks_of
+from meshbook.testing.simulated.training import Training, timeline_of
 from meshbook.widgets.protocol import TimelineReply
 from meshbook.widgets.source import (
     CellFacts,
@@ -107,7 +106,7 @@ class FakeMesh:
     def dashboard(self) -> MeshDashboard:
         """Return a live dashboard of the mesh: time passes while a view is open, and the buttons work."""
         # Only a notebook has widgets, and their import takes a quarter of a second.
-        from meshbook.testing.simulated.board import FakeBackend
+        from meshbook.testing.simulated.backend import FakeBackend
         from meshbook.widgets.dashboard import MeshDashboard
 
         if self._dashboard is None or self._dashboard.comm is None:  # it was closed

@@ -19,8 +19,8 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
-from meshbook.runtime.telemetry.last_words import read_last_lines
 from meshbook.runtime.telemetry.output import OutputChunk
+from meshbook.runtime.telemetry.stderr_tail import read_last_lines
 from meshbook.runtime.telemetry.streams import RankStream
 
 PATIENCE = 10.0

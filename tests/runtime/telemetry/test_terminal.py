@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.telemetry.screens import INTERVAL, MOST_TERMINALS, REST, Terminals
 from meshbook.runtime.telemetry.terminal import MOST_ROWS, ROW_CHARACTERS, Emission, Terminal
+from meshbook.runtime.telemetry.terminals import INTERVAL, MOST_TERMINALS, REST, Terminals
 
 UP = "\x1b[A"
 ERASE = "\x1b[2K"

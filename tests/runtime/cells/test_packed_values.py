@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.runtime.cells.parcels import ROOM, format_excess, pack
+from meshbook.runtime.cells.packed_values import ROOM, format_excess, pack
 from meshbook.runtime.cells.variables import Namespace, PullRequest, RequestError, TooLarge
 from meshbook.runtime.errors import PickleError
 

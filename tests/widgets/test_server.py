@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, ProcessDetail, Vitals
-from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
 from meshbook.widgets.server import MOST_SLOW_REQUESTS, DashboardServer
-from meshbook.widgets.source import MeshFacts, MeshSnapshot, RankConditions
+from meshbook.widgets.source import BackendReply, MeshFacts, MeshSnapshot, RankConditions
 
 PATIENCE = 20.0  # seconds
 SIZE = 4

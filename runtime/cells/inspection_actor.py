@@ -16,10 +16,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 # import, the second thread waits here.
 from meshbook.runtime.cells import actor as _first  # noqa: F401
 from meshbook.runtime.cells.background_threads import BackgroundThreads
-from meshbook.runtime.cells.completing import Match, complete, make_completer
-from meshbook.runtime.cells.inspecting import Inspected, inspect_name
+from meshbook.runtime.cells.completion import Match, Snapshot, complete, make_completer, take_snapshot
+from meshbook.runtime.cells.object_info import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell
-from meshbook.runtime.cells.snapshot import Snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter

@@ -15,7 +15,9 @@ import pytest
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.telemetry import follower as follower_module
 from meshbook.runtime.telemetry.follower import KEPT_BYTES, PUNCH_BYTES, READ_BYTES, Follower
-from meshbook.runtime.telemetry.last_words import (
+from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore
+from meshbook.runtime.telemetry.spool import Spool
+from meshbook.runtime.telemetry.stderr_tail import (
     LIMIT_BYTES,
     LINE_CHARACTERS,
     TAIL_BYTES,
@@ -23,8 +25,6 @@ from meshbook.runtime.telemetry.last_words import (
     read_last_lines,
     remove_files,
 )
-from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore
-from meshbook.runtime.telemetry.spool import Spool
 
 PATIENCE = 10.0
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it

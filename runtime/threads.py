@@ -1,4 +1,4 @@
-"""Waiting for other threads: the threads that must not wait, one-shot events, and time limits for a `SimpleQueue`."""
+"""Tools for several threads: threads that must not block, one-shot events, queues with time limits, dict snapshots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 import threading
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, ItemsView, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -103,3 +103,17 @@ def get_within(items: queue.SimpleQueue[T], seconds: float) -> T:
         return items.get_nowait()
     except queue.Empty:
         return items.get(timeout=max(0.0, seconds))
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def items_of(table: dict[K, V]) -> ItemsView[K, V]:
+    """Return the keys and values of a dict that other threads may change meanwhile, without a lock.
+
+    `list(table.items())` makes a tuple of each. Before Python 3.12 that may start a garbage collection, in which
+    finalizers run and other threads are scheduled: "dictionary changed size during iteration". A copy is made in one
+    step.
+    """
+    return table.copy().items()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from meshbook.runtime.cells.inspecting import inspect_name
+from meshbook.runtime.cells.object_info import inspect_name
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ WITHOUT_CELL_ACTOR = """
 import sys
 sys.modules["meshbook.runtime.cells.actor"] = None  # it cannot be imported
 try:
-    import meshbook.runtime.cells.inspection
+    import meshbook.runtime.cells.inspection_actor
 except ImportError:
     print("IPython" in sys.modules)
 """

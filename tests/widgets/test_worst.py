@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshbook.widgets.protocol import RankState
-from meshbook.widgets.straggler_detector import StragglerDetector
+from meshbook.widgets.worst import StragglerDetector
 
 R, C, D = RankState.RUNNING, RankState.IN_COLLECTIVE, RankState.DEAD
 
