@@ -6,8 +6,6 @@ Escape sequences other than colours are removed, so that output cannot change a 
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import logging
 import re
@@ -139,7 +137,7 @@ class OutputStore:
         self.logbook = Logbook()
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
-        self._ended: collections.deque[str] = collections.deque()
+        self._ended: dict[str, None] = {}  # nodes whose text is kept although they have ended, the oldest first
         self._marks: dict[str, SentMark] = {}  # by node: how much of its output has arrived
         # By mesh, rank, execution and stream: the beginning of an escape sequence that is still incomplete.
         self._halves: dict[tuple[str, int, str, str], str] = {}
@@ -155,6 +153,7 @@ class OutputStore:
     def close(self, origin: str) -> None:
         """Remove the sink of this execution; late output goes to the default sink."""
         self._sinks.pop(origin, None)
+        self._drop_halves(lambda writer: writer[2] == origin)
         self.end(origin)
 
     def set_default(self, sink: Sink | None) -> None:
@@ -233,21 +232,28 @@ class OutputStore:
 
     def forget(self, mesh: str) -> None:
         """Drop the kept output of a mesh."""
-        self._halves = {writer: half for writer, half in self._halves.items() if writer[0] != mesh}
+        self._drop_halves(lambda writer: writer[0] == mesh)
         self.logbook.forget(node for node in self.logbook.nodes if node.rpartition(".")[0] == mesh)
 
     def ended(self, report: ExitReport) -> None:
         """Record the end of a process, and keep its text for a while: users look for it, and some may arrive late."""
         self.logbook.end_process(report.node)
         self._marks.pop(report.node, None)
-        self._ended.append(report.node)
+        self._ended.pop(report.node, None)  # a process that ends again is the newest
+        self._ended[report.node] = None
         while len(self._ended) > REMEMBERED_ENDS:
-            self.logbook.forget([self._ended.popleft()])
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self.logbook.forget([oldest])
 
     def restarted(self, node: str) -> None:
         """Stop counting this process as ended: it was restarted under its name."""
-        with contextlib.suppress(ValueError):
-            self._ended.remove(node)
+        self._ended.pop(node, None)
+
+    def _drop_halves(self, is_over: Callable[[tuple[str, int, str, str]], bool]) -> None:
+        """Drop the incomplete escape sequences of writers that have ended."""
+        if self._halves:
+            self._halves = {writer: half for writer, half in self._halves.items() if not is_over(writer)}
 
 
 class TelemetryActor(Actor):

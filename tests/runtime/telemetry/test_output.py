@@ -102,6 +102,15 @@ def test_the_text_of_processes_that_ended_is_kept_while_they_are_the_last() -> N
     assert kept == [1, *range(3, REMEMBERED_ENDS + 2)]  # rank 1 lives again
 
 
+def test_a_process_that_ends_again_counts_once() -> None:
+    store = OutputStore()
+    for rank in (0, *range(REMEMBERED_ENDS), 0):
+        store.add(output("text", rank=rank))
+        store.ended(ExitReport(f"mesh.{rank}", 4711, 0))
+    store.ended(ExitReport("agent", 4711, 0))
+    assert [rank for rank in range(REMEMBERED_ENDS) if not store.recent("mesh", rank)] == [1]
+
+
 # -- the spool -------------------------------------------------------------------------
 
 

@@ -68,3 +68,14 @@ def test_rows_have_colours_alone() -> None:
     shown.add("", live=f"{RED}bar\x1b]0;title\x07\x1b[")
     [chunk] = shown.chunks
     assert chunk.live == f"{RED}bar"
+
+
+def test_half_a_sequence_is_dropped_with_its_cell() -> None:
+    store = OutputStore()
+    for origin in ("9.0.1", "9.0.2"):
+        store.open(origin, lambda chunk: None)
+        store.add(OutputChunk(origin, "mesh", 0, "stdout", "a\x1b["))
+    store.close("9.0.1")
+    assert [writer[2] for writer in store._halves] == ["9.0.2"]
+    store.forget("mesh")
+    assert not store._halves
