@@ -77,6 +77,7 @@ RUN_WIDE = frozenset(
     }
 )
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+_SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 
 
 # Monarch's variables for settings of meshbook, which take precedence.
@@ -93,7 +94,9 @@ def _read(variable: str, kind: str) -> Any:
     if kind == "str":
         return text
     if kind == "bool":
-        return _read_switch(variable, text)
+        if (switch := _SWITCHES.get(text.lower())) is None:
+            raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
+        return switch
     try:
         value = _KINDS[kind](text)
     except ValueError:
@@ -101,13 +104,6 @@ def _read(variable: str, kind: str) -> Any:
     if not (math.isfinite(value) and value >= 0):
         wanted = "a number" if kind == "float" else "an integer"
         raise ValueError(f"{variable} must be {wanted} that is not negative, not {text!r}")
-    return value
-
-
-def _read_switch(variable: str, text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if (value := words.get(text.lower())) is None:
-        raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
     return value
 
 

@@ -115,16 +115,14 @@ def render_in_ipython(error: BaseException) -> list[str]:
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without our frames; None if there are no others."""
     kept: TracebackType | None = None
-    for each in reversed(list(_entries(trace))):
+    entries: list[TracebackType] = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    for each in reversed(entries):
         if not is_ours(each.tb_frame.f_code.co_filename):
             kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
-
-
-def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def format_error(error: BaseException) -> str:

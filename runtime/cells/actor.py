@@ -210,13 +210,10 @@ class CellActor(Actor):
         if ran.rendered:  # one of its other representations failed
             print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
-            self._keep(origin, ran.value)
+            self._values[origin] = ran.value
+            while len(self._values) > KEPT_VALUES:
+                self._values.popitem(last=False)
         return CellOutcome(cost, value=value)
-
-    def _keep(self, origin: str, value: Any) -> None:
-        self._values[origin] = value
-        while len(self._values) > KEPT_VALUES:
-            self._values.popitem(last=False)
 
     def _end(self, origin: str) -> None:
         if self._node.capture is not None:

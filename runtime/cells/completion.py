@@ -161,14 +161,10 @@ def take_snapshot(namespace: Mapping[str, Any], names: Iterable[str]) -> Snapsho
         value = namespace[name]
         kinds[name] = kind_of(value)
         if thread_time() < end:
-            found = _public_attributes(value)
+            try:
+                found = tuple(name for name in dir(value) if not name.startswith("_"))[:MOST_ATTRIBUTES]
+            except Exception:  # of a `__dir__` of the user's
+                found = ()
             attributes[name] = shared.setdefault(found, found)
             sleep(0)  # the main thread may have begun its next cell
     return Snapshot(kinds, attributes)
-
-
-def _public_attributes(value: Any) -> tuple[str, ...]:
-    try:
-        return tuple(name for name in dir(value) if not name.startswith("_"))[:MOST_ATTRIBUTES]
-    except Exception:  # of a `__dir__` of the user's
-        return ()

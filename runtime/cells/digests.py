@@ -226,7 +226,9 @@ def _blocks_of(value: Any) -> Iterator[Any]:
     flat, length = _flat(value), max(1, BLOCK // int(value.itemsize))
     for start in range(0, len(flat), length):
         piece = flat[start : start + length]
-        yield memoryview(piece.cpu().view(_byte()).numpy() if hasattr(piece, "cpu") else piece.view("uint8"))
+        yield memoryview(
+            piece.cpu().view(sys.modules["torch"].uint8).numpy() if hasattr(piece, "cpu") else piece.view("uint8")
+        )
 
 
 def _take(value: Any, blocks: Sequence[int]) -> Any:
@@ -241,10 +243,6 @@ def _flat(value: Any) -> Any:
     if hasattr(value, "detach"):
         return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return sys.modules["numpy"].ascontiguousarray(value).reshape(-1)
-
-
-def _byte() -> Any:
-    return sys.modules["torch"].uint8
 
 
 def _hash(pieces: Iterable[Any]) -> bytes:

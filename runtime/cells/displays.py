@@ -25,10 +25,13 @@ class Displays:
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str = "", *, update: bool) -> None:
         """Display something; an update goes to the cell that shows the display it replaces."""
-        self._flush()
-        origin = self._origin_of(display_id) if update else current_origin()
+        if self._node.capture is not None:
+            self._node.capture.flush()  # earlier output is shown before the display
+        origin = (self._origins.get(display_id) if update else "") or current_origin()
         if display_id and not update:
-            self._remember(display_id, origin)
+            self._origins[display_id] = origin
+            while len(self._origins) > REMEMBERED_DISPLAYS:
+                self._origins.popitem(last=False)
         spec = self._spec()
         shown = without_widgets(data)
         chunk = DisplayChunk(
@@ -43,21 +46,9 @@ class Displays:
             self._node.capture.end(origin)  # with its rows, which would come back otherwise
         self._send(ClearChunk(origin, spec.world.mesh, spec.rank, wait, self._options))
 
-    def _origin_of(self, display_id: str) -> str:
-        return self._origins.get(display_id) or current_origin()
-
-    def _remember(self, display_id: str, origin: str) -> None:
-        self._origins[display_id] = origin
-        while len(self._origins) > REMEMBERED_DISPLAYS:
-            self._origins.popitem(last=False)
-
     @property
     def _options(self) -> LogOptions:
         return SHOWN if self._node.capture is None else self._node.capture.options
-
-    def _flush(self) -> None:
-        if self._node.capture is not None:
-            self._node.capture.flush()  # earlier output is shown before the display
 
     def _send(self, chunk: Chunk) -> None:
         target = Target(self._node.controller, TELEMETRY)

@@ -27,8 +27,10 @@ _PEER_GONE = re.compile(
 
 def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
     """Convert an exception; `rendered` is the traceback as IPython prints it."""
-    if (hidden := _hidden_interrupt(error)) is not None:
-        return dataclasses.replace(make_rank_error(hidden, ()), frames=frames_of(error))
+    cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
+    if isinstance(cause, KeyboardInterrupt) and frames and _IPYTHON in frames[-1].filename:
+        # An error in IPython's own code, which hides an interrupt: it fails so when it starts a shell command.
+        return dataclasses.replace(make_rank_error(cause, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
     return RankError(
         kind=kind,  # type: ignore[arg-type]
@@ -39,13 +41,6 @@ def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
         is_consequence=_blames_a_peer(error),
         pickled=pack(error)[0],
     )
-
-
-def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt behind an error in IPython's own code, which fails so when it starts a shell command."""
-    cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
-    is_of_ipython = bool(frames) and _IPYTHON in frames[-1].filename
-    return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
 def make_quit_error(error: BaseException) -> RankError:

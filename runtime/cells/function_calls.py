@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -179,12 +179,9 @@ def dereference(value: Any, names: dict[str, Any]) -> Any:
     if isinstance(value, Reference):
         return eval(value.name, names)
     if type(value) in (tuple, list):
-        return _same_or_made(value, type(value)(dereference(part, names) for part in value))
+        parts = type(value)(dereference(part, names) for part in value)
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
     if type(value) is dict:
         made = {key: dereference(part, names) for key, part in value.items()}
         return value if all(made[key] is value[key] for key in value) else made
     return value
-
-
-def _same_or_made(value: Sequence[Any], made: Sequence[Any]) -> Sequence[Any]:
-    return value if all(new is old for new, old in zip(made, value, strict=True)) else made

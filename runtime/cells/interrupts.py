@@ -67,14 +67,11 @@ class Interrupts:
     def _repeat_signal(self, origin: str) -> None:
         for pause in REPEAT_AFTER:
             time.sleep(pause)  # there is no event for a signal without effect
-            if not self._is_pending(origin):
-                return
+            if origin not in self._requested or self.origin != origin:
+                return  # the signal has had its effect
+            if signal.getsignal(signal.SIGINT) != self._on_signal:
+                return  # a handler of the user's own, which gets each signal
             self._signal()
-
-    def _is_pending(self, origin: str) -> bool:
-        """Whether the signal had no effect yet. False with a handler of the user's own, which gets each signal."""
-        is_wanted = origin in self._requested and self.origin == origin
-        return is_wanted and signal.getsignal(signal.SIGINT) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. A late one, when

@@ -11,7 +11,7 @@ from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.packed_values import PackedValues
-from meshbook.runtime.cells.variables import Namespace, PullRequest, PushRequest, RequestError
+from meshbook.runtime.cells.variables import Namespace, PullRequest, PushRequest
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
@@ -37,7 +37,8 @@ class Transfer:
             with INTERRUPTS.during(origin), INTERRUPTS.user_code():
                 refused = None if self.pushed is None else PushRequest(self.pushed).handle(namespace)
             if refused is not None:
-                return CellOutcome(_NOTHING, error=_error_of(refused))
+                text = f"the cell did not run because its variables were not pushed: {refused.reason}"
+                return CellOutcome(_NOTHING, error=RankError("raised", "VariableError", text))
         except KeyboardInterrupt as error:
             return CellOutcome(_NOTHING, error=format_interrupt(error))
         return self._taken_along(run(), namespace, rank, origin)
@@ -54,9 +55,3 @@ class Transfer:
 
 
 NO_TRANSFER = Transfer()
-
-
-def _error_of(refused: RequestError) -> RankError:
-    return RankError(
-        "raised", "VariableError", f"the cell did not run because its variables were not pushed: {refused.reason}"
-    )

@@ -39,7 +39,11 @@ def _represent(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummar
         mime = {"text/plain": formatter.formatters["text/plain"](value)}
     else:
         mime = without_widgets(formatter.format(value)[0])
-    mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
+    mime = {
+        kind: data
+        for kind, data in mime.items()
+        if kind == "text/plain" or not isinstance(data, str | bytes) or len(data) <= SHOWN_RICH_CHARACTERS
+    }
     text = mime.get("text/plain") or repr(value)
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
@@ -96,10 +100,6 @@ class _Bounded(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > self._limit:
             raise _TooLarge
         return super().write(data)
-
-
-def _is_bounded(data: Any) -> bool:
-    return not isinstance(data, str | bytes) or len(data) <= SHOWN_RICH_CHARACTERS
 
 
 def summarize_tensor(value: Any) -> TensorSummary | None:

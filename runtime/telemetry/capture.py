@@ -74,7 +74,7 @@ class Capture:
         self._chunk_characters = chunk_characters
         self._mesh = mesh
         self._rank = rank
-        self.main_origin: Callable[[], str] = _no_origin  # the running cell: the best guess for C code's output
+        self.main_origin: Callable[[], str] = lambda: ""  # the running cell: the best guess for C code's output
         self._options = SHOWN
         self._stderr_tail = StderrTail(folder, node)
         self._unsent = UnsentFile(folder, node)
@@ -161,7 +161,10 @@ class Capture:
     def write(self, origin: str, stream: StreamName, text: str) -> None:
         """Queue a piece of text; callable from any thread and any signal handler."""
         if self._forked:
-            return _write_all(1 if stream == "stdout" else 2, text)
+            data = whole(text).encode()
+            while data:
+                data = data[os.write(1 if stream == "stdout" else 2, data) :]
+            return
         if stream == "stderr":
             self._stderr_tail.add(text)
         number, origin = next(self._numbers), origin or self.main_origin()
@@ -169,13 +172,15 @@ class Capture:
         self._waiting.append((number, origin, stream, text))
         if len(text) > KEPT_CHARACTERS or not self._unsent.add(number, origin, stream, text):
             self._keep_waiting_for_room(number, origin, stream, text)
-        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
+        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and monotonic() - self._sent_at > FLUSH_SECONDS):
             self.flush_soon()
         elif self._asleep:
             self._wake()
         if self._size >= WAITING_CHARACTERS:
-            self._wait_for_room()
-        return None
+            # The wait is bounded: a handler that interrupted a send on this very thread would never see room.
+            end = monotonic() + WAIT_SECONDS
+            while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
+                sleep(0.001)  # polls, without a lock: the releasing thread may be the interrupted one
 
     def flush_soon(self) -> None:
         """Make the output thread send now."""
@@ -196,15 +201,6 @@ class Capture:
         if self._wake_lock.locked():
             with contextlib.suppress(RuntimeError):  # another thread rang in between
                 self._wake_lock.release()
-
-    def _is_quiet(self) -> bool:
-        return monotonic() - self._sent_at > FLUSH_SECONDS
-
-    def _wait_for_room(self) -> None:
-        # The wait is bounded: a handler that interrupted a send on this very thread would never see room.
-        end = monotonic() + WAIT_SECONDS
-        while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
-            sleep(0.001)  # polls, without a lock: the releasing thread may be the interrupted one
 
     def _keep_waiting_for_room(self, number: int, origin: str, stream: StreamName, text: str) -> None:
         """Keep a long text, waiting for room; stop after `KEEP_SECONDS` if the controller does not receive."""
@@ -354,13 +350,3 @@ def whole(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _write_all(descriptor: int, text: str) -> None:
-    data = whole(text).encode()
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _no_origin() -> str:
-    return ""

@@ -36,7 +36,9 @@ def watch_collectives(recorder: Recorder, status: StatusWriter) -> bool:
         return False
     for name, function in list(vars(c10d).items()):
         if not name.startswith("_") and (cell := _wrapped_cell(function)) is not None:
-            _replace(cell, name, recorder, status)
+            wrapped: Callable[..., Any] = cell.cell_contents
+            if not hasattr(wrapped, _MARK):
+                cell.cell_contents = _recorded(wrapped, name, recorder, status)
     _watch_waits(c10d, recorder, status)
     _watch_backward(recorder)
     return True
@@ -50,12 +52,6 @@ def _wrapped_cell(function: Any) -> CellType | None:
         return None
     (cell,) = function.__closure__ or ()
     return cell
-
-
-def _replace(cell: CellType, name: str, recorder: Recorder, status: StatusWriter) -> None:
-    function: Callable[..., Any] = cell.cell_contents
-    if not hasattr(function, _MARK):
-        cell.cell_contents = _recorded(function, name, recorder, status)
 
 
 def _recorded(function: Callable[..., Any], name: str, recorder: Recorder, status: StatusWriter) -> Callable[..., Any]:

@@ -56,11 +56,18 @@ class Forwarder:
         """Queue what a rank wrote, if it is to be shown; never waits for the screen."""
         if not chunk.options.shown or isinstance(chunk, ClearChunk):
             return
+        if isinstance(chunk, OutputChunk):
+            size = len(chunk.text)
+        else:  # about the size of a figure, which is in the data
+            size = sum(len(str(content)) for content in chunk.data.values())
         with self._news:
-            self._arrived.put((monotonic(), chunk), _size_of(chunk))
+            self._arrived.put((monotonic(), chunk), size)
             self._news.notify()
             if self._thread is None:  # most scripts need none
-                self._start()
+                thread = threading.Thread(target=self._run, name="meshbook log forwarding", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter shuts down; `close` shows the rest
+                    thread.start()
+                    self._thread = thread
 
     def flush(self) -> None:
         """Show what is due now, on this thread."""
@@ -74,12 +81,6 @@ class Forwarder:
         if self._thread is not None:
             self._thread.join()
         self._show(all_of_it=True)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="meshbook log forwarding", daemon=True)
-        with contextlib.suppress(RuntimeError):  # fails while the interpreter shuts down; `close` shows the rest
-            thread.start()
-            self._thread = thread
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -140,13 +141,6 @@ class ScriptScreen:
             if file is not None:  # a process may have none
                 file.write("".join(map(_labelled, some)))
                 file.flush()
-
-
-def _size_of(chunk: Chunk) -> int:
-    """Return the approximate number of characters in a chunk; those of a figure are in its data."""
-    if isinstance(chunk, OutputChunk):
-        return len(chunk.text)
-    return sum(len(str(content)) for content in chunk.data.values()) if isinstance(chunk, DisplayChunk) else 0
 
 
 def _stream_of(shown: Shown) -> StreamName:

@@ -94,18 +94,27 @@ class History:
         with self._lock:
             now = self._clock()
             self._early_batches.append((now, batch))
-            self._note_reports(batch)
+            there = set(batch.nodes) - self._late(batch)
+            for node in self._ended.keys() & there:  # it was restarted
+                del self._ended[node]
+            self._reports |= {node: (batch.host, encoded) for node, encoded in batch.words.items() if node in there}
             if self._table is not None:
                 self._take_in(self._table)
             while self._early_batches and self._early_batches[0][0] < now - HISTORY_SECONDS:
                 self._early_batches.popleft()
-        self._call_listeners()
+        for listener in list(self.when_sampled):
+            listener()
 
     def ended(self, report: ExitReport) -> None:
         """Record the end of a process. Its past is kept for a while, or until its mesh is forgotten."""
         with self._lock:
             self._reports.pop(report.node, None)
-            self._note_end(report)
+            self._ended[report.node] = None
+            self._ended.move_to_end(report.node)
+            self._ended_incarnations[report.node] = report.incarnation
+            self._ended_incarnations.move_to_end(report.node)
+            if len(self._ended_incarnations) > REMEMBERED_INCARNATIONS:
+                self._ended_incarnations.popitem(last=False)
             if self._table is not None:
                 self._table.end(report.node)
             while len(self._ended) > REMEMBERED_ENDS:
@@ -116,18 +125,6 @@ class History:
         with self._lock:
             known = {*self._reports, *self._ended, *(self._table.nodes() if self._table is not None else ())}
             self._drop([node for node in known if node.rpartition(".")[0] == mesh])
-
-    def _note_end(self, report: ExitReport) -> None:
-        self._ended[report.node] = None
-        self._ended.move_to_end(report.node)
-        self._ended_incarnations[report.node] = report.incarnation
-        self._ended_incarnations.move_to_end(report.node)
-        if len(self._ended_incarnations) > REMEMBERED_INCARNATIONS:
-            self._ended_incarnations.popitem(last=False)
-
-    def _call_listeners(self) -> None:
-        for listener in list(self.when_sampled):
-            listener()
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -149,12 +146,6 @@ class History:
         while self._early_batches:
             at, batch = self._early_batches.popleft()
             table.add(batch, at, self._late(batch))
-
-    def _note_reports(self, batch: VitalsBatch) -> None:
-        there = set(batch.nodes) - self._late(batch)
-        for node in self._ended.keys() & there:  # it was restarted
-            del self._ended[node]
-        self._reports |= {node: (batch.host, encoded) for node, encoded in batch.words.items() if node in there}
 
     def _late(self, batch: VitalsBatch) -> set[str]:
         """Return the nodes of a batch that ended before it arrived; their entries would never be dropped."""

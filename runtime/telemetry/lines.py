@@ -113,7 +113,8 @@ class LogLines:
     def _add_lines(self, writer: LineWriter, text: str, now: float) -> None:
         channel, rank, window = writer
         origin, mesh, stream = channel
-        text = _settled(text)
+        if "\r" in text:  # show the lines as a terminal finally does, without text that a carriage return overwrote
+            text = "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
         if window is None:
             self._ready.append(CompleteLines(origin, mesh, (rank,), stream, text))
             return
@@ -164,13 +165,6 @@ class _LineGroup:
 def skeleton(line: str) -> str:
     """Return a line without its numbers, including the rank's own: lines with equal results are similar."""
     return _NUMBER.sub("#", line)
-
-
-def _settled(text: str) -> str:
-    """Return whole lines as a terminal finally shows them, without text that a carriage return overwrote."""
-    if "\r" not in text:
-        return text
-    return "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
 
 
 def _overwritten(line: str) -> str:

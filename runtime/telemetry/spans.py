@@ -104,7 +104,7 @@ class Recorder:
         forgotten = rows[0][2] if self.on and len(rows) == self._spans.maxlen else since
         spans = [_span_of(row) for row in rows if row[2] >= since]
         begun = [*list(self.open.values()), *(row for find in self.busy for row in find())]
-        spans += [_span_of(_until(row, asked), is_open=True) for row in begun]
+        spans += [_span_of((*row[:2], max(row[1], asked), *row[3:]), is_open=True) for row in begun]
         return SpanRecording(
             asked,
             max(since, forgotten),
@@ -118,10 +118,6 @@ class Recorder:
 def _span_of(row: Row, *, is_open: bool = False) -> Span:
     kind, start, end, thread, name, origin, *link = row
     return Span(kind, start, end, thread, name, origin, tuple(link), is_open)
-
-
-def _until(row: Row, time: int) -> Row:
-    return row[0], row[1], max(row[1], time), *row[3:]
 
 
 def _copy(ring: deque[Any]) -> list[Any]:

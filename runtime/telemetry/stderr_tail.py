@@ -63,13 +63,10 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    lines = [_cut(_as_shown(line)) for line in text.replace("\0", "").removesuffix("\n").split("\n")] if text else []
+    written = text.replace("\0", "").removesuffix("\n").split("\n") if text else []
+    shown = [line.rstrip().rpartition("\r")[2] for line in written]  # the last state of a progress bar
+    lines = [line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}…" for line in shown]
     return lines if count is None else lines[max(0, len(lines) - count) :]
-
-
-def _as_shown(line: str) -> str:
-    """Return a line as a terminal shows it: the last state of a progress bar."""
-    return line.rstrip().rpartition("\r")[2]
 
 
 def leave_traceback(folder: Path, node: str, text: str) -> None:
@@ -95,7 +92,3 @@ def remove_files(folder: Path, node: str) -> None:
     for suffix in ("", ".out", ".err", ".last", ".raised", ".unsent", ".vitals"):
         with contextlib.suppress(OSError):
             (folder / f"{node}{suffix}").unlink(missing_ok=True)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]}…"

@@ -36,7 +36,8 @@ class Terminals:
     def end(self, origin: str) -> list[tuple[Writer, Emission]]:
         """Settle the rows of an execution that has ended. Its threads may continue to write."""
         mine = [writer for writer in self._states if writer[0] == origin]
-        return list(filter(_has_news, [(writer, self._settle(writer)) for writer in mine]))
+        emissions = [(writer, self._settle(writer)) for writer in mine]
+        return [(writer, each) for writer, each in emissions if each.text or each.live is not None]
 
     def feed(self, origin: str, stream: StreamName, text: str, now: float) -> Emission | None:
         """Return what to send of this at once; None if it can wait."""
@@ -107,7 +108,3 @@ class Terminals:
         if state.terminal.is_blank:
             del self._states[writer]
         return emission
-
-
-def _has_news(told: tuple[Writer, Emission]) -> bool:
-    return bool(told[1].text) or told[1].live is not None

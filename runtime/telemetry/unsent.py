@@ -86,7 +86,9 @@ class UnsentFile:
             self._last = taken
         if left.number < self._last:
             return
-        _clear(self._other)
+        if used := self._other.tell():
+            self._other[:used] = bytes(used)
+            self._other.seek(0)
         if self._current.tell():
             # By the next `switch_halves`, all its pieces have been read.
             self._current, self._other, self._last = self._other, self._current, None
@@ -117,12 +119,6 @@ def _map(path: Path) -> list[mmap.mmap]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _clear(half: mmap.mmap) -> None:
-    if used := half.tell():
-        half[:used] = bytes(used)
-        half.seek(0)
 
 
 # -- the agent's side ------------------------------------------------------------------

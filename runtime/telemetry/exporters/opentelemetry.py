@@ -100,15 +100,12 @@ def _make_provider(sdk: Any) -> Any:
     module, package = _EXPORTERS.get(protocol or "http/protobuf", _EXPORTERS["http/protobuf"])
     exporter = _import(module, package).OTLPMetricExporter()
     reader = _import("opentelemetry.sdk.metrics.export", "opentelemetry-sdk").PeriodicExportingMetricReader(exporter)
-    # Without `atexit`: the session that owns this provider shuts it down.
-    return sdk.MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
-
-
-def _resource() -> Any:
-    """Return the resource from the standard variables; its name is meshbook if they give none."""
+    # The resource comes from the standard variables; its name is meshbook if they give none.
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resources = _import("opentelemetry.sdk.resources", "opentelemetry-sdk")
-    return resources.Resource.create({} if named else {"service.name": "meshbook"})
+    resource = resources.Resource.create({} if named else {"service.name": "meshbook"})
+    # Without `atexit`: the session that owns this provider shuts it down.
+    return sdk.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
 
 
 def _endpoint() -> str:
