@@ -143,7 +143,9 @@ def _make_draft(place: Path, are_many: bool) -> Path:
 
 def _publish(draft: Path, place: Path, keep: int | None) -> None:
     """Move the draft to its place, and delete the oldest checkpoints."""
-    draft.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only the owner can read
+    umask = os.umask(0o22)
+    os.umask(umask)
+    draft.chmod(0o777 & ~umask)  # mkdtemp makes folders that only the owner can read
     if place.exists():
         _drop(place)
     draft.rename(place)
@@ -168,12 +170,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0o22)
-    os.umask(mask)
-    return mask
 
 
 def _write(state: dict[str, Any], draft: Path, ranks: _Ranks) -> None:

@@ -25,12 +25,10 @@ from meshbook.widgets.protocol import (
     CellSection,
     Channel,
     ChannelSection,
-    HostProcesses,
     RankState,
     Sections,
     SelectedSection,
     StateMessage,
-    WorstEntry,
 )
 from meshbook.widgets.sections import (
     MOST_PROCESSES,
@@ -200,9 +198,15 @@ class DashboardModel:
         slow: Sections = {}
         before, self._unhealthy_count = self._unhealthy_count, count_unhealthy(states)
         if self._is_due("worst", now) or before != self._unhealthy_count:
-            slow["worst"] = self._worst(snapshot, states)
+            worst = worst_of(self._channel, snapshot.vitals, states, self._stragglers.stragglers())
+            metric = metric_of(self._channel, snapshot.vitals)
+            histories = self._source.series([each.rank for each in worst], [metric])
+            slow["worst"] = worst_section(worst, np.asarray(histories)[:, 0])
         if self._is_due("topology", now):
-            slow["topology"] = self._topology(snapshot)
+            size = snapshot.mesh.size
+            chosen = self.selected.ranks or range(size)
+            ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
+            slow["topology"] = topology_section(snapshot.mesh, ranks, self._source.details(ranks))
         if self._is_due("hosts", now, max(SLOWLY, len(snapshot.mesh.hosts) / HOSTS_A_SECOND)):
             slow["hosts"] = roll_up(snapshot.mesh, snapshot.vitals, states)
         return slow
@@ -212,18 +216,6 @@ class DashboardModel:
             return False
         self._due_at[section] = now + every
         return True
-
-    def _worst(self, snapshot: MeshSnapshot, states: States) -> list[WorstEntry]:
-        worst = worst_of(self._channel, snapshot.vitals, states, self._stragglers.stragglers())
-        metric = metric_of(self._channel, snapshot.vitals)
-        histories = self._source.series([each.rank for each in worst], [metric])
-        return worst_section(worst, np.asarray(histories)[:, 0])
-
-    def _topology(self, snapshot: MeshSnapshot) -> list[HostProcesses]:
-        size = snapshot.mesh.size
-        chosen = self.selected.ranks or range(size)
-        ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
-        return topology_section(snapshot.mesh, ranks, self._source.details(ranks))
 
     def _news(self, found: Sections, now: float) -> Sections:
         """Return the sections that the views do not have yet, and mark them as sent."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.telemetry.vitals import ActorLoad, ProcessDetail
+from meshbook.runtime.telemetry.vitals import ProcessDetail
 from meshbook.widgets.hosts import rounded
 from meshbook.widgets.protocol import (
     ActorEntry,
@@ -94,18 +94,14 @@ def topology_section(
     """Return the hosts with their processes, of these ranks, and the actors of each."""
     hosts: dict[str, list[ProcessEntry]] = {}
     for rank, detail in zip(ranks, details, strict=True):
-        hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(_process(rank, detail))
+        process: ProcessEntry = {"rank": rank, "pid": None, "actors": []}
+        if detail is not None:
+            actors: list[ActorEntry] = [
+                {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint} for actor in detail.actors
+            ]
+            process = {"rank": rank, "pid": detail.pid, "actors": actors}
+        hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(process)
     return [{"host": host, "procs": procs} for host, procs in hosts.items()]
-
-
-def _process(rank: int, detail: ProcessDetail | None) -> ProcessEntry:
-    if detail is None:
-        return {"rank": rank, "pid": None, "actors": []}
-    return {"rank": rank, "pid": detail.pid, "actors": [_actor(actor) for actor in detail.actors]}
-
-
-def _actor(actor: ActorLoad) -> ActorEntry:
-    return {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint}
 
 
 def pauses_section(pauses: Sequence[PausedRanks]) -> list[PauseEntry]:

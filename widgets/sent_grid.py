@@ -31,12 +31,10 @@ class SentGrid:
 
         `span`: the width of the values' scale.
         """
-        first, second = self._pack_states(states), self._pack_values(values, span / STEPS)
-        return PackedArrays(first.names + second.names, first.buffers + second.buffers)
-
-    def _pack_states(self, states: States) -> PackedArrays:
         before, self.states = self.states, states
-        return pack_whole("state", states) if before is None else pack_changes("state", states, before != states)
+        first = pack_whole("state", states) if before is None else pack_changes("state", states, before != states)
+        second = self._pack_values(values, span / STEPS)
+        return PackedArrays(first.names + second.names, first.buffers + second.buffers)
 
     def _pack_values(self, values: Values | None, tolerance: float) -> PackedArrays:
         if values is None:

@@ -129,7 +129,9 @@ class DashboardServer:
         try:
             work()
         except Exception as error:
-            place = _place_of(error)
+            # By its place: its text may differ each time.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = frame.filename, frame.lineno or 0
             if place not in self._faults:
                 self._faults.add(place)
                 logger.exception("an action of the dashboard failed")
@@ -305,12 +307,6 @@ def _text(content: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{content.get('kind')!r}: {name!r} must be a string, not {value!r}")
     return value
-
-
-def _place_of(error: BaseException) -> tuple[str, int]:
-    """Return where the error was raised: its text may differ each time."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return frame.filename, frame.lineno or 0
 
 
 def _thread(name: str, run: Callable[[], object]) -> threading.Thread:

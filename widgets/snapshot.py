@@ -16,7 +16,7 @@ from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
 from meshbook.widgets.state_marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
 from meshbook.widgets.states import UNHEALTHY, states_of
-from meshbook.widgets.worst import WorstRank, worst_of
+from meshbook.widgets.worst import worst_of
 
 MOST_HOSTS = 8
 MOST_PAUSES = 4
@@ -96,7 +96,7 @@ def _facts_of(snapshot: MeshSnapshot) -> _Facts:
         tuple((mark, count) for mark, count in counted if count),
         (*_cell(snapshot.cell), *_pauses(snapshot.pauses)),
         picture_of(snapshot.mesh, states),
-        tuple(_told(each) for each in worst_of("state", snapshot.vitals, states)),
+        tuple(f"rank {each.rank}: {each.text}" for each in worst_of("state", snapshot.vitals, states)),
         tuple(_host(host) for host in hosts[:MOST_HOSTS]),
         len(hosts) - MOST_HOSTS,
     )
@@ -120,10 +120,6 @@ def _pauses(pauses: Sequence[PausedRanks]) -> Iterator[str]:
         yield _plain(" · ".join(filter(None, [f"{name_ranks(pause.ranks)} {pause.what}", pause.place])))
     if len(pauses) > MOST_PAUSES:
         yield f"and {len(pauses) - MOST_PAUSES} more waiting"
-
-
-def _told(worst: WorstRank) -> str:
-    return f"rank {worst.rank}: {worst.text}"
 
 
 def _is_healthy(host: HostEntry) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
 from meshbook.widgets.protocol import RankState
-from meshbook.widgets.source import MeshSnapshot, RankConditions
+from meshbook.widgets.source import MeshSnapshot
 
 States: TypeAlias = npt.NDArray[np.uint8]
 UNHEALTHY = (RankState.DEAD, RankState.STALE, RankState.STUCK, RankState.ERROR)  # the most severe first
@@ -31,16 +31,12 @@ def _conditions(snapshot: MeshSnapshot) -> Iterator[tuple[Any, RankState]]:
     yield indices(known.starting, size), RankState.STARTING
     yield indices(known.error, size), RankState.ERROR
     yield indices(known.stuck, size), RankState.STUCK
-    yield _without_heartbeat(snapshot.vitals.age, known, size), RankState.STALE
-    yield indices(known.dead, size), RankState.DEAD
-
-
-def _without_heartbeat(age: Any, known: RankConditions, size: int) -> npt.NDArray[np.bool_]:
     # A rank that has never sent a heartbeat is not measured at all, or is starting: neither is an alarm.
-    age = np.asarray(age)
-    silent: npt.NDArray[np.bool_] = np.isfinite(age) & (age > STALE_AFTER)
-    silent[indices(known.starting, size)] = False
-    return silent
+    age = np.asarray(snapshot.vitals.age)
+    is_silent: npt.NDArray[np.bool_] = np.isfinite(age) & (age > STALE_AFTER)
+    is_silent[indices(known.starting, size)] = False
+    yield is_silent, RankState.STALE
+    yield indices(known.dead, size), RankState.DEAD
 
 
 def indices(ranks: Collection[int], size: int) -> npt.NDArray[np.intp]:

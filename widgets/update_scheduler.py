@@ -81,7 +81,8 @@ class SendBudget:
 
     def room_at(self, size: int, now: float) -> float:
         """Return when a message of this size may be sent: now, or later."""
-        self._forget(now)
+        while self._sent and self._sent[0][0] + SECOND <= now:
+            self._sent.popleft()
         count, total = len(self._sent) + 1, size + sum(each for _, each in self._sent)
         for at, each in self._sent:
             if count <= self._messages and total <= self._size:
@@ -92,7 +93,3 @@ class SendBudget:
     def spend(self, size: int, now: float) -> None:
         """Note that a message of this size is sent."""
         self._sent.append((now, size))
-
-    def _forget(self, now: float) -> None:
-        while self._sent and self._sent[0][0] + SECOND <= now:
-            self._sent.popleft()

@@ -55,13 +55,10 @@ def find_argument_error(arguments: Sequence[str]) -> str:
     if sys.flags.ignore_environment:
         return "-E and -I make Python ignore PYTHONPATH, so the program would not find `monarch`"
     folder = Path.cwd() if first == "-m" else Path(first).resolve().parent
-    if not sys.flags.safe_path and _has_monarch(folder):
+    has_monarch = (folder / "monarch.py").is_file() or (folder / "monarch" / "__init__.py").is_file()
+    if not sys.flags.safe_path and has_monarch:
         return f"the program would import the `monarch` in {folder} instead of meshbook's; move it, or run python -P"
     return ""
-
-
-def _has_monarch(folder: Path) -> bool:
-    return (folder / "monarch.py").is_file() or (folder / "monarch" / "__init__.py").is_file()
 
 
 def interpreter_flags(original: Sequence[str], count: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -265,13 +265,10 @@ def find_key(name: str) -> Key:
     """Return the key of this name; otherwise raises a ValueError that lists similar names."""
     if name in KEYS:
         return KEYS[name]
-    raise ValueError(f"invalid configuration key: `{name}`{_like(name, KEYS)}")
-
-
-def _like(name: str, known: Iterable[str]) -> str:
     # difflib's time grows with the square of the length, and a long name is no typing error.
-    close = difflib.get_close_matches(name[:60], list(known), n=3)
-    return f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else ""
+    close = difflib.get_close_matches(name[:60], list(KEYS), n=3)
+    hint = f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else ""
+    raise ValueError(f"invalid configuration key: `{name}`{hint}")
 
 
 SECOND = 1_000_000_000

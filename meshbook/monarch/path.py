@@ -17,17 +17,14 @@ def install() -> None:
     imported.
     """
     imported = sys.modules.get("monarch")
-    if imported is not None and not _is_ours(imported):
+    file = getattr(imported, "__file__", None)
+    if imported is not None and not str(file).startswith(FOLDER + os.sep):
         raise RuntimeError(
-            f"another package `monarch` is already imported from {getattr(imported, '__file__', None)}; restart "
+            f"another package `monarch` is already imported from {file}; restart "
             f"Python, and call meshbook.monarch.install() before the first `import monarch`"
         )
     sys.path[:] = [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
     os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
-
-
-def _is_ours(module: object) -> bool:
-    return str(getattr(module, "__file__", "")).startswith(FOLDER + os.sep)
 
 
 def python_path(known: str) -> str:

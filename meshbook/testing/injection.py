@@ -71,7 +71,10 @@ def chaos(
     """
     rates = Rates(kill, stop, delay, drop)
     _check(rates, lasting, latency)
-    ranks = _pick(len(mesh), only, spare_ranks)
+    size = len(mesh)
+    if unknown := sorted({*(only or ()), *spare_ranks} - set(range(size))):
+        raise ValueError(f"the mesh has ranks 0 to {size - 1}, not {', '.join(map(str, unknown))}")
+    ranks = [rank for rank in range(size) if (only is None or rank in only) and rank not in spare_ranks]
     events = plan(seed, ranks, rates, lasting=lasting, seconds=seconds, most=most)
     return Chaos(mesh, events, Report(seed), latency)
 
@@ -216,13 +219,6 @@ def _try(work: Callable[[], None]) -> str:
     except (MeshbookError, TimeoutError) as error:
         return str(error) or type(error).__name__
     return ""
-
-
-def _pick(count: int, only: Collection[int] | None, spare_ranks: Collection[int]) -> list[int]:
-    unknown = sorted({*(only or ()), *spare_ranks} - set(range(count)))
-    if unknown:
-        raise ValueError(f"the mesh has ranks 0 to {count - 1}, not {', '.join(map(str, unknown))}")
-    return [rank for rank in range(count) if (only is None or rank in only) and rank not in spare_ranks]
 
 
 def _check(rates: Rates, lasting: Range, latency: float) -> None:

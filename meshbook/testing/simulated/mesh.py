@@ -216,16 +216,19 @@ class FakeMesh:
     @alone
     def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
-        runs = self._ended_at is None
+        runs, of = self._ended_at is None, self._faults.of
+        done = self._training.count / STEPS
+        seconds = self.seconds - self._training.first
+        text = f"train {done:4.0%} {self._training.count}/{STEPS}"
         return MeshSnapshot(
             self.facts,
             self._measures.vitals(self._activity(), self._age()),
-            self._conditions(),
-            cell=self._cell_facts() if runs else None,
+            RankConditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused")),
+            cell=CellFacts(self._cell, f"cell {self._cell}", seconds, range(len(self))) if runs else None,
             pauses=[
                 PausedRanks((rank,), "in the debugger", place(self._cell)) for rank in sorted(self._faults.of("paused"))
             ],
-            bars=[self._bar()] if runs else [],
+            bars=[ProgressBar(text, done, range(len(self)), done, done)] if runs else [],
             events=tuple(self._events),
             stacks=self._stacks,
         )
@@ -257,18 +260,6 @@ class FakeMesh:
             for rank in self._faults.of(kind):
                 age[rank] += self.seconds - self._faults.by_rank[rank].since
         return age
-
-    def _conditions(self) -> RankConditions:
-        of = self._faults.of
-        return RankConditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused"))
-
-    def _cell_facts(self) -> CellFacts:
-        began = self._training.first
-        return CellFacts(self._cell, f"cell {self._cell}", self.seconds - began, range(len(self)))
-
-    def _bar(self) -> ProgressBar:
-        done = self._training.count / STEPS
-        return ProgressBar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
 
     def _detail(self, rank: int, activity: Activity) -> ProcessDetail:
         waits = activity is Activity.IN_COLLECTIVE
