@@ -166,8 +166,8 @@ class Run:
     def follow(self, script: Sequence[str]) -> None:
         """Run the script; returns when every process has ended."""
         first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
-        asked = first.get_host_port.call_one()
-        asked.when_done(lambda: self._events.put(lambda now: self._begin(asked, script, now)))
+        host_port = first.get_host_port.call_one()
+        host_port.when_done(lambda: self._events.put(lambda now: self._begin(host_port, script, now)))
         while not self._supervisor.is_over:
             self._act(time.monotonic())
             if (event := self._next_event()) is not None:
@@ -192,11 +192,11 @@ class Run:
 
     # -- events ----------------------------------------------------------------
 
-    def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
-        if (error := asked.exception()) is not None:
+    def _begin(self, host_port: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
+        if (error := host_port.exception()) is not None:
             self._note_error(0, error, now)
         elif self._supervisor.begin():
-            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
+            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, host_port.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
     def _note_answer(self, rank: int, answer: Future[EndRun], now: float) -> None:

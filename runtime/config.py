@@ -178,7 +178,7 @@ def set_inherited_settings(settings: Settings) -> None:
 
 
 def inherited_settings() -> Settings | None:
-    """Return the settings that this process was started with; None if it is no worker."""
+    """Return the settings that this process was started with; None if it is not a worker."""
     return _Inherited.settings
 
 

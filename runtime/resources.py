@@ -45,12 +45,12 @@ def find_exhausted_limit(text: str) -> LimitKind | None:
     return next((scarce for sign, scarce in _LIMIT_MESSAGES if sign in text), None)
 
 
-def explain_limit(said: str | Iterable[str], folder: str | Path = "") -> str:
+def explain_limit(messages: str | Iterable[str], folder: str | Path = "") -> str:
     """Explain the limit that caused these messages, and the remedy; the empty string if no limit did.
 
     The figures are those of this process, and of the disk that `folder` is on: other disks are not reported.
     """
-    text = said if isinstance(said, str) else "\n".join(said)
+    text = messages if isinstance(messages, str) else "\n".join(messages)
     scarce = find_exhausted_limit(text)
     if scarce == "files":
         return _explain_files()

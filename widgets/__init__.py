@@ -2,7 +2,7 @@
 
     view -> kernel comm -> DashboardComm -> DashboardServer -> DashboardComm -> all views     messages: protocol
                                             | reads four times a second, and acts on a thread per request
-                   DashboardModel (pure) <- Source.look() <- NotebookSource or a simulated mesh
+                   DashboardModel (pure) <- Source.snapshot() <- NotebookSource or simulation
 
 The server (`server`) has one thread while a view is open. It receives, ticks and sends; deaths, heals and cells wake it
 early. `UpdateScheduler` and `SendBudget` (pure) decide when: four times a second while something runs, otherwise once.

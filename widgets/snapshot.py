@@ -111,8 +111,8 @@ def _title(mesh: MeshFacts) -> str:
 def _cell(cell: CellFacts | None) -> Iterator[str]:
     if cell is not None:
         jobs = f"{cell.jobs} job{'s' if cell.jobs != 1 else ''}" if cell.jobs else ""
-        said = [f"{cell.title} on {name_ranks(cell.ranks)}", cell.waits, format_elapsed(cell.seconds), jobs]
-        yield " · ".join(_plain(part) for part in said if part)
+        fields = [f"{cell.title} on {name_ranks(cell.ranks)}", cell.waits, format_elapsed(cell.seconds), jobs]
+        yield " · ".join(_plain(part) for part in fields if part)
 
 
 def _pauses(pauses: Sequence[PausedRanks]) -> Iterator[str]:

@@ -265,7 +265,7 @@ def find_key(name: str) -> Key:
     """Return the key of this name; otherwise raises a ValueError that lists similar names."""
     if name in KEYS:
         return KEYS[name]
-    # difflib's time grows with the square of the length, and a long name is no typing error.
+    # difflib's time grows with the square of the length, and a long name is not a typing error.
     close = difflib.get_close_matches(name[:60], list(KEYS), n=3)
     hint = f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else ""
     raise ValueError(f"invalid configuration key: `{name}`{hint}")

@@ -13,7 +13,7 @@ def install() -> None:
     """Make `import monarch` import meshbook: in this process, in workers spawned from now on, and in their children.
 
     Workers inherit the import path, and other processes PYTHONPATH. A mesh that is already up does not have it: stop it
-    and spawn it again. Calling this twice is no error. Raises RuntimeError if another package `monarch` has been
+    and spawn it again. A second call has no effect. Raises RuntimeError if another package `monarch` has been
     imported.
     """
     imported = sys.modules.get("monarch")

@@ -189,8 +189,8 @@ class _TargetRanks:
         """Continue all stopped processes, and restore all links, whatever state they are in."""
         for rank in sorted(self._stopped):
             self._continue(rank)
-        asked = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
-        for rank, mended in asked.items():
+        replies = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
+        for rank, mended in replies.items():
             try:
                 # A process that is cut off receives this only afterwards; one that has ended has no link to restore.
                 mended.exception(max(0.0, self._disturbed[rank] - time.monotonic()) + PATIENCE)

@@ -329,9 +329,9 @@ def _device(local_rank: int) -> Any:
 
 
 def _exit_error(error: SystemExit) -> RankError:
-    told = make_rank_error(error, ())
+    converted = make_rank_error(error, ())
     return dataclasses.replace(
-        told, message=f"{told.message} (exit() does not end a rank; %mesh down ends all ranks)".lstrip()
+        converted, message=f"{converted.message} (exit() does not end a rank; %mesh down ends all ranks)".lstrip()
     )
 
 

@@ -53,9 +53,9 @@ def make_quit_error(error: BaseException) -> RankError:
 
 def format_interrupt(error: KeyboardInterrupt) -> RankError:
     """Convert an interrupt after the end of the cell's own code. An exception of that code supplies the frames."""
-    told = make_rank_error(error, ())
+    converted = make_rank_error(error, ())
     cause = error.__context__
-    return told if told.frames or cause is None else dataclasses.replace(told, frames=frames_of(cause))
+    return converted if converted.frames or cause is None else dataclasses.replace(converted, frames=frames_of(cause))
 
 
 def _message_of(error: BaseException) -> str:

@@ -51,10 +51,9 @@ class LiveLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
+    """A query for lines. Empty `text`: all lines; empty `stream`: both; `cell` None: of all cells and of none.
 
-    `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
-    small ones. Colours are no part of what is compared.
+    `regex`: the text is a regular expression of the package `regex`. `case`: match case. Colours are ignored.
     """
 
     text: str = ""

@@ -25,7 +25,7 @@ Holds = Callable[[str], bool]
 
 
 class QueryError(ValueError):
-    """An invalid query; the message says why."""
+    """An invalid query; the message has the reason."""
 
 
 def comparisons_of(

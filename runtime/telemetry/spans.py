@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -66,12 +66,6 @@ class SpanRecording(msgspec.Struct, frozen=True, array_like=True):
     marks: tuple[CallMark, ...]
     threads: dict[int, str]  # names of the running threads
     marked_since: int = 0
-
-
-class OpenSpans(Protocol):
-    """A source of spans that have not ended."""
-
-    def under_way(self) -> Iterator[Row]: ...
 
 
 class Recorder:
@@ -160,7 +154,7 @@ class timed(contextlib.ContextDecorator):
 class span(timed):
     """Show the time that a block takes in `%mesh trace`, under this name: `with meshbook.span("load"): ...`.
 
-    Works in cells, in actors and in their threads, also as a decorator of a function that is no coroutine. Costs a
+    Works in cells, in actors and in their threads, also as a decorator of a function that is not a coroutine. Costs a
     microsecond. In a script it starts the runtime, as every use of `context()` does.
     """
 

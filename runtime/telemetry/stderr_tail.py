@@ -13,7 +13,7 @@ CRASH = "Fatal Python error:"  # the first words of faulthandler's stack
 
 
 class StderrTail:
-    """A file that keeps what goes through Python's stderr: in a killed process's buffers it would be lost."""
+    """A file that keeps the text of Python's stderr, which would be lost in the buffers of a killed process."""
 
     def __init__(self, folder: Path, node: str) -> None:
         flags = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC

@@ -57,7 +57,7 @@ class Terminal:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last line has an end, so that the rows are no intermediate state."""
+        """Whether the last line has an end, so that the rows are not an intermediate state."""
         return bool(self._rows) and self._row == len(self._rows) - 1 and not self._rows[self._row]
 
     @property

@@ -54,7 +54,7 @@ def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: flo
 
     It is a `meshbook.widgets.source.Source`. Hosts have `per_host` ranks. The same seed and the same calls give the
     same mesh. `faults`: mean number of faults of the mesh per second; these end after some seconds. Raises ValueError
-    if `size` is no multiple of `per_host`, except for a mesh of a single host.
+    if `size` is not a multiple of `per_host`, except for a mesh of a single host.
     """
     return FakeMesh(size, per_host=per_host, seed=seed, faults=faults)
 

@@ -130,8 +130,8 @@ def _values(measurement: Measurement, reading: MeshReading) -> Sequence[float]:
 
 
 def _activities(reading: MeshReading) -> Iterator[Sample]:
-    told = zip(reading.ranks, reading.hosts, reading.is_up, reading.vitals.activity, reading.vitals.age, strict=True)
-    for rank, host, is_up, activity, age in told:
+    rows = zip(reading.ranks, reading.hosts, reading.is_up, reading.vitals.activity, reading.vitals.age, strict=True)
+    for rank, host, is_up, activity, age in rows:
         if is_up and math.isfinite(age):
             for each in Activity:
                 yield Sample(reading.mesh, rank, host, float(each == activity), each.name.lower())
