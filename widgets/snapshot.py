@@ -14,8 +14,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
-from meshbook.widgets.state_marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
-from meshbook.widgets.states import UNHEALTHY, states_of
+from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, MarkRow, StateMark, picture_of, states_of
 from meshbook.widgets.worst import worst_of
 
 MOST_HOSTS = 8

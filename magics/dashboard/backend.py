@@ -13,7 +13,7 @@ from meshbook.magics.meshes.registry import MeshError, NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
-from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.source import BackendReply
 
 if TYPE_CHECKING:  # circular: it has the dashboards

@@ -21,7 +21,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.cells.displays import Displays
+from meshbook.runtime.cells.displays import Displays, use_text_bars
 from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
 from meshbook.runtime.cells.function_calls import bind_globals
 from meshbook.runtime.cells.interrupts import INTERRUPTS
@@ -38,10 +38,8 @@ from meshbook.runtime.cells.thread_stacks import (
     stack_of_main,
     stacks_of_others,
 )
-from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
 from meshbook.runtime.cells.values import describe, without_graph
-from meshbook.runtime.cells.variables import Namespace, VariableRequest, handle
-from meshbook.runtime.cells.widgets import use_text_bars
+from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, Transfer, VariableRequest, handle
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of

@@ -32,13 +32,16 @@ def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
         # An error in IPython's own code, which hides an interrupt: it fails so when it starts a shell command.
         return dataclasses.replace(make_rank_error(cause, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+    is_consequence = type(error).__name__ in ("DistBackendError", "DistNetworkError") or (
+        isinstance(error, ConnectionError | RuntimeError) and _PEER_GONE.search(str(error)) is not None
+    )
     return RankError(
         kind=kind,  # type: ignore[arg-type]
         type_name=type(error).__name__,
         message=_message_of(error),
         frames=frames_of(error),
         rendered=tuple(rendered),
-        is_consequence=_blames_a_peer(error),
+        is_consequence=is_consequence,
         pickled=pack(error)[0],
     )
 
@@ -101,9 +104,3 @@ def is_user_code(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith("<cell")
     return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not is_ours(filename)
-
-
-def _blames_a_peer(error: BaseException) -> bool:
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
-        return True
-    return isinstance(error, ConnectionError | RuntimeError) and _PEER_GONE.search(str(error)) is not None

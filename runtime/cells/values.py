@@ -8,8 +8,8 @@ from typing import Any
 
 from IPython.core.formatters import BaseFormatter
 
+from meshbook.runtime.cells.displays import without_widgets
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
-from meshbook.runtime.cells.widgets import without_widgets
 from meshbook.runtime.wire.pickling import dump_on_cpu
 
 TRAVEL_BYTES = 1 << 20

@@ -1,20 +1,23 @@
 """The notebook's requests about variables of a rank: a class for each, which the cell actor carries out.
 
-They wait behind cells, on the main thread, so each request sees the effects of the cells before it. Cells are run by
-`shell`; `parcels` packs values.
+They wait behind cells, on the main thread, so each request sees the effects of the cells before it. A `Transfer` has
+the variables sent with a cell: set before its source runs, and returned with its outcome. `packed_values` packs values.
 """
 
 from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from meshbook.runtime.actor.context import context
+from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.outcome import CellValue
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.values import describe_text
@@ -158,3 +161,47 @@ def variable_here(mesh: str, name: str) -> Any:
     if name not in names:
         raise NameError(f"name {name!r} is not defined")
     return names[name]
+
+
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The variables to set, and the names to return: on every rank (`pulled`), and on some ranks (`pulled_at`).
+
+    It is part of the cell, so no other message comes between, and one interrupt ends both.
+    """
+
+    pushed: PackedValues | None = None
+    pulled: tuple[str, ...] = ()
+    pulled_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    limit: float = 0  # bytes that one rank may send without confirmation
+
+    def around(self, run: Callable[[], CellOutcome], namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        """Set the variables, run the cell and pull.
+
+        If a variable cannot be set, the cell does not run. If the cell fails, it pulls nothing.
+        """
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                refused = None if self.pushed is None else PushRequest(self.pushed).handle(namespace)
+            if refused is not None:
+                text = f"the cell did not run because its variables were not pushed: {refused.reason}"
+                return CellOutcome(_NOTHING, error=RankError("raised", "VariableError", text))
+        except KeyboardInterrupt as error:
+            return CellOutcome(_NOTHING, error=format_interrupt(error))
+        return self._taken_along(run(), namespace, rank, origin)
+
+    def _taken_along(self, outcome: CellOutcome, namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        names = (*self.pulled, *self.pulled_at.get(rank, ()))
+        if outcome.error is not None or not names:
+            return outcome
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                return msgspec.structs.replace(outcome, pulled=PullRequest(names, self.limit).handle(namespace))
+        except KeyboardInterrupt as error:
+            return msgspec.structs.replace(outcome, error=format_interrupt(error))
+
+
+NO_TRANSFER = Transfer()

@@ -19,7 +19,7 @@ from typing import Protocol
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
-from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.overflow import Overflow
 
 logger = logging.getLogger(__name__)
@@ -136,15 +136,13 @@ class ScriptScreen:
     """The script's own stdout and stderr; each line carries its mesh and ranks as a label."""
 
     def show(self, shown: Sequence[Shown]) -> None:
-        for stream, some in itertools.groupby(shown, _stream_of):
+        for stream, some in itertools.groupby(
+            shown, lambda each: "stdout" if isinstance(each, DisplayChunk) else each.stream
+        ):
             file = sys.stderr if stream == "stderr" else sys.stdout
             if file is not None:  # a process may have none
                 file.write("".join(map(_labelled, some)))
                 file.flush()
-
-
-def _stream_of(shown: Shown) -> StreamName:
-    return "stdout" if isinstance(shown, DisplayChunk) else shown.stream
 
 
 def _labelled(shown: Shown) -> str:

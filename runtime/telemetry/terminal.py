@@ -135,7 +135,8 @@ class Terminal:
             elif token.group() == "\x08":
                 self._column = max(0, self._column - 1)
             elif token.group(2):
-                self._move(token.group(2), _numbers(token.group(1)))
+                numbers = [int(part) if part.isdigit() else 0 for part in token.group(1).split(";")]
+                self._move(token.group(2), numbers)
         self._write(text[position:])
 
     def _write(self, text: str) -> None:
@@ -210,10 +211,6 @@ class Terminal:
         while len(rows) > self._row + 1 and not rows[-1]:
             rows.pop()  # an erased bar below
         return "\n".join(rows)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) if part.isdigit() else 0 for part in text.split(";")]
 
 
 def _overlay(states: list[str]) -> str:

@@ -13,7 +13,7 @@ from meshbook.testing import fake_mesh
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.snapshot import snapshot_html, snapshot_text
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks, RankConditions
-from meshbook.widgets.state_marks import picture_of
+from meshbook.widgets.states import picture_of
 from tests.widgets.conftest import facts, snapshot, vitals
 
 EVIL = '<script>alert("&")</script>\x1b[31m\n'

@@ -10,7 +10,7 @@ from meshbook.magics.syntax.selectors import LastCell, parse, resolve
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
-from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.source import BackendReply, MeshSnapshot
 
 if TYPE_CHECKING:  # the mesh makes these backends

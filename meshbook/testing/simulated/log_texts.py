@@ -72,12 +72,9 @@ def stacks_of(at: str, activity: npt.NDArray[np.uint8], faults: SimulatedFaults)
     for rank, doing in enumerate(activity.tolist()):
         fault = faults.by_rank.get(rank)
         if fault is None or fault.kind != "killed":
-            ranks_at.setdefault(_stack_of(doing) if fault is None else fault.kind, []).append(rank)
+            usual = {Activity.RUNNING: "running", Activity.IN_COLLECTIVE: "waiting"}.get(Activity(doing), "idle")
+            ranks_at.setdefault(usual if fault is None else fault.kind, []).append(rank)
     return Stacks(at, tuple(StackGroup(tuple(ranks), *_STACKS[at]) for at, ranks in ranks_at.items()))
-
-
-def _stack_of(doing: int) -> str:
-    return {Activity.RUNNING: "running", Activity.IN_COLLECTIVE: "waiting"}.get(Activity(doing), "idle")
 
 
 _LOOP = ("cell 1:12", "for batch in loader:")

@@ -44,7 +44,9 @@ class OpenTelemetryExport:
         present = provider if provider is not None else api.get_meter_provider()
         is_given = provider is not None or isinstance(present, sdk.MeterProvider)
         self._own: Any = None if is_given else _make_provider(sdk)
-        self.target = "the program's own meter provider" if is_given else _endpoint()
+        variables = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        endpoint = next(filter(None, map(os.environ.get, variables)), "http://localhost:4318")
+        self.target = "the program's own meter provider" if is_given else endpoint
         self._read = _Steady(read)
         self._observation = api.Observation
         used: Any = present if is_given else self._own
@@ -106,11 +108,6 @@ def _make_provider(sdk: Any) -> Any:
     resource = resources.Resource.create({} if named else {"service.name": "meshbook"})
     # Without `atexit`: the session that owns this provider shuts it down.
     return sdk.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-
-
-def _endpoint() -> str:
-    named = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return next(filter(None, map(os.environ.get, named)), "http://localhost:4318")
 
 
 def _import(module: str, package: str) -> Any:

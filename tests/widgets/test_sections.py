@@ -9,7 +9,7 @@ import pytest
 
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.patterns import QueryError
-from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.sections import answer_logs
 
 
 @pytest.fixture
