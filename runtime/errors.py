@@ -100,7 +100,7 @@ class ActorError(CallError):
 class ItemError(ActorError):
     """The function of a `map` raised for one item. The other items continue.
 
-    `item` is its position, `rank` and `host` are where it ran. `type_name`, `said` and `trace` are the exception as
+    `item` is its position, `rank` and `host` are where it ran. `type_name`, `text` and `trace` are the exception as
     text, since `exception` is None if it could not be pickled.
     """
 
@@ -113,7 +113,7 @@ class ItemError(ActorError):
         rank: int = 0,
         host: str = "",
         type_name: str = "",
-        said: str = "",
+        text: str = "",
         trace: str = "",
     ) -> None:
         super().__init__(message, exception)
@@ -121,11 +121,11 @@ class ItemError(ActorError):
         self.rank = rank
         self.host = host
         self.type_name = type_name
-        self.said = said
+        self.text = text
         self.trace = trace
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = ("called_at", "item", "rank", "host", "type_name", "said", "trace")
+        named = ("called_at", "item", "rank", "host", "type_name", "text", "trace")
         return type(self), self._parts(), {name: getattr(self, name) for name in named}
 
 

@@ -112,7 +112,7 @@ class NotebookMesh:
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
-        return self.cells.take_place.call()
+        return self.cells.update_names.call()
 
     def note_last(self, cell: LastCell) -> None:
         """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""

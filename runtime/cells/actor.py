@@ -88,7 +88,7 @@ class CellActor(Actor):
         return True
 
     @endpoint
-    def take_place(self) -> None:
+    def update_names(self) -> None:
         """Update `rank`, `world_size` and the other given names after a resize, unless a cell has set them."""
         self._spec = context().actor_instance.spec
         before, self._predefined = self._predefined, _names_of(self._spec)

@@ -302,7 +302,7 @@ class Scheduler:
             rank=rank,
             host=host,
             type_name=raised.type_name,
-            said=raised.said,
+            text=raised.said,
             trace=trace,
         )
 
