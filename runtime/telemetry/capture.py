@@ -199,7 +199,7 @@ class Capture:
 
     def _wake(self) -> None:
         if self._wake_lock.locked():
-            with contextlib.suppress(RuntimeError):  # another thread rang in between
+            with contextlib.suppress(RuntimeError):  # another thread woke it in between
                 self._wake_lock.release()
 
     def _keep_waiting_for_room(self, number: int, origin: str, stream: StreamName, text: str) -> None:
@@ -242,14 +242,14 @@ class Capture:
         is_silent = monotonic() - self._sent_at > IDLE_SECONDS
         if is_silent and self._is_idle:
             self._sleep()
-            is_silent = False  # a piece that rang may be the first of a line, and the rest follows
+            is_silent = False  # the piece that woke it may be the first of a line, and the rest follows
         if not self._is_urgent:
             self._wake_lock.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
         self._is_urgent = False
 
     def _sleep(self) -> None:
         """Wait for a wake-up, unless a terminal has something to send later."""
-        # Set _asleep before looking: text that arrives in between is either seen here or rings.
+        # Set _asleep before looking: text that arrives in between is either seen here or wakes the thread.
         with self._sending:
             self._asleep = self._terminals.is_settled
         if self._asleep and not (self._waiting or self._ended):
@@ -321,7 +321,7 @@ class Capture:
                 self._pass_on(self.main_origin(), file.stream, text, read)
 
     def _pass_on(self, origin: str, stream: StreamName, text: str, read: SentMark) -> None:
-        """Feed the text up to this mark to the screens, and send what they do not hold back."""
+        """Feed the text up to this mark to the terminals, and send what they do not hold back."""
         self._sent_at = monotonic()
         emission = self._terminals.feed(origin, stream, text, self._sent_at)
         if emission is None or not (emission.text or emission.live is not None):

@@ -2,7 +2,7 @@
 
     receiving thread -> queue -> forwarding thread -> LogLines -> Screen
 
-The screen of a script is its own stdout and stderr; that of a notebook is its cells (`magics.forwarding`).
+The screen of a script is its own stdout and stderr; that of a notebook is its cells (`magics.output.actor_output`).
 """
 
 from __future__ import annotations
