@@ -23,13 +23,13 @@ from meshbook.runtime.hosts.process_sampler import LiveWorker, ProcessSampler, S
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.status_page import StatusPageReader
 from meshbook.runtime.telemetry.status_writer import StatusWriter
-from meshbook.runtime.telemetry.vitals import METRICS, ProcessWords, VitalsBatch
+from meshbook.runtime.telemetry.vitals import METRICS, ProcessReport, VitalsBatch
 
 PER_HOST = 64
 RANKS = 4096
 SETTLED = 5.0  # seconds for which a worker idles
 TIMES = 20
-WORDS = ProcessWords(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
+WORDS = ProcessReport(os.getpid(), (("trainer", 3, "step"), ("loader", 0, "")), "all_reduce")
 
 
 class Probe(Actor):
@@ -56,13 +56,13 @@ def measure_worker(report: Report, probe: Any) -> None:
     report.put("heartbeat of a worker", share * 100, "% of a core", "under 1; 0.02")
 
 
-def measure_signs(report: Report, signs: StatusWriter) -> None:
+def measure_signs(report: Report, status: StatusWriter) -> None:
     """Measure status updates, where nanoseconds count, and the heartbeat once a second."""
     many = range(10_000)
     report.put(
-        "a sign: a collective begins", seconds_of(lambda: [signs.collectives(1) for _ in many]) / 1e4 * 1e9, "ns"
+        "a sign: a collective begins", seconds_of(lambda: [status.collectives(1) for _ in many]) / 1e4 * 1e9, "ns"
     )
-    report.put("a heartbeat", seconds_of(lambda: [signs.tick(WORDS, (1, 2, 3, 4)) for _ in many]) / 1e4 * 1e6, "us")
+    report.put("a heartbeat", seconds_of(lambda: [status.tick(WORDS, (1, 2, 3, 4)) for _ in many]) / 1e4 * 1e6, "us")
 
 
 def measure_batch(report: Report, meter: ProcessSampler) -> VitalsBatch:
@@ -100,9 +100,9 @@ def main() -> None:
     probe = workers.spawn("probe", Probe).slice(gpus=0)
     with tempfile.TemporaryDirectory() as folder:
         every = [StatusWriter() for _ in range(PER_HOST)]
-        for rank, signs in enumerate(every):
-            signs.open(Path(folder), f"m.{rank}", 0)
-            signs.tick(WORDS, (1, 2, 3, 4))
+        for rank, status in enumerate(every):
+            status.open(Path(folder), f"m.{rank}", 0)
+            status.tick(WORDS, (1, 2, 3, 4))
         meter = ProcessSampler("this host", StatusPageReader(Path(folder)), SystemProcesses())
         for _ in range(options.rounds):
             measure_worker(report, probe)

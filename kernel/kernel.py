@@ -64,7 +64,7 @@ class MeshKernel(IPythonKernel):
             super(MeshKernel, self)._publish_status(status, channel, parent)
 
         if channel == "shell" and threading.current_thread() is threading.main_thread():
-            self._services.tell(publish, status)
+            self._services.publish_status(publish, status)
         else:
             publish(status)
 

@@ -6,22 +6,29 @@ sets the parent header, so the cell's output stays the cell's.
 
 `is_complete_request` is not among them: for it IPython changes the warnings filters of the process, which the cell
 uses.
+
+Widget messages of dashboards are handled here, and those of a page that is reloaded: while a cell runs, it requests the
+state of all widgets at once, and shows none until it has that. Other messages of the user's widgets wait, since their
+callbacks expect the main thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ipykernel.jsonutil import json_clean
 
-from meshbook.kernel import comms
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.reply import reply_of
 from meshbook.runtime.cells.background_threads import BackgroundThreads
+from meshbook.widgets.comm import DashboardComm
 
+CONTROL = "jupyter.widget.control"  # the target of the comm by which a page requests all widgets
+COMM_KINDS = frozenset({"comm_open", "comm_msg"})
+Handle: TypeAlias = Callable[[dict[str, Any]], object]
 WITHIN = 1.0  # seconds; then the reply is empty, since an object of the user's hangs
 
 
@@ -34,11 +41,13 @@ class Services:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._aside = BackgroundThreads("request", most=8)
+        self._threads = BackgroundThreads("request", most=8)
         # Cells handed to the main thread, and cells that it has finished. Only one thread writes each counter.
-        self._begun = 0
-        self._ended = 0
-        self._speaking = threading.Lock()  # guards the main thread's published state, and the order of status messages
+        self._started_cells = 0
+        self._ended_cells = 0
+        self._status_lock = (
+            threading.Lock()
+        )  # guards the main thread's published state, and the order of status messages
         self._is_busy = False
         self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "complete_request": self._complete,
@@ -55,9 +64,9 @@ class Services:
         if header.get("subshell_id"):
             return False
         if kind == "execute_request":
-            self._begun += 1
+            self._started_cells += 1
             return False
-        if kind in comms.KINDS:
+        if kind in COMM_KINDS:
             return self._take_comm(kind, message)
         if kind not in self._answers or not self._runs_cells:
             return False
@@ -66,16 +75,16 @@ class Services:
 
     @property
     def _runs_cells(self) -> bool:
-        return self._begun > self._ended
+        return self._started_cells > self._ended_cells
 
     def end(self, message: list[Any]) -> None:
         """Note that the main thread has finished this message."""
         if b'"execute_request"' in self._header(message):  # not parsed as JSON: each cell waits for this
-            self._ended += 1
+            self._ended_cells += 1
 
-    def tell(self, publish: Callable[[str], object], status: str) -> None:
+    def publish_status(self, publish: Callable[[str], object], status: str) -> None:
         """Publish the state of the main thread."""
-        with self._speaking:
+        with self._status_lock:
             self._is_busy = status == "busy"
             publish(status)
 
@@ -97,7 +106,7 @@ class Services:
     def _take_comm(self, kind: str, message: list[Any]) -> bool:
         """Handle a comm message here, with busy and idle, which ipykernel does not send for one beside a cell."""
         content = self._content(message)
-        handle = comms.handler_of(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
+        handle = comm_handler(self._kernel.comm_manager, kind, content, is_busy=self._runs_cells)
         if handle is None:
             return False
         if (read := self._read(message)) is not None:
@@ -105,8 +114,8 @@ class Services:
             try:
                 handle(read[0])
             except Exception:
-                self._kernel.log.exception("a %s could not be handled beside the running cell", kind)
-            self._conclude(read[0])
+                self._kernel.log.exception("cannot handle a %s while a cell runs", kind)
+            self._end_request(read[0])
         return True
 
     def _content(self, message: list[Any]) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class Services:
         request, identities = read
         self._publish("busy", request)
         name = "meshbook request"
-        thread = threading.Thread(target=self._find_out, args=(request, identities), name=name, daemon=True)
+        thread = threading.Thread(target=self._compute_reply, args=(request, identities), name=name, daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a debugger stops all other threads
         thread.start()
 
@@ -140,10 +149,10 @@ class Services:
         kernel = self._kernel
         kind = request["header"]["msg_type"].replace("request", "reply")
         kernel.session.send(kernel.shell_stream, kind, content, request, identities)
-        self._conclude(request)
+        self._end_request(request)
 
-    def _conclude(self, request: dict[str, Any]) -> None:
-        with self._speaking:
+    def _end_request(self, request: dict[str, Any]) -> None:
+        with self._status_lock:
             self._publish("idle", request)
             if self._is_busy:  # a front end shows the last state that it received
                 self._publish("busy", self._kernel.get_parent("shell"))
@@ -155,16 +164,16 @@ class Services:
 
     # -- on a thread per request -------------------------------------------------
 
-    def _find_out(self, request: dict[str, Any], identities: list[bytes]) -> None:
+    def _compute_reply(self, request: dict[str, Any], identities: list[bytes]) -> None:
         content = self._answer(request["header"]["msg_type"], request["content"])
         self._kernel.shell_channel_thread.io_loop.add_callback(self._reply, request, identities, content)
 
     def _answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json_clean(self._aside.run(lambda: self._answers[kind](content), WITHIN))
+            answer: dict[str, Any] = json_clean(self._threads.run(lambda: self._answers[kind](content), WITHIN))
         except Exception as error:
             if not isinstance(error, TimeoutError):
-                self._kernel.log.exception("a %s could not be answered beside the running cell", kind)
+                self._kernel.log.exception("cannot answer a %s while a cell runs", kind)
             return _nothing(kind, content)
         return answer
 
@@ -193,3 +202,20 @@ def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     if kind == "inspect_request":
         return {"status": "ok", "found": False, "data": {}, "metadata": {}}
     return {"status": "ok", "history": []} if kind == "history_request" else {"status": "error"}
+
+
+def comm_handler(manager: Any, kind: str, content: dict[str, Any], *, is_busy: bool) -> Handle | None:
+    """Return the handler for this message on the receiving thread; None if the main thread must handle it."""
+    if kind == "comm_open":
+        opens = is_busy and content.get("target_name") == CONTROL
+        return (lambda message: manager.comm_open(None, None, message)) if opens else None
+    comm = manager.comms.get(str(content.get("comm_id")))
+    if isinstance(comm, DashboardComm):
+        # Always, also without a running cell, so that they stay in order; handling one only queues it.
+        data = content.get("data")
+        is_of_view = isinstance(data, dict) and data.get("method") in ("custom", "request_state")
+        return comm.handle_msg if is_of_view else None
+    if not is_busy or getattr(comm, "target_name", "") != CONTROL:
+        return None
+    # Without IPython's events, which would report an executed cell while one still runs.
+    return lambda message: comm._msg_callback and comm._msg_callback(message)

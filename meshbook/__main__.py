@@ -51,30 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook",
-        description="Install or remove the Jupyter kernelspec of this meshbook, examine it, look after detached runs.",
+        description="Install or remove the Jupyter kernelspec, check the installation, and manage detached runs.",
     )
-    parser.add_argument("--version", action="store_true", help="show the version and leave")
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug")
-    summary = "look at the installation and the machine, and say what to do"
+    summary = "check the installation and the machine, and suggest fixes"
     verbs.add_parser("doctor", help=summary, description=summary)
-    summary = "list the runs on this host that were detached (%%mesh detach), and how they are"
+    summary = "list the detached runs (%%mesh detach) on this host, with their state"
     verbs.add_parser("runs", help=summary, description=summary)
-    summary = "be the terminal at which actors of scripts stop at breakpoint(), until Ctrl-C"
+    summary = "serve breakpoint() of actors in scripts on this terminal, until Ctrl-C"
     verbs.add_parser("debug", help=summary, description=summary)
-    summary = "end a detached run, with all of its processes"
+    summary = "end a detached run and all its processes"
     verbs.add_parser("end", help=summary, description=summary).add_argument(
-        "run", metavar="RUN", help="its id, the beginning of that, or the name of one of its meshes"
+        "run", metavar="RUN", help="the id of the run, a prefix of the id, or the name of one of its meshes"
     )
     for verb, summary in (
         ("install", "make the kernel visible to Jupyter"),
         ("uninstall", "remove what install wrote"),
     ):
         where = verbs.add_parser(verb, help=summary, description=summary).add_mutually_exclusive_group()
-        where.add_argument("--user", action="store_true", help="for every Jupyter of this user (default)")
-        where.add_argument(
-            "--sys-prefix", action="store_true", help=f"for the Jupyter of this environment, {sys.prefix}"
-        )
-        where.add_argument("--prefix", metavar="DIR", help="under DIR/share/jupyter/kernels")
+        where.add_argument("--user", action="store_true", help="install for the current user (default)")
+        where.add_argument("--sys-prefix", action="store_true", help=f"install into this environment, {sys.prefix}")
+        where.add_argument("--prefix", metavar="DIR", help="install into DIR/share/jupyter/kernels")
     return parser
 
 
@@ -83,7 +81,7 @@ def list_runs() -> int:
     # Weight: the runtime, which the other verbs do not need.
     from meshbook.runtime.hosts.detached_runs import detached_runs, format_runs
 
-    print(format_runs(detached_runs()) or "no run is detached")
+    print(format_runs(detached_runs()) or "no detached runs")
     return 0
 
 
@@ -104,14 +102,14 @@ def end_run(name: str) -> int:
 def debug() -> int:
     """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
     # Weight: as above.
-    from meshbook.runtime.config import runtime_root, settings_in_force
+    from meshbook.runtime.config import current_settings, runtime_root
     from meshbook.runtime.hosts.debugging import serve_terminal
 
-    def tell() -> None:
-        print("waiting until an actor of a script comes to breakpoint(); Ctrl-C ends this", flush=True)
+    def announce() -> None:
+        print("waiting for an actor to call breakpoint(); press Ctrl-C to exit", flush=True)
 
     try:
-        serve_terminal(runtime_root(settings_in_force()), tell)
+        serve_terminal(runtime_root(current_settings()), announce)
     except RuntimeError as error:
         print(f"meshbook: {error}", file=sys.stderr)
         return 1

@@ -56,10 +56,10 @@ def save(
     for an invalid step or count.
     """
     if step < 0 or (keep is not None and keep < 1):
-        raise ValueError(f"step counts from 0, and keep from 1: not step={step!r}, keep={keep!r}")
+        raise ValueError(f"step must be at least 0 and keep at least 1, not step={step!r}, keep={keep!r}")
     place = Path(folder).absolute() / f"step-{step}"
     ranks = _Ranks(alone)
-    with _told(f"checkpoint {place} was not saved"):
+    with _checkpoint_errors(f"checkpoint {place} was not saved"):
         draft = ranks.first(lambda: _make_draft(place, ranks.are_many))
         try:
             _write(state, draft, ranks)
@@ -86,8 +86,8 @@ def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | N
     if found is None or not (place / METADATA).exists():
         there = ", ".join(map(str, steps(folder))) or "none"
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise CheckpointError(f"there is {wanted} in {Path(folder).absolute()}: it has steps {there}")
-    with _told(f"checkpoint {place} was not loaded"):
+        raise CheckpointError(f"{wanted} in {Path(folder).absolute()}; available steps: {there}")
+    with _checkpoint_errors(f"checkpoint {place} was not loaded"):
         _read(state, place, ranks)
     return found
 
@@ -120,16 +120,16 @@ class _Ranks:
         """Call `do` on the first rank, and return its value, or raise its error, on all ranks."""
         if not self.are_many:
             return do()
-        told: list[Any] = [None, None]
+        shared: list[Any] = [None, None]
         if self._dist.get_rank() == 0:
             try:
-                told[0] = do()
+                shared[0] = do()
             except Exception as error:
-                told[1] = f"rank 0: {type(error).__name__}: {error}"
-        self._dist.broadcast_object_list(told, src=0)
-        if told[1] is not None:
-            raise CheckpointError(told[1])
-        return told[0]
+                shared[1] = f"rank 0: {type(error).__name__}: {error}"
+        self._dist.broadcast_object_list(shared, src=0)
+        if shared[1] is not None:
+            raise CheckpointError(shared[1])
+        return shared[0]
 
 
 def _make_draft(place: Path, are_many: bool) -> Path:
@@ -143,7 +143,9 @@ def _make_draft(place: Path, are_many: bool) -> Path:
 
 def _publish(draft: Path, place: Path, keep: int | None) -> None:
     """Move the draft to its place, and delete the oldest checkpoints."""
-    draft.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only the owner can read
+    umask = os.umask(0o22)
+    os.umask(umask)
+    draft.chmod(0o777 & ~umask)  # mkdtemp makes folders that only the owner can read
     if place.exists():
         _drop(place)
     draft.rename(place)
@@ -168,12 +170,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0o22)
-    os.umask(mask)
-    return mask
 
 
 def _write(state: dict[str, Any], draft: Path, ranks: _Ranks) -> None:
@@ -240,18 +236,20 @@ def _fill(optimizer: Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _checkpoint_errors(what: str) -> Iterator[None]:
     """Convert errors into a CheckpointError that names the failed action and the ranks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
     except CheckpointException as error:  # not a subclass of Exception
-        failed = "\n".join(f"rank {rank}: {_say(raised)}" for rank, (raised, _) in sorted(error.failures.items()))
+        failed = "\n".join(
+            f"rank {rank}: {_format_error(raised)}" for rank, (raised, _) in sorted(error.failures.items())
+        )
         raise CheckpointError(f"{what}\n{failed}") from error
     except Exception as error:
-        raise CheckpointError(f"{what}\n{_say(error)}") from error
+        raise CheckpointError(f"{what}\n{_format_error(error)}") from error
 
 
-def _say(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"

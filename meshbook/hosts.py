@@ -40,10 +40,10 @@ def command(
     an invalid name, RuntimeError in a worker: only the client starts hosts.
     """
     if context().actor_instance.node.place is not None:
-        raise RuntimeError("hosts are started by the client, not by an actor; their HostMesh may be passed to actors")
+        raise RuntimeError("only the client can start hosts; pass their HostMesh to this actor instead")
     names = [_check(name, words) for name, words in commands.items()]
     if not names:
-        raise ValueError("at least one host is wanted: {'gpu1': ['ssh', 'gpu1']}")
+        raise ValueError("commands is empty; name at least one host: {'gpu1': ['ssh', 'gpu1']}")
     return current_session().remote.start(
         CommandLauncher(commands), names, addresses=addresses or {}, python=os.fspath(python)
     )
@@ -51,7 +51,7 @@ def command(
 
 def _check(name: str, words: Sequence[str]) -> str:
     if not (isinstance(name, str) and name and len(name) <= 40 and name.replace("-", "").replace(".", "").isalnum()):
-        raise ValueError(f"a host is named by letters, digits, dots and dashes, 40 at most; not {name!r}")
+        raise ValueError(f"invalid host name {name!r}; use at most 40 letters, digits, dots and dashes")
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"host {name}: a command is a list of words, as ['ssh', 'gpu1']; not {words!r}")
+        raise ValueError(f"host {name}: the command must be a list of strings such as ['ssh', 'gpu1'], not {words!r}")
     return name

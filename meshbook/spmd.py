@@ -29,7 +29,6 @@ from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
-from meshbook.runtime.queues import get_within
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.spmd.actor import (
     LOOPBACK,
@@ -40,6 +39,7 @@ from meshbook.runtime.spmd.actor import (
 )
 from meshbook.runtime.spmd.printing import Printer
 from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
+from meshbook.runtime.threads import get_within
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_to(events, supervisor):
             run(supervisor, events, printer, script)
     except LaunchError as error:
-        say(str(error))
+        print_line(str(error))
         return 1
     finally:
         printer.close()
-    for line in tell(supervisor):
-        say(line)
+    for line in summary_lines(supervisor):
+        print_line(line)
     return supervisor.status
 
 
@@ -82,20 +82,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook.spmd",
         description="Run a script on every rank of a mesh on this host, with the environment that torchrun gives it.",
-        epilog="The exit status is 0, or 1, or the script's own where all ranks that failed agree.",
+        epilog="The exit status is 0 on success. Otherwise it is the script's own if all failed ranks agree, else 1.",
     )
     parser.add_argument(
-        "--procs", type=_natural, metavar="N", help="how many ranks (default: one per GPU, without any one per core)"
+        "--procs",
+        type=_positive_int,
+        metavar="N",
+        help="number of ranks (default: one per GPU; without GPUs, one per CPU core)",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("-m", dest="module", action="store_true", help="run SCRIPT as a module")
     parser.add_argument("script", metavar="SCRIPT", help="a file, or with -m a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments")
     return parser
 
 
-def _natural(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, not {text!r}")
     return int(text)
 
 
@@ -103,11 +106,11 @@ def choose_size() -> int:
     """Return the number of GPUs, or else of cores, and print it."""
     gpus = count_gpus()
     size, what = (gpus, "GPU") if gpus else (count_cores(), "CPU core")
-    say(f"--procs {size}: one rank per {what}")
+    print_line(f"--procs {size}: one rank per {what}")
     return size
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a text to stderr with the launcher's prefix."""
     with contextlib.suppress(OSError):
         for line in text.splitlines():
@@ -153,9 +156,9 @@ class Run:
         self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: supervisor.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # Subscribe first, then query: an end in between is seen either way.
-        session.node.peers.when_down.append(self._heard_of_end)
+        session.node.peers.when_down.append(self._on_process_end)
         for report in filter(None, map(session.node.peers.report_of, self._ranks)):
-            self._heard_of_end(report)
+            self._on_process_end(report)
         self._actors = self._procs.spawn_on_main("spmd", SPMDActor)
         for part in (self._procs, self._actors):
             handle_failures(part, lambda failure: True)  # the RunPolicy handles them
@@ -163,8 +166,8 @@ class Run:
     def follow(self, script: Sequence[str]) -> None:
         """Run the script; returns when every process has ended."""
         first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
-        asked = first.get_host_port.call_one()
-        asked.when_done(lambda: self._events.put(lambda now: self._begin(asked, script, now)))
+        host_port = first.get_host_port.call_one()
+        host_port.when_done(lambda: self._events.put(lambda now: self._begin(host_port, script, now)))
         while not self._supervisor.is_over:
             self._act(time.monotonic())
             if (event := self._next_event()) is not None:
@@ -189,24 +192,24 @@ class Run:
 
     # -- events ----------------------------------------------------------------
 
-    def _begin(self, asked: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
-        if (error := asked.exception()) is not None:
-            self._note_trouble(0, error, now)
+    def _begin(self, host_port: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
+        if (error := host_port.exception()) is not None:
+            self._note_error(0, error, now)
         elif self._supervisor.begin():
-            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, asked.get()[1], script)):
+            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, host_port.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
     def _note_answer(self, rank: int, answer: Future[EndRun], now: float) -> None:
         if (error := answer.exception()) is not None:
-            self._note_trouble(rank, error, now)
+            self._note_error(rank, error, now)
         else:
             self._supervisor.script_ended(rank, answer.get(), now)
 
-    def _note_trouble(self, rank: int, error: BaseException, now: float) -> None:
+    def _note_error(self, rank: int, error: BaseException, now: float) -> None:
         if not isinstance(error, ProcessDied):  # the report of the process's end has the details
             self._supervisor.script_ended(rank, EndRun(1, str(error)), now)
 
-    def _heard_of_end(self, report: ExitReport) -> None:
+    def _on_process_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
             self._events.put(partial(self._supervisor.process_ended, rank, ending_of(report)))
 
@@ -220,7 +223,7 @@ def ending_of(report: ExitReport) -> EndRun:
     return EndRun(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
 
 
-def tell(supervisor: RunPolicy) -> Iterator[str]:
+def summary_lines(supervisor: RunPolicy) -> Iterator[str]:
     """Yield the summary of a run that failed: which ranks failed, why, and which were stopped."""
     if supervisor.signal:
         yield f"ended by {signal.Signals(supervisor.signal).name}"

@@ -39,7 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s
     stderr_lines: int = 20
     spans: int = 8192  # kept by each process for `%mesh trace`, with as many marks of calls; 0: none are recorded
-    rdma_ways: str = ""  # transfer backends for bulk data, separated by commas; empty: all of `runtime.rdma.backends`
+    rdma_backends: str = (
+        ""  # transfer backends for bulk data, separated by commas; empty: all of `runtime.rdma.backends`
+    )
     prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: no metrics
     # Whether the controller shows what ranks print, and log from INFO on; in a notebook it does.
     enable_log_forwarding: bool = False
@@ -75,6 +77,7 @@ RUN_WIDE = frozenset(
     }
 )
 _KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+_SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 
 
 # Monarch's variables for settings of meshbook, which take precedence.
@@ -91,21 +94,16 @@ def _read(variable: str, kind: str) -> Any:
     if kind == "str":
         return text
     if kind == "bool":
-        return _read_switch(variable, text)
+        if (switch := _SWITCHES.get(text.lower())) is None:
+            raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
+        return switch
     try:
         value = _KINDS[kind](text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        wanted = "a number" if kind == "float" else "a whole number"
-        raise ValueError(f"{variable} is {text!r}: it needs {wanted} that is not negative")
-    return value
-
-
-def _read_switch(variable: str, text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if (value := words.get(text.lower())) is None:
-        raise ValueError(f"{variable} is {text!r}: it needs 1 or 0")
+        wanted = "a number" if kind == "float" else "an integer"
+        raise ValueError(f"{variable} must be {wanted} that is not negative, not {text!r}")
     return value
 
 
@@ -152,47 +150,47 @@ class Overrides:
         with self._lock:
             self._lasting, self._blocks = {}, ()
 
-    def over(self, settings: Settings) -> Settings:
+    def applied_to(self, settings: Settings) -> Settings:
         """Return these settings as a run that begins now gets them."""
         for changes in (self._lasting, *self._blocks):
             extra = settings.extra | changes.get("extra", {})
             settings = msgspec.structs.replace(settings, **{**changes, "extra": extra})
         return settings
 
-    def over_mesh(self, settings: Settings) -> Settings:
+    def applied_to_mesh(self, settings: Settings) -> Settings:
         """Return the settings of a run as a mesh that is spawned now gets them."""
         kept = {name: getattr(settings, name) for name in RUN_WIDE}
-        return msgspec.structs.replace(self.over(settings), **kept)
+        return msgspec.structs.replace(self.applied_to(settings), **kept)
 
 
 OVERRIDES = Overrides()
 
 
-class _Beginning:
+class _Inherited:
     """The only access to the settings that this process was started with."""
 
     settings: Settings | None = None
 
 
-def begin_with(settings: Settings) -> None:
+def set_inherited_settings(settings: Settings) -> None:
     """Store the settings that this process was started with (called by workers)."""
-    _Beginning.settings = settings
+    _Inherited.settings = settings
 
 
 def inherited_settings() -> Settings | None:
-    """Return the settings that this process was started with; None if it is no worker."""
-    return _Beginning.settings
+    """Return the settings that this process was started with; None if it is not a worker."""
+    return _Inherited.settings
 
 
-def settings_in_force() -> Settings:
+def current_settings() -> Settings:
     """Return the settings for everything that this process starts from now on."""
-    if (inherited := _Beginning.settings) is not None:
-        return OVERRIDES.over(inherited)
+    if (inherited := _Inherited.settings) is not None:
+        return OVERRIDES.applied_to(inherited)
     if in_a_notebook():
-        return OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
+        return OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
     # A script has no cells. It shows what ranks print, unless forwarding is disabled explicitly.
     ours = {"preload": TORCH, "show_output": PREFIX + "ENABLE_LOG_FORWARDING" not in os.environ}
-    settings = OVERRIDES.over(Settings.from_environment(**(OVERRIDES.defaults | ours)))
+    settings = OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | ours)))
     if PREFIX + "PRELOAD" in os.environ or settings.preload != TORCH:
         return settings
     return msgspec.structs.replace(settings, preload_for_torch=True)
@@ -224,10 +222,10 @@ def check_private(folder: Path) -> None:
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):  # perhaps created by another user, to a folder of this one
         raise PermissionError(
-            f"{folder} is a symbolic link, and must be a folder. Remove it, or set MESHBOOK_RUNTIME_DIR to the folder."
+            f"{folder} must be a folder, not a symbolic link; remove it, or set MESHBOOK_RUNTIME_DIR to the folder"
         )
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(
-            f"{folder} must belong to you and be closed to others (mode 0700): messages of your run pass through it. "
-            f"Remove it or run chmod 700, or set MESHBOOK_RUNTIME_DIR to another folder."
+            f"{folder} must be owned by you and have mode 0700, because messages of your run pass through it; remove "
+            f"it, run chmod 700, or set MESHBOOK_RUNTIME_DIR to another folder"
         )

@@ -100,7 +100,7 @@ class ActorError(CallError):
 class ItemError(ActorError):
     """The function of a `map` raised for one item. The other items continue.
 
-    `item` is its position, `rank` and `host` are where it ran. `type_name`, `said` and `trace` are the exception as
+    `item` is its position, `rank` and `host` are where it ran. `type_name`, `text` and `trace` are the exception as
     text, since `exception` is None if it could not be pickled.
     """
 
@@ -113,7 +113,7 @@ class ItemError(ActorError):
         rank: int = 0,
         host: str = "",
         type_name: str = "",
-        said: str = "",
+        text: str = "",
         trace: str = "",
     ) -> None:
         super().__init__(message, exception)
@@ -121,11 +121,11 @@ class ItemError(ActorError):
         self.rank = rank
         self.host = host
         self.type_name = type_name
-        self.said = said
+        self.text = text
         self.trace = trace
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = ("called_at", "item", "rank", "host", "type_name", "said", "trace")
+        named = ("called_at", "item", "rank", "host", "type_name", "text", "trace")
         return type(self), self._parts(), {name: getattr(self, name) for name in named}
 
 
@@ -186,20 +186,20 @@ class ExitReport:
             return f"signal {-self.returncode}"
 
     @property
-    def who(self) -> str:
+    def process(self) -> str:
         """The process as text: `procs-04d1.3, pid 4711`, or `procs-04d1.3, pid 4711 on gpu2`."""
-        who = f"{self.node}, pid {self.pid}" if self.pid else self.node
-        return f"{who} on {self.host}" if self.host else who
+        process = f"{self.node}, pid {self.pid}" if self.pid else self.node
+        return f"{process} on {self.host}" if self.host else process
 
     def of_guest(self, node: str) -> ExitReport:
         """Return the report for a worker that ended with its host agent, from the agent's report."""
-        how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.who})\n"
+        how = "" if self.returncode is None else f"its host agent ended: {self.cause} ({self.process})\n"
         return ExitReport(node, 0, None, self.stderr, f"{how}{self.hint}".rstrip(), self.stopped, host=self.host)
 
     def __str__(self) -> str:
         if self.stopped:
             return f"{monarch_texts.STOPPED_WITH_PROCS}: {self.stopped}"
-        where = ", ".join(filter(None, (self.signal_name, self.who)))
+        where = ", ".join(filter(None, (self.signal_name, self.process)))
         lines = [f"{monarch_texts.PROCESS_FAILED}: {self.cause} ({where})"]
         lines += self.hint.splitlines()[self.returncode is None :]
         if self.raised:

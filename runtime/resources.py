@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-Scarce = Literal["files", "processes", "disk"]
-FILES_A_PEER = 3  # open files for each peer that a process talks to: two sockets, and an eventfd
+LimitKind = Literal["files", "processes", "disk"]
+FILES_PER_PEER = 3  # open files for each peer that a process talks to: two sockets, and an eventfd
 SPARE_FILES = 24  # for the user's own code, and for files that are open for a moment
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
 DESCRIPTORS = Path("/dev/fd")  # of this process, on every system that lists them; on Linux it leads to /proc
-CEILING = 65536  # highest value to raise the limit of open files to: some programs iterate over all of them
+HIGHEST_FILE_LIMIT = 65536  # highest value to raise the limit of open files to: some programs iterate over all of them
 
 # Parts of messages about a reached limit: of the system, of Python, of ZeroMQ.
-_SIGNS: tuple[tuple[str, Scarce], ...] = (
+_LIMIT_MESSAGES: tuple[tuple[str, LimitKind], ...] = (
     (os.strerror(errno.EMFILE), "files"),
     (os.strerror(errno.ENFILE), "files"),
     ("can't start new thread", "processes"),
@@ -40,18 +40,18 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def what_is_scarce(text: str) -> Scarce | None:
+def find_exhausted_limit(text: str) -> LimitKind | None:
     """Return the limit that a message of the system is about, or None."""
-    return next((scarce for sign, scarce in _SIGNS if sign in text), None)
+    return next((scarce for sign, scarce in _LIMIT_MESSAGES if sign in text), None)
 
 
-def explain_limit(said: str | Iterable[str], folder: str | Path = "") -> str:
+def explain_limit(messages: str | Iterable[str], folder: str | Path = "") -> str:
     """Explain the limit that caused these messages, and the remedy; the empty string if no limit did.
 
     The figures are those of this process, and of the disk that `folder` is on: other disks are not reported.
     """
-    text = said if isinstance(said, str) else "\n".join(said)
-    scarce = what_is_scarce(text)
+    text = messages if isinstance(messages, str) else "\n".join(messages)
+    scarce = find_exhausted_limit(text)
     if scarce == "files":
         return _explain_files()
     if scarce == "processes":
@@ -62,17 +62,17 @@ def explain_limit(said: str | Iterable[str], folder: str | Path = "") -> str:
 def _explain_files() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
-        f"the limit of open files was reached: {_say(soft)}, at most {_say(hard)} (ulimit -n, RLIMIT_NOFILE). A "
-        f"process has {FILES_A_PEER} open for each other one that it talks to: raise the limit where the run starts, "
-        f"or start fewer processes"
+        f"the limit of open files was reached: {_format_limit(soft)}, at most {_format_limit(hard)} (ulimit -n, "
+        f"RLIMIT_NOFILE). A process opens {FILES_PER_PEER} files for each process that it exchanges messages with; "
+        f"raise the limit where the run starts, or start fewer processes"
     )
 
 
 def _explain_processes() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return (
-        f"the limit of processes and threads was reached: {_say(soft)} of this user (ulimit -u, RLIMIT_NPROC)"
-        f"{_cgroup_limit()}. Raise it, end other programs, or start fewer processes (a worker has some ten threads)"
+        f"the limit of processes and threads was reached: {_format_limit(soft)} for this user (ulimit -u, RLIMIT_NPROC)"
+        f"{_cgroup_limit()}. Raise it, end other programs, or start fewer processes (a worker has about ten threads)"
     )
 
 
@@ -84,8 +84,8 @@ def _explain_disk(folder: Path) -> str:
     if free >= FULL_BYTES:
         return ""
     return (
-        f"the disk of {folder} is full, {free >> 10} KiB are free. What ranks write past Python is kept there until it "
-        f"was read: make room, or set MESHBOOK_RUNTIME_DIR to another disk where the run starts"
+        f"the disk of {folder} is full ({free >> 10} KiB free). It stores output that C code and subprocesses of "
+        f"ranks write: free some space, or set MESHBOOK_RUNTIME_DIR to another disk where the run starts"
     )
 
 
@@ -97,7 +97,7 @@ def _cgroup_limit() -> str:
         except OSError:
             continue
         if most != "max":
-            return f", {most} in its cgroup, of which {now} are there ({group}/pids.max)"
+            return f", {most} in its cgroup, of which {now} are in use ({group}/pids.max)"
     return ""
 
 
@@ -111,29 +111,29 @@ def _groups() -> list[Path]:
     return [root / path for path in paths for root in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))]
 
 
-def _say(limit: int) -> str:
+def _format_limit(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 # -- open files -------------------------------------------------------------------------------
 
 
-def find_room_for_peers(count: int) -> str:
+def ensure_files_for_peers(count: int) -> str:
     """Ensure that this process may open the files that so many more peers take; return the reason if not, or "".
 
     The soft limit is raised if that helps, up to the hard one.
     """
-    needed = _open_files() + count * FILES_A_PEER + SPARE_FILES
+    needed = _open_files() + count * FILES_PER_PEER + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return ""
     if hard == resource.RLIM_INFINITY or needed <= hard:
-        raise_limit_of_files(needed)
+        raise_file_limit(needed)
         return ""
-    return f"{count} more processes take {needed - soft} more open files than this one may have: {_explain_files()}"
+    return f"{count} more processes need {needed - soft} more open files than this process may have: {_explain_files()}"
 
 
-def raise_limit_of_files(needed: int = CEILING) -> None:
+def raise_file_limit(needed: int = HIGHEST_FILE_LIMIT) -> None:
     """Raise the soft limit as far as needed and possible; never lower it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -115,16 +115,14 @@ def render_in_ipython(error: BaseException) -> list[str]:
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without our frames; None if there are no others."""
     kept: TracebackType | None = None
-    for each in reversed(list(_entries(trace))):
+    entries: list[TracebackType] = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    for each in reversed(entries):
         if not is_ours(each.tb_frame.f_code.co_filename):
             kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
-
-
-def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def format_error(error: BaseException) -> str:
@@ -132,14 +130,14 @@ def format_error(error: BaseException) -> str:
 
     Our frames are shown if there are no others, and the error is not one of ours either: then it is a bug of meshbook.
     """
-    told = traceback.TracebackException(type(error), error, error.__traceback__)
-    for raised, each in _chain(error, told):
+    formatted = traceback.TracebackException(type(error), error, error.__traceback__)
+    for raised, each in _chain(error, formatted):
         kept = [frame for frame in each.stack if not _is_noise(frame.filename)]
         if kept:
             each.stack = traceback.StackSummary.from_list(kept)
         elif type(raised).__module__.startswith("meshbook."):
             each.stack = None  # type: ignore[assignment]
-    return "".join(told.format()).rstrip()
+    return "".join(formatted.format()).rstrip()
 
 
 def format_frames(error: BaseException) -> str:
@@ -176,15 +174,15 @@ def headline(error: BaseException) -> str:
 
 
 def _chain(
-    error: BaseException, told: traceback.TracebackException
+    error: BaseException, formatted: traceback.TracebackException
 ) -> Iterator[tuple[BaseException, traceback.TracebackException]]:
     """Yield an exception with its causes and the members of groups. Not recursive: a chain may have thousands."""
-    waiting: list[tuple[BaseException | None, traceback.TracebackException | None]] = [(error, told)]
+    waiting: list[tuple[BaseException | None, traceback.TracebackException | None]] = [(error, formatted)]
     while waiting:
-        raised, words = waiting.pop()
-        if raised is None or words is None:  # each exception of a circle is yielded once
+        raised, formatted_each = waiting.pop()
+        if raised is None or formatted_each is None:  # each exception of a circle is yielded once
             continue
-        yield raised, words
-        waiting += [(raised.__cause__, words.__cause__), (raised.__context__, words.__context__)]
+        yield raised, formatted_each
+        waiting += [(raised.__cause__, formatted_each.__cause__), (raised.__context__, formatted_each.__context__)]
         if isinstance(raised, BaseExceptionGroup):
-            waiting += zip(raised.exceptions, words.exceptions or (), strict=False)
+            waiting += zip(raised.exceptions, formatted_each.exceptions or (), strict=False)

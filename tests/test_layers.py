@@ -49,8 +49,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.monarch_texts": 0,
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
-    "meshbook.runtime.queues": 0,
-    "meshbook.runtime.snapshots": 0,
+    "meshbook.runtime.threads": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring
 }
 

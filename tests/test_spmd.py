@@ -8,7 +8,7 @@ import pytest
 
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.spmd.run_policy import EndRun, RunPolicy
-from meshbook.spmd import build_parser, choose_size, ending_of, main, tell
+from meshbook.spmd import build_parser, choose_size, ending_of, main, summary_lines
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_the_command_line(given: list[str], expected: tuple[int | None, bool, st
     ("given", "said"),
     [
         ([], "SCRIPT"),
-        (["--procs", "0", "train.py"], "a number of at least 1, not '0'"),
-        (["--procs", "many", "train.py"], "a number of at least 1, not 'many'"),
+        (["--procs", "0", "train.py"], "an integer of at least 1, not '0'"),
+        (["--procs", "many", "train.py"], "an integer of at least 1, not 'many'"),
         (["nowhere.py"], "no such file: nowhere.py"),
     ],
 )
@@ -101,7 +101,7 @@ BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")
     ],
 )  # fmt: skip
 def test_what_is_said_at_the_end(endings: list[EndRun], lines: list[str]) -> None:
-    assert list(tell(course_of(*endings))) == lines
+    assert list(summary_lines(course_of(*endings))) == lines
 
 
 def test_who_was_stopped_is_said_too() -> None:
@@ -111,7 +111,10 @@ def test_who_was_stopped_is_said_too() -> None:
     supervisor.actions(1.0)
     for rank in (0, 2):
         supervisor.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
-    assert list(tell(supervisor)) == ["rank 1 failed: ValueError: boom (train.py:5 in step)", "ranks 0,2 were stopped"]
+    assert list(summary_lines(supervisor)) == [
+        "rank 1 failed: ValueError: boom (train.py:5 in step)",
+        "ranks 0,2 were stopped",
+    ]
 
 
 def test_where_an_interrupt_found_the_ranks() -> None:
@@ -121,7 +124,7 @@ def test_where_an_interrupt_found_the_ranks() -> None:
     supervisor.actions(0.0)
     for rank, place in enumerate(["train.py:5", "train.py:7 in step", "train.py:5"]):
         supervisor.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
-    assert list(tell(supervisor)) == [
+    assert list(summary_lines(supervisor)) == [
         "ended by SIGINT",
         "ranks 0,2 interrupted at train.py:5",
         "rank 1 interrupted at train.py:7 in step",

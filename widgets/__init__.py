@@ -2,7 +2,7 @@
 
     view -> kernel comm -> DashboardComm -> DashboardServer -> DashboardComm -> all views     messages: protocol
                                             | reads four times a second, and acts on a thread per request
-                   DashboardModel (pure) <- Source.look() <- NotebookSource or a simulated mesh
+                   DashboardModel (pure) <- Source.snapshot() <- NotebookSource or simulation
 
 The server (`server`) has one thread while a view is open. It receives, ticks and sends; deaths, heals and cells wake it
 early. `UpdateScheduler` and `SendBudget` (pure) decide when: four times a second while something runs, otherwise once.
@@ -11,19 +11,19 @@ idle kernel from being culled. A view that acknowledges nothing is dropped. All 
 traits.
 
 The model (`model`) tracks the state of the views. It sends short sections when they differ, long ones (worst, hosts,
-topology) once a second or less often. It sends one array per metric, whole or as changes, whichever is shorter (`grid`,
-`deltas`), and skips a change that is smaller than a colour step. A scale (`grid_metrics`) widens at once and shrinks
-after ten seconds. A rank's state (`states`) is the most severe that holds. A rank that never sent a heartbeat is not
-measured, and not stale. In synchronous training all steps have one length, whichever rank is slow; so
-`straggler_detector` adds the ranks that still work while most wait in a collective. The picture of a saved notebook
+topology) once a second or less often. It sends one array per metric, whole or as changes, whichever is shorter
+(`sent_grid`), and skips a change that is smaller than a colour step. A scale (`grid_metrics`) widens at once and
+shrinks after ten seconds. A rank's state (`states`) is the most severe that holds. A rank that never sent a heartbeat
+is not measured, and not stale. In synchronous training all steps have one length, whichever rank is slow; so
+`StragglerDetector` adds the ranks that still work while most wait in a collective. The picture of a saved notebook
 (`snapshot`) is a second output, which a live dashboard hides. The kernel sends it again after events, and `picture.js`
 puts it into the outputs when the notebook is saved; an update by display_id would be lost after a page reload.
 
 ipykernel receives nothing for a widget while sync code runs; beside an async cell it sets the parent header, and fires
 IPython's events as if a cell had run. So `DashboardComm` sends without a parent, except for the reply to a page that
-requests its state. MeshKernel handles the comm's messages where they arrive (`kernel.comms`), always, so that they stay
-in order. A stock kernel asks the comm for a subshell when a message arrives, and `DashboardComm` handles the message in
-that call, also while a sync cell runs. Only a reloaded page waits there for the end of sync code.
+requests its state. MeshKernel handles the comm's messages where they arrive (`kernel.services`), always, so that they
+stay in order. A stock kernel asks the comm for a subshell when a message arrives, and `DashboardComm` handles the
+message in that call, also while a sync cell runs. Only a reloaded page waits there for the end of sync code.
 
 In the browser (`static/`) there is no build step: `assets` joins ES modules into the one that anywidget takes, without
 their comments; each becomes a function, so names do not collide. `dashboard.js` builds a view: a `Connection` (numbers,

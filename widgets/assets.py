@@ -64,7 +64,7 @@ def _in_order(read: Callable[[str], str], entry: str) -> dict[str, str]:
 
     def visit(path: str, importers: tuple[str, ...]) -> None:
         if path in importers:
-            raise AssetError(f"modules import each other in a circle: {' -> '.join((*importers, path))}")
+            raise AssetError(f"circular import: {' -> '.join((*importers, path))}")
         if path in ordered:
             return
         text = read(path)

@@ -22,8 +22,8 @@ class DashboardComm(BaseComm):
     """The comm of one widget. Its messages have no cell as their parent, except for replies to a state request."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        self._heard: deque[Any] = deque()  # messages that were handed on as soon as they arrived
-        # guards _heard: messages are handled on the main thread and on those of subshells
+        self._handled_early: deque[Any] = deque()  # messages that were handed on as soon as they arrived
+        # guards _handled_early: messages are handled on the main thread and on those of subshells
         self._lock = threading.Lock()
         super().__init__(*arguments, **keywords)
 
@@ -36,28 +36,28 @@ class DashboardComm(BaseComm):
         """
         if isinstance(data, dict) and data.get("method") == "custom":
             with self._lock:
-                self._heard.append(data)
-            self._hand_on({"content": {"data": data}, "buffers": []})
+                self._handled_early.append(data)
+            self._dispatch({"content": {"data": data}, "buffers": []})
         return default
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Hand on a message of a front end, unless that was done on receipt; from any thread."""
-        if not self._was_heard(msg["content"].get("data")):
-            self._hand_on(msg)
+        if not self._was_handled(msg["content"].get("data")):
+            self._dispatch(msg)
 
-    def _was_heard(self, data: Any) -> bool:
+    def _was_handled(self, data: Any) -> bool:
         """Return whether the message was handed on when it arrived.
 
         Earlier entries are dropped: their messages were skipped and will not come.
         """
         with self._lock:
-            if data not in self._heard:
+            if data not in self._handled_early:
                 return False
-            while self._heard.popleft() != data:
+            while self._handled_early.popleft() != data:
                 pass
             return True
 
-    def _hand_on(self, msg: dict[str, Any]) -> None:
+    def _dispatch(self, msg: dict[str, Any]) -> None:
         token = _HANDLED.set(msg if "header" in msg else None)
         try:
             if self._msg_callback is not None:

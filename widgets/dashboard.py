@@ -11,10 +11,10 @@ import traitlets
 from IPython.display import publish_display_data
 
 from meshbook.widgets.assets import script, style
-from meshbook.widgets.backend import DashboardBackend
 from meshbook.widgets.comm import DashboardComm
 from meshbook.widgets.server import DashboardServer
 from meshbook.widgets.snapshot import at_rest, picture_data
+from meshbook.widgets.source import DashboardBackend
 
 PROTOCOL_VERSION = "2.1.0"  # of Jupyter's widgets
 
@@ -28,14 +28,14 @@ class MeshDashboard(anywidget.AnyWidget):
 
     picture_id = traitlets.Unicode().tag(sync=True)  # front ends find the outputs with its picture by this id
 
-    def __init__(self, board: DashboardBackend) -> None:
+    def __init__(self, backend: DashboardBackend) -> None:
         self._esm = script()
         self._css = style()
-        self._board = board
+        self._backend = backend
         self._is_open = False
-        self._conversation = DashboardServer(board, self.send, self._picture)
+        self._server = DashboardServer(backend, self.send, self._picture)
         super().__init__(picture_id=uuid.uuid4().hex)
-        self.on_msg(lambda widget, content, buffers: self._conversation.receive(content))
+        self.on_msg(lambda widget, content, buffers: self._server.receive(content))
 
     def open(self) -> None:
         """Register the widget with front ends, by a comm that works while a cell runs."""
@@ -48,15 +48,15 @@ class MeshDashboard(anywidget.AnyWidget):
 
     def wake(self) -> None:
         """Report an event on the mesh to the server; from any thread."""
-        self._conversation.wake()
+        self._server.wake()
 
     def end(self) -> None:
         """Stop watching the mesh; the views stay as they are."""
-        self._conversation.close()
+        self._server.close()
 
     def close(self) -> None:
         """Close all views, and stop watching the mesh."""
-        self._conversation.close()
+        self._server.close()
         super().close()
 
     def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -69,8 +69,8 @@ class MeshDashboard(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         widget, metadata = super()._repr_mimebundle_(**options) or ({}, {})
-        return widget | {"text/plain": f"Dashboard of {self._board.source.look().mesh.name}"}, metadata
+        return widget | {"text/plain": f"Dashboard of {self._backend.source.snapshot().mesh.name}"}, metadata
 
     def _picture(self) -> dict[str, str]:
-        look = at_rest(self._board.source.look())
-        return picture_data(look, self.picture_id, time.strftime("%Y-%m-%d %H:%M:%S"))
+        snapshot = at_rest(self._backend.source.snapshot())
+        return picture_data(snapshot, self.picture_id, time.strftime("%Y-%m-%d %H:%M:%S"))

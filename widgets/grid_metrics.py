@@ -49,17 +49,13 @@ KINDS: Final[dict[Channel, GridMetric]] = {
 
 def values_of(channel: Channel, vitals: Vitals, states: States) -> Values:
     """Return the channel's value of each rank; NaN if it is unknown, or the rank is dead."""
-    values = _raw(channel, vitals, len(states))
+    metric = KINDS[channel].metric
+    known: Any = vitals.age if channel == "age" else vitals.metrics.get(metric) if metric else None
+    values = np.full(len(states), np.nan, np.float32) if known is None else np.array(known, np.float32)
     values[(states == RankState.DEAD) | np.isinf(values)] = np.nan
     if channel == "skew":
         values -= median(values)
     return values
-
-
-def _raw(channel: Channel, vitals: Vitals, size: int) -> Values:
-    metric = KINDS[channel].metric
-    known: Any = vitals.age if channel == "age" else vitals.metrics.get(metric) if metric else None
-    return np.full(size, np.nan, np.float32) if known is None else np.array(known, np.float32)
 
 
 def median(values: Values) -> float:
@@ -84,9 +80,12 @@ class MetricScale:
     def follow(self, values: Values, now: float, least: float = 0.0) -> tuple[float, float]:
         """Return the ends for these values, by a clock in seconds. `least`: the minimum width."""
         wanted = self._wanted(values, least)
-        if self._ends is None or not self._holds(wanted) or self._is_long_too_wide(wanted, now):
+        ends = self._ends
+        holds = ends is not None and ends[0] <= wanted[0] and wanted[1] <= ends[1]
+        if ends is None or not holds or self._is_long_too_wide(wanted, now):
             self._ends, self._wide_since = wanted, None
-        return self._ends
+            return wanted
+        return ends
 
     def _wanted(self, values: Values, least: float) -> tuple[float, float]:
         kind = self._kind
@@ -98,10 +97,6 @@ class MetricScale:
         if missing > 0 and kind.high is None:
             high += missing
         return (low, high) if kind.high is not None else _rounded_outwards(low, high)
-
-    def _holds(self, wanted: tuple[float, float]) -> bool:
-        ends = self._ends
-        return ends is not None and ends[0] <= wanted[0] and wanted[1] <= ends[1]
 
     def _is_long_too_wide(self, wanted: tuple[float, float], now: float) -> bool:
         if wanted[1] - wanted[0] > self.span / 2:

@@ -27,7 +27,7 @@ def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
         {
             "name": name,
             "ranks": sum(of),
-            "counts": _told(of),
+            "counts": _name_counts(of),
             "cpu": cpu,
             "memory": memory,
             "gpu": gpu,
@@ -43,7 +43,7 @@ def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tu
 
 
 @functools.lru_cache(maxsize=1024)  # most hosts have the same counts as others
-def _told(counts: tuple[int, ...]) -> dict[str, int]:
+def _name_counts(counts: tuple[int, ...]) -> dict[str, int]:
     return {name: count for name, count in zip(_NAMES, counts, strict=True) if count}
 
 

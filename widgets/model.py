@@ -18,8 +18,6 @@ from typing import cast
 import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.widgets.deltas import PackedArrays
-from meshbook.widgets.grid import SentGrid
 from meshbook.widgets.grid_metrics import KINDS, MetricScale, values_of
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import (
@@ -27,12 +25,10 @@ from meshbook.widgets.protocol import (
     CellSection,
     Channel,
     ChannelSection,
-    HostProcesses,
     RankState,
     Sections,
     SelectedSection,
     StateMessage,
-    WorstEntry,
 )
 from meshbook.widgets.sections import (
     MOST_PROCESSES,
@@ -46,10 +42,10 @@ from meshbook.widgets.sections import (
     topology_section,
     worst_section,
 )
+from meshbook.widgets.sent_grid import PackedArrays, SentGrid
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, Source
-from meshbook.widgets.states import States, count_ill, counts_of, states_of
-from meshbook.widgets.straggler_detector import StragglerDetector
-from meshbook.widgets.worst import lag_of, metric_of, worst_of
+from meshbook.widgets.states import States, count_unhealthy, counts_of, states_of
+from meshbook.widgets.worst import StragglerDetector, lag_of, metric_of, worst_of
 
 Choose = Callable[[str], Collection[int]]
 SLOWLY = 1.0  # seconds between two states of the sections that are long or expensive
@@ -88,7 +84,7 @@ class DashboardModel:
         self._source = source
         self._choose = choose
         self._mesh: MeshFacts | None = None
-        self._awaited = StragglerDetector(0)
+        self._stragglers = StragglerDetector(0)
         self._seq = 0
         self.selected = SelectedRanks()
         self.busy = False  # whether anything ran at the last tick
@@ -104,7 +100,7 @@ class DashboardModel:
         """Show this channel in the grid from the next tick on; ValueError if there is no channel of that name."""
         known = next((each for each in CHANNELS if each == channel), None)
         if known is None:
-            raise ValueError(f"there is no channel {channel!r}; there are {', '.join(CHANNELS)}")
+            raise ValueError(f"unknown channel {channel!r}; choose from {', '.join(CHANNELS)}")
         if known != self._channel:
             self._show(known)
             self._grid.values = None
@@ -121,7 +117,7 @@ class DashboardModel:
     def tick(self, now: float) -> ModelUpdate | None:
         """Return what has changed since the last update, or None; everything if the mesh was replaced."""
         try:
-            return self._update(self._source.look(), now)
+            return self._update(self._source.snapshot(), now)
         except Exception:
             self._forget()  # arrays packed before the error are never sent
             raise
@@ -129,7 +125,7 @@ class DashboardModel:
     def full(self, now: float) -> ModelUpdate:
         """Return the full state, for a new view."""
         self._forget()
-        update = self._update(self._source.look(), now)
+        update = self._update(self._source.snapshot(), now)
         assert update is not None  # after _forget() the update always has the mesh
         return update
 
@@ -140,20 +136,20 @@ class DashboardModel:
     def _forget(self) -> None:
         """Treat nothing as sent any more."""
         self._grid = SentGrid()
-        self._told: Sections = {}
-        self._cell_told_at = 0.0
+        self._sent: Sections = {}
+        self._cell_sent_at = 0.0
         self._due_at: dict[str, float] = {}
-        self._ill = 0
+        self._unhealthy_count = 0
 
-    def _update(self, look: MeshSnapshot, now: float) -> ModelUpdate | None:
-        if look.mesh is not self._mesh and look.mesh != self._mesh:
-            self._begin(look.mesh)
-        is_full = not self._told
-        states = states_of(look)
-        self._awaited.follow(states, now)
-        self.busy = look.cell is not None or bool(np.isin(states, _AT_WORK).any())
-        packed, channel = self._colour(look, states, now)
-        found: Sections = {"channel": channel} | self._at_once(look, states) | self._slow(look, states, now)
+    def _update(self, snapshot: MeshSnapshot, now: float) -> ModelUpdate | None:
+        if snapshot.mesh is not self._mesh and snapshot.mesh != self._mesh:
+            self._begin(snapshot.mesh)
+        is_full = not self._sent
+        states = states_of(snapshot)
+        self._stragglers.follow(states, now)
+        self.busy = snapshot.cell is not None or bool(np.isin(states, _AT_WORK).any())
+        packed, channel = self._colour(snapshot, states, now)
+        found: Sections = {"channel": channel} | self._at_once(snapshot, states) | self._slow(snapshot, states, now)
         news = self._news(found, now)
         if not news and not packed.names:
             return None
@@ -171,42 +167,48 @@ class DashboardModel:
     def _begin(self, mesh: MeshFacts) -> None:
         if self._mesh is None or self._mesh.dims != mesh.dims:
             self.selected = SelectedRanks()  # the rank numbers have changed
-            self._awaited = StragglerDetector(mesh.size)
+            self._stragglers = StragglerDetector(mesh.size)
         self._mesh = mesh
         self._show(self._channel)
         self._forget()
 
-    def _colour(self, look: MeshSnapshot, states: States, now: float) -> tuple[PackedArrays, ChannelSection]:
+    def _colour(self, snapshot: MeshSnapshot, states: States, now: float) -> tuple[PackedArrays, ChannelSection]:
         """Return the arrays that colour the grid, and the channel with its scale."""
-        values = values_of(self._channel, look.vitals, states)
-        least = lag_of(look.vitals, states) if self._channel == "skew" else 0.0
+        values = values_of(self._channel, snapshot.vitals, states)
+        least = lag_of(snapshot.vitals, states) if self._channel == "skew" else 0.0
         low, high = self._scale.follow(values, now, least)
         packed = self._grid.pack(states, None if self._channel == "state" else values, high - low)
         return packed, {"name": self._channel, "unit": KINDS[self._channel].unit, "low": low, "high": high}
 
-    def _at_once(self, look: MeshSnapshot, states: States) -> Sections:
+    def _at_once(self, snapshot: MeshSnapshot, states: States) -> Sections:
         """Return the sections that are cheap to compute."""
-        mesh: Sections = {} if "mesh" in self._told else {"mesh": mesh_section(look.mesh)}
+        mesh: Sections = {} if "mesh" in self._sent else {"mesh": mesh_section(snapshot.mesh)}
         return mesh | {
             "counts": counts_of(states),
-            "cell": cell_section(look.cell),
-            "pauses": pauses_section(look.pauses),
-            "bars": bars_section(look.bars),
-            "events": events_section(look.events),
-            "stacks": stacks_section(look.stacks),
+            "cell": cell_section(snapshot.cell),
+            "pauses": pauses_section(snapshot.pauses),
+            "bars": bars_section(snapshot.bars),
+            "events": events_section(snapshot.events),
+            "stacks": stacks_section(snapshot.stacks),
             "selected": self.selected.section(),
         }
 
-    def _slow(self, look: MeshSnapshot, states: States, now: float) -> Sections:
+    def _slow(self, snapshot: MeshSnapshot, states: States, now: float) -> Sections:
         """Return the sections that are due among those that are long or change with every measurement."""
         slow: Sections = {}
-        before, self._ill = self._ill, count_ill(states)
-        if self._is_due("worst", now) or before != self._ill:
-            slow["worst"] = self._worst(look, states)
+        before, self._unhealthy_count = self._unhealthy_count, count_unhealthy(states)
+        if self._is_due("worst", now) or before != self._unhealthy_count:
+            worst = worst_of(self._channel, snapshot.vitals, states, self._stragglers.stragglers())
+            metric = metric_of(self._channel, snapshot.vitals)
+            histories = self._source.series([each.rank for each in worst], [metric])
+            slow["worst"] = worst_section(worst, np.asarray(histories)[:, 0])
         if self._is_due("topology", now):
-            slow["topology"] = self._topology(look)
-        if self._is_due("hosts", now, max(SLOWLY, len(look.mesh.hosts) / HOSTS_A_SECOND)):
-            slow["hosts"] = roll_up(look.mesh, look.vitals, states)
+            size = snapshot.mesh.size
+            chosen = self.selected.ranks or range(size)
+            ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
+            slow["topology"] = topology_section(snapshot.mesh, ranks, self._source.details(ranks))
+        if self._is_due("hosts", now, max(SLOWLY, len(snapshot.mesh.hosts) / HOSTS_A_SECOND)):
+            slow["hosts"] = roll_up(snapshot.mesh, snapshot.vitals, states)
         return slow
 
     def _is_due(self, section: str, now: float, every: float = SLOWLY) -> bool:
@@ -215,28 +217,16 @@ class DashboardModel:
         self._due_at[section] = now + every
         return True
 
-    def _worst(self, look: MeshSnapshot, states: States) -> list[WorstEntry]:
-        worst = worst_of(self._channel, look.vitals, states, self._awaited.told())
-        metric = metric_of(self._channel, look.vitals)
-        histories = self._source.series([each.rank for each in worst], [metric])
-        return worst_section(worst, np.asarray(histories)[:, 0])
-
-    def _topology(self, look: MeshSnapshot) -> list[HostProcesses]:
-        size = look.mesh.size
-        chosen = self.selected.ranks or range(size)
-        ranks = [rank for rank in chosen[:MOST_PROCESSES] if rank < size]
-        return topology_section(look.mesh, ranks, self._source.details(ranks))
-
     def _news(self, found: Sections, now: float) -> Sections:
         """Return the sections that the views do not have yet, and mark them as sent."""
-        news = {name: section for name, section in found.items() if not self._is_told(name, section, now)}
+        news = {name: section for name, section in found.items() if not self._is_sent(name, section, now)}
         if "cell" in news:
-            self._cell_told_at = now
+            self._cell_sent_at = now
         sections = cast(Sections, news)
-        self._told |= sections
+        self._sent |= sections
         return sections
 
-    def _is_told(self, name: str, section: object, now: float) -> bool:
-        if name == "cell" and "cell" in self._told:
-            return counts_on(self._told["cell"], cast("CellSection | None", section), now - self._cell_told_at)
-        return name in self._told and self._told.get(name) == section
+    def _is_sent(self, name: str, section: object, now: float) -> bool:
+        if name == "cell" and "cell" in self._sent:
+            return counts_on(self._sent["cell"], cast("CellSection | None", section), now - self._cell_sent_at)
+        return name in self._sent and self._sent.get(name) == section

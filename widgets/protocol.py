@@ -84,8 +84,8 @@ class ChannelSection(TypedDict):
 class CellSection(TypedDict):
     """The cell that runs in the foreground, or else the first job.
 
-    `seconds` since it began; the view keeps counting. `waits` says what the cell waits for before it begins. `jobs` is
-    the number of background jobs.
+    `seconds` since it began; the view keeps counting. `waits` describes what the cell waits for before it begins.
+    `jobs` is the number of background jobs.
     """
 
     number: int | None
@@ -392,7 +392,7 @@ class TimelineReply(TypedDict):
 
 
 class EmptyReply(TypedDict):
-    """Done, and nothing to say."""
+    """Done; the reply has no content."""
 
 
 Reply: TypeAlias = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply

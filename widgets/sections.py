@@ -1,14 +1,22 @@
-"""Sections of the dashboard's messages: a snapshot in the terms of `protocol`, in types that JSON has. Pure."""
+"""Sections of the dashboard's messages: a snapshot in the terms of `protocol`, in types that JSON has.
+
+`answer_logs` answers a view's request for logs; the request is untrusted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.telemetry.vitals import ActorLoad, ProcessDetail
+from meshbook.runtime.telemetry.logbook import Logbook
+from meshbook.runtime.telemetry.logsearch import LogPage, LogQuery, find_lines
+from meshbook.runtime.telemetry.patterns import QueryError
+from meshbook.runtime.telemetry.vitals import ProcessDetail
 from meshbook.widgets.hosts import rounded
 from meshbook.widgets.protocol import (
     ActorEntry,
@@ -16,6 +24,7 @@ from meshbook.widgets.protocol import (
     CellSection,
     EventEntry,
     HostProcesses,
+    LogsReply,
     MeshSection,
     PauseEntry,
     ProcessEntry,
@@ -23,7 +32,7 @@ from meshbook.widgets.protocol import (
     StacksSection,
     WorstEntry,
 )
-from meshbook.widgets.source import CellFacts, MeshEvent, MeshFacts, PausedRanks, ProgressBar, StackGroup, Stacks
+from meshbook.widgets.source import CellFacts, MeshEvent, MeshFacts, PausedRanks, ProgressBar, Stacks
 from meshbook.widgets.worst import WorstRank
 
 MOST_EVENTS = 10
@@ -94,18 +103,14 @@ def topology_section(
     """Return the hosts with their processes, of these ranks, and the actors of each."""
     hosts: dict[str, list[ProcessEntry]] = {}
     for rank, detail in zip(ranks, details, strict=True):
-        hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(_process(rank, detail))
+        process: ProcessEntry = {"rank": rank, "pid": None, "actors": []}
+        if detail is not None:
+            actors: list[ActorEntry] = [
+                {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint} for actor in detail.actors
+            ]
+            process = {"rank": rank, "pid": detail.pid, "actors": actors}
+        hosts.setdefault(mesh.hosts[mesh.host_of[rank]], []).append(process)
     return [{"host": host, "procs": procs} for host, procs in hosts.items()]
-
-
-def _process(rank: int, detail: ProcessDetail | None) -> ProcessEntry:
-    if detail is None:
-        return {"rank": rank, "pid": None, "actors": []}
-    return {"rank": rank, "pid": detail.pid, "actors": [_actor(actor) for actor in detail.actors]}
-
-
-def _actor(actor: ActorLoad) -> ActorEntry:
-    return {"name": actor.name, "queued": actor.queued, "endpoint": actor.endpoint}
 
 
 def pauses_section(pauses: Sequence[PausedRanks]) -> list[PauseEntry]:
@@ -137,8 +142,47 @@ def events_section(events: Sequence[MeshEvent]) -> list[EventEntry]:
 
 def stacks_section(stacks: Stacks | None) -> StacksSection | None:
     """Return the stacks that were taken last."""
-    return None if stacks is None else {"at": stacks.at, "groups": [_group(group) for group in stacks.groups]}
+    if stacks is None:
+        return None
+    groups: list[StackEntry] = [
+        {"ranks": format_ranks(each.ranks), "title": each.title, "frames": list(each.frames)} for each in stacks.groups
+    ]
+    return {"at": stacks.at, "groups": groups}
 
 
-def _group(group: StackGroup) -> StackEntry:
-    return {"ranks": format_ranks(group.ranks), "title": group.title, "frames": list(group.frames)}
+class LogsRequest(msgspec.Struct, frozen=True):
+    """The part of a "logs" message that selects lines."""
+
+    query: LogQuery = LogQuery()
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    before: int | None = None
+    limit: int = 500
+
+
+def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> LogsReply:
+    """Return the reply to a "logs" message, without its id. `ranks`: the processes to search, and their numbers.
+
+    Takes half a second at most, from any thread. Raises QueryError if the message is invalid.
+    """
+    try:
+        request = msgspec.convert(content, LogsRequest)
+    except msgspec.ValidationError as error:
+        raise QueryError(f"invalid log query: {error}") from error
+    extract = logbook.extract(ranks, request.after)
+    return reply_of(
+        find_lines(extract, ranks, request.query, after=request.after, before=request.before, limit=request.limit)
+    )
+
+
+def reply_of(page: LogPage) -> LogsReply:
+    """Return a page as the views receive it."""
+    return {
+        "lines": page.lines,
+        "live": page.live,
+        "first": page.first,
+        "next": page.next,
+        "end": page.end,
+        "dropped": page.dropped,
+        "matches": page.matches,
+        "partial": page.partial,
+    }

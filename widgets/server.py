@@ -23,18 +23,18 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.queues import get_within
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
-from meshbook.widgets.backend import BackendReply, DashboardBackend
+from meshbook.runtime.threads import get_within
 from meshbook.widgets.model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ReplyMessage
+from meshbook.widgets.source import BackendReply, DashboardBackend
 from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler
 
 logger = logging.getLogger(__name__)
 Draw: TypeAlias = Callable[[], Mapping[str, str]]
 Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
-ASIDE: Final = frozenset({"act", "logs", "timeline"})  # requests that may block
-MOST_ASIDE = 8  # such requests at once
+SLOW_REQUESTS: Final = frozenset({"act", "logs", "timeline"})  # requests that may block
+MOST_SLOW_REQUESTS = 8  # such requests at once
 ACTIVE_FOR = 2.0  # seconds after a change
 MOST_IN_HISTORY = 64  # ranks of one request
 PICTURE_BYTES = 10_000  # of pictures, per second
@@ -47,23 +47,23 @@ class DashboardServer:
     """
 
     def __init__(
-        self, board: DashboardBackend, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic
+        self, backend: DashboardBackend, send: Send, draw: Draw, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._board = board
+        self._backend = backend
         self._send = send
         self._draw = draw
         self._clock = clock
-        self._model = DashboardModel(board.source, board.select)
-        self._pulse = UpdateScheduler(clock())
+        self._model = DashboardModel(backend.source, backend.select)
+        self._scheduler = UpdateScheduler(clock())
         self._budget = SendBudget()
-        self._mail: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._outbox: deque[tuple[Mapping[str, object], Sequence[bytes], int]] = deque()
         self._lock = threading.Lock()  # guards the start and end of the thread
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._aside = 0  # slow requests in progress
+        self._slow_requests = 0  # slow requests in progress
         self._seq = 0
-        self._happened_at = -math.inf
+        self._last_event_at = -math.inf
         self._is_picture_old = False
         self._picture_due_at = -math.inf
         self._faults: set[tuple[str, int]] = set()  # source lines whose errors were already logged
@@ -77,21 +77,21 @@ class DashboardServer:
     def wake(self) -> None:
         """Bring the next update forward, if there are views."""
         if self._thread is not None:
-            self._mail.put(self._pulse.hurry)
+            self._inbox.put(self._scheduler.hurry)
 
     def close(self) -> None:
         """Stop sending, and end the thread."""
         with self._lock:
             self._is_closed, thread = True, self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._mail.put(lambda: None)
+            self._inbox.put(lambda: None)
             thread.join(timeout=1.0)
 
-    def _post(self, letter: Callable[[], object]) -> None:
+    def _post(self, work: Callable[[], object]) -> None:
         with self._lock:
             if self._is_closed:
                 return
-            self._mail.put(letter)
+            self._inbox.put(work)
             if self._thread is None:
                 self._thread = _thread("meshbook dashboard", self._run)
                 self._thread.start()
@@ -101,26 +101,26 @@ class DashboardServer:
     def _run(self) -> None:
         self._watch(self.wake)
         while not self._ends():
-            self._work_through_mail()
+            self._drain_inbox()
             self._guard(self._tick)
             self._guard(self._put_picture)
             self._guard(self._send_due)
 
     def _ends(self) -> bool:
         with self._lock:
-            idle = not (self._pulse.has_views or self._outbox or self._aside) and self._mail.empty()
+            idle = not (self._scheduler.has_views or self._outbox or self._slow_requests) and self._inbox.empty()
             if idle or self._is_closed:
                 self._watch(None)  # before another thread may start and watch
                 self._thread = None
         return self._thread is not threading.current_thread()
 
-    def _work_through_mail(self) -> None:
+    def _drain_inbox(self) -> None:
         """Handle mail until the next tick or send is due."""
         seconds = max(0.0, self._next_at() - self._clock())
         try:
-            self._guard(get_within(self._mail, seconds) if seconds < math.inf else self._mail.get())
+            self._guard(get_within(self._inbox, seconds) if seconds < math.inf else self._inbox.get())
             while True:
-                self._guard(self._mail.get_nowait())
+                self._guard(self._inbox.get_nowait())
         except queue.Empty:
             return
 
@@ -129,45 +129,47 @@ class DashboardServer:
         try:
             work()
         except Exception as error:
-            place = _place_of(error)
+            # By its place: its text may differ each time.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = frame.filename, frame.lineno or 0
             if place not in self._faults:
                 self._faults.add(place)
-                logger.exception("a step of the dashboard failed")
+                logger.exception("an action of the dashboard failed")
 
     def _next_at(self) -> float:
         now = self._clock()
         send_at = self._budget.room_at(self._outbox[0][2], now) if self._outbox else math.inf
         # No tick while a message waits in the outbox: the limit has no room for another state.
-        tick_at = math.inf if self._outbox else self._pulse.next_tick(is_active=self._is_active(now))
+        tick_at = math.inf if self._outbox else self._scheduler.next_tick(is_active=self._is_active(now))
         return min(send_at, tick_at)
 
     def _is_active(self, now: float) -> bool:
-        return self._model.busy or now - self._happened_at < ACTIVE_FOR
+        return self._model.busy or now - self._last_event_at < ACTIVE_FOR
 
     def _watch(self, wake: Callable[[], object] | None) -> None:
-        self._guard(lambda: self._board.watch(wake))
+        self._guard(lambda: self._backend.watch(wake))
 
     # -- states ------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = self._clock()
-        if self._outbox or now < self._pulse.next_tick(is_active=self._is_active(now)):
+        if self._outbox or now < self._scheduler.next_tick(is_active=self._is_active(now)):
             return None
-        self._pulse.ticked(now)
+        self._scheduler.ticked(now)
         if (update := self._model.tick(now)) is None:
             return None
         if update.eventful:
-            self._happened_at = now
-        if self._pulse.is_quiet(now):
-            return self._stir() if update.eventful else None
+            self._last_event_at = now
+        if self._scheduler.is_quiet(now):
+            return self._publish_now() if update.eventful else None
         if update.eventful:
-            self._pulse.happened(now)
+            self._scheduler.happened(now)
         return self._publish(update)
 
     def _publish(self, update: ModelUpdate) -> None:
         self._seq = int(update.content["seq"])
         self._put(update.content, update.buffers)
-        self._pulse.published(self._seq)
+        self._scheduler.published(self._seq)
         self._is_picture_old |= update.eventful
 
     def _put_picture(self) -> None:
@@ -194,69 +196,69 @@ class DashboardServer:
 
     def _take(self, content: dict[str, Any]) -> None:
         kind = content.get("kind")
-        if kind in ASIDE:
-            return self._begin_aside(content)
+        if kind in SLOW_REQUESTS:
+            return self._start_slow_request(content)
         try:
-            answer = self._hear(str(kind), content)
+            answer = self._handle(str(kind), content)
         except Exception as error:
             return self._refuse(content, error)
         if content.get("id") is not None:
             self._reply(content, answer)
         return None
 
-    def _hear(self, kind: str, content: dict[str, Any]) -> BackendReply:
+    def _handle(self, kind: str, content: dict[str, Any]) -> BackendReply:
         match kind:
             case "open":
                 self._open(_text(content, "view"))
             case "close":
-                self._pulse.closed(_text(content, "view"))
+                self._scheduler.closed(_text(content, "view"))
             case "ack":
                 view = _text(content, "view")
-                if not self._pulse.acknowledged(view, int(content.get("seq", 0)), self._seq):
+                if not self._scheduler.acknowledged(view, int(content.get("seq", 0)), self._seq):
                     self._open(view)  # the view was dropped, for example because its browser tab slept
             case "channel":
                 self._model.show(_text(content, "name"))
-                self._stir()
+                self._publish_now()
             case "select":
                 return self._select(_text(content, "sel"))
             case "history":
                 return self._history(content)
             case _:
-                raise ValueError(f"a dashboard knows no {kind!r}")
+                raise ValueError(f"unknown request {kind!r}")
         return BackendReply()
 
     def _open(self, view: str) -> None:
         now = self._clock()
         update = self._model.full(now)
-        self._pulse.opened(view, int(update.content["seq"]), now)
+        self._scheduler.opened(view, int(update.content["seq"]), now)
         self._publish(update)
-        self._pulse.ticked(now)
+        self._scheduler.ticked(now)
 
     def _select(self, selector: str) -> BackendReply:
         try:
             selected = self._model.select(selector)
         finally:
-            self._stir()
+            self._publish_now()
         return BackendReply({"ranks": format_ranks(selected.ranks), "count": len(selected.ranks)})
 
-    def _stir(self) -> None:
+    def _publish_now(self) -> None:
         """Publish at once after a user's request, and end the quiet period."""
         now = self._clock()
-        was_quiet = self._pulse.is_quiet(now)
-        self._pulse.happened(now)
+        was_quiet = self._scheduler.is_quiet(now)
+        self._scheduler.happened(now)
         if was_quiet:  # views have missed the measurements of the quiet period
             self._publish(self._model.full(now))
-        self._pulse.hurry()
+        self._scheduler.hurry()
 
     def _history(self, content: dict[str, Any]) -> BackendReply:
-        source = self._board.source
-        size = source.look().mesh.size
+        source = self._backend.source
+        size = source.snapshot().mesh.size
         ranks = [int(rank) for rank in content.get("ranks", ())][:MOST_IN_HISTORY]
         metrics = list(content.get("metrics", ()))
         if wrong := [rank for rank in ranks if not 0 <= rank < size]:
-            raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+            raise ValueError(f"invalid rank {wrong[0]}; the mesh has {size} ranks")
         if unknown := [name for name in metrics if name not in METRICS]:
-            raise ValueError(f"nothing called {unknown[0]!r} is measured; it is {', '.join(METRICS)}")
+            raise ValueError(f"unknown metric {unknown[0]!r}; choose from {', '.join(METRICS)}")
         series = source.series(ranks, metrics)
         return BackendReply({"seconds": HISTORY_SECONDS, "shape": list(series.shape)}, [series.astype("<f4").tobytes()])
 
@@ -273,42 +275,38 @@ class DashboardServer:
         reply: ReplyMessage = {"kind": "reply", "id": request["id"], "ok": False, "error": text}
         self._put(reply)
 
-    def _begin_aside(self, request: dict[str, Any]) -> None:
-        if self._aside >= MOST_ASIDE:
-            return self._refuse(request, RuntimeError(f"{MOST_ASIDE} requests are under way already: wait for one"))
+    def _start_slow_request(self, request: dict[str, Any]) -> None:
+        if self._slow_requests >= MOST_SLOW_REQUESTS:
+            return self._refuse(
+                request, RuntimeError(f"{MOST_SLOW_REQUESTS} requests are already running; wait for one of them")
+            )
         try:
             _thread("meshbook dashboard request", functools.partial(self._answer, request)).start()
         except RuntimeError as error:  # the process cannot start another thread
             return self._refuse(request, error)
-        self._aside += 1
+        self._slow_requests += 1
         return None
 
     def _answer(self, request: dict[str, Any]) -> None:
         """Answer a request; runs on a thread of its own."""
         try:
-            answer = self._board.answer(request)
+            answer = self._backend.answer(request)
         except BaseException as error:  # every request gets a reply
-            self._post(functools.partial(self._end_aside, functools.partial(self._refuse, request, error)))
+            self._post(functools.partial(self._end_slow_request, functools.partial(self._refuse, request, error)))
         else:
-            self._post(functools.partial(self._end_aside, functools.partial(self._reply, request, answer)))
+            self._post(functools.partial(self._end_slow_request, functools.partial(self._reply, request, answer)))
 
-    def _end_aside(self, ended: Callable[[], object]) -> None:
-        self._aside -= 1
-        self._pulse.hurry()  # show the effect at once
+    def _end_slow_request(self, ended: Callable[[], object]) -> None:
+        self._slow_requests -= 1
+        self._scheduler.hurry()  # show the effect at once
         ended()
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:
     value = content.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{content.get('kind')!r} wants a text as its {name!r}, not {value!r}")
+        raise ValueError(f"{content.get('kind')!r}: {name!r} must be a string, not {value!r}")
     return value
-
-
-def _place_of(error: BaseException) -> tuple[str, int]:
-    """Return where the error was raised: its text may differ each time."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return frame.filename, frame.lineno or 0
 
 
 def _thread(name: str, run: Callable[[], object]) -> threading.Thread:

@@ -14,9 +14,8 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
-from meshbook.widgets.state_marks import MARKS, MarkPicture, MarkRow, StateMark, picture_of
-from meshbook.widgets.states import ILL, states_of
-from meshbook.widgets.worst import WorstRank, worst_of
+from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, MarkRow, StateMark, picture_of, states_of
+from meshbook.widgets.worst import worst_of
 
 MOST_HOSTS = 8
 MOST_PAUSES = 4
@@ -55,14 +54,14 @@ class _Facts:
     more_hosts: int
 
 
-def snapshot_text(look: MeshSnapshot) -> str:
+def snapshot_text(snapshot: MeshSnapshot) -> str:
     """Return the picture as plain text."""
-    return "\n".join(_text_lines(_facts_of(look)))
+    return "\n".join(_text_lines(_facts_of(snapshot)))
 
 
-def snapshot_html(look: MeshSnapshot) -> str:
+def snapshot_html(snapshot: MeshSnapshot) -> str:
     """Return the picture as HTML: some 15 KB for 64 ranks, never more than 40."""
-    facts = _facts_of(look)
+    facts = _facts_of(snapshot)
     counts = " &nbsp;".join(f"{_mark(mark)} {count} {mark.title}" for mark, count in facts.counts)
     parts = [f"<div><b>{_safe(facts.title)}</b></div>", f"<div>{counts}</div>"]
     parts += [f"<div>{_safe(line)}</div>" for line in facts.lines]
@@ -70,31 +69,33 @@ def snapshot_html(look: MeshSnapshot) -> str:
     return f'<div style="{_STYLE}">{"".join(parts)}</div>'
 
 
-def picture_data(look: MeshSnapshot, picture_id: str, at: str) -> dict[str, str]:
+def picture_data(snapshot: MeshSnapshot, picture_id: str, at: str) -> dict[str, str]:
     """Return the picture as an output that replaces the widget before it. `at`: the date and time."""
     remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live dashboard.</div>'
-    picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(look)}{remark}</div>'
-    return {"text/plain": snapshot_text(look), "text/html": f"<style>{_HIDDEN}</style>{picture}"}
+    picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(snapshot)}{remark}</div>'
+    return {"text/plain": snapshot_text(snapshot), "text/html": f"<style>{_HIDDEN}</style>{picture}"}
 
 
 # -- content -----------------------------------------------------------------------
 
 
-def at_rest(look: MeshSnapshot) -> MeshSnapshot:
+def at_rest(snapshot: MeshSnapshot) -> MeshSnapshot:
     """Remove a cell that runs on no rank: it is the one that shows the picture."""
-    return replace(look, cell=None) if look.cell is not None and not look.cell.ranks else look
+    return replace(snapshot, cell=None) if snapshot.cell is not None and not snapshot.cell.ranks else snapshot
 
 
-def _facts_of(look: MeshSnapshot) -> _Facts:
-    states = states_of(look)
+def _facts_of(snapshot: MeshSnapshot) -> _Facts:
+    states = states_of(snapshot)
     counted = [(MARKS[state], int((states == state).sum())) for state in RankState]
-    hosts = sorted(roll_up(look.mesh, look.vitals, states), key=_is_well)  # hosts with ranks that need attention first
+    hosts = sorted(
+        roll_up(snapshot.mesh, snapshot.vitals, states), key=_is_healthy
+    )  # hosts with ranks that need attention first
     return _Facts(
-        _title(look.mesh),
+        _title(snapshot.mesh),
         tuple((mark, count) for mark, count in counted if count),
-        (*_cell(look.cell), *_pauses(look.pauses)),
-        picture_of(look.mesh, states),
-        tuple(_told(each) for each in worst_of("state", look.vitals, states)),
+        (*_cell(snapshot.cell), *_pauses(snapshot.pauses)),
+        picture_of(snapshot.mesh, states),
+        tuple(f"rank {each.rank}: {each.text}" for each in worst_of("state", snapshot.vitals, states)),
         tuple(_host(host) for host in hosts[:MOST_HOSTS]),
         len(hosts) - MOST_HOSTS,
     )
@@ -109,23 +110,19 @@ def _title(mesh: MeshFacts) -> str:
 def _cell(cell: CellFacts | None) -> Iterator[str]:
     if cell is not None:
         jobs = f"{cell.jobs} job{'s' if cell.jobs != 1 else ''}" if cell.jobs else ""
-        said = [f"{cell.title} on {name_ranks(cell.ranks)}", cell.waits, format_elapsed(cell.seconds), jobs]
-        yield " · ".join(_plain(part) for part in said if part)
+        fields = [f"{cell.title} on {name_ranks(cell.ranks)}", cell.waits, format_elapsed(cell.seconds), jobs]
+        yield " · ".join(_plain(part) for part in fields if part)
 
 
 def _pauses(pauses: Sequence[PausedRanks]) -> Iterator[str]:
     for pause in pauses[:MOST_PAUSES]:
         yield _plain(" · ".join(filter(None, [f"{name_ranks(pause.ranks)} {pause.what}", pause.place])))
     if len(pauses) > MOST_PAUSES:
-        yield f"and {len(pauses) - MOST_PAUSES} more wait"
+        yield f"and {len(pauses) - MOST_PAUSES} more waiting"
 
 
-def _told(worst: WorstRank) -> str:
-    return f"rank {worst.rank}: {worst.text}"
-
-
-def _is_well(host: HostEntry) -> bool:
-    return not host["counts"].keys() & {state.name.lower() for state in ILL}
+def _is_healthy(host: HostEntry) -> bool:
+    return not host["counts"].keys() & {state.name.lower() for state in UNHEALTHY}
 
 
 def _host(host: HostEntry) -> tuple[str, ...]:
@@ -147,7 +144,7 @@ def _plain(text: str) -> str:
 
 
 def _remark(picture: MarkPicture) -> str:
-    return "" if picture.per_mark == 1 else f"a mark is {picture.per_mark} ranks, and shows the worst of them"
+    return "" if picture.per_mark == 1 else f"a mark stands for {picture.per_mark} ranks and shows the worst of them"
 
 
 def _more(facts: _Facts) -> str:

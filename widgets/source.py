@@ -1,21 +1,22 @@
 """The seam between the dashboard's model and its data: a `Source`, of a real or a simulated mesh.
 
     vitals of processes ─┐
-    the notebook's data  ├─> Source.look() ─> MeshSnapshot ─> DashboardModel ─> messages for the views
+    the notebook's data  ├─> Source.snapshot() ─> MeshSnapshot ─> DashboardModel ─> messages for the views
     on its cells        ─┘
 
 Ranks are numbered from 0 in row-major order of the mesh's dimensions, as in `%%mesh`. Texts may come from ranks: views
-must show them as plain text, never as markup.
+must show them as plain text, never as markup. A `DashboardBackend` adds the actions and requests to the data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
+from meshbook.widgets.protocol import EmptyReply, Reply
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class MeshFacts:
 
     def __post_init__(self) -> None:
         if len(self.host_of) != self.size:
-            raise ValueError(f"the mesh {self.name!r} has {self.size} ranks, and host_of is of {len(self.host_of)}")
+            raise ValueError(
+                f"the mesh {self.name!r} has {self.size} ranks, but host_of has {len(self.host_of)} entries"
+            )
 
     @property
     def size(self) -> int:
@@ -139,7 +142,7 @@ class MeshSnapshot:
 class Source(Protocol):
     """The model's data source, read several times a second: returns from memory, at once, on any thread."""
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
         ...
 
@@ -149,4 +152,33 @@ class Source(Protocol):
 
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
         """Return what these processes report as text; None for a process that has reported nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class BackendReply:
+    """The answer to a request of a view: a reply of the protocol and its buffers."""
+
+    content: Reply = field(default_factory=EmptyReply)
+    buffers: Sequence[bytes] = ()
+
+
+class DashboardBackend(Protocol):
+    """A mesh, of a notebook or simulated. Its methods raise errors whose text names the remedy."""
+
+    @property
+    def source(self) -> Source:
+        """The data source; used on the dashboard's own thread."""
+        ...
+
+    def select(self, selector: str) -> Collection[int]:
+        """Return the ranks of a selector at once; from any thread."""
+        ...
+
+    def watch(self, wake: Callable[[], object] | None) -> None:
+        """Call `wake` after each event on the mesh from now on; None: the last view was closed."""
+        ...
+
+    def answer(self, request: Mapping[str, Any]) -> BackendReply:
+        """Answer the request `act`, `logs` or `timeline`; called on a thread of its own, and may block."""
         ...

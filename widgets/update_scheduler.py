@@ -18,9 +18,9 @@ class UpdateScheduler:
 
     def __init__(self, now: float) -> None:
         self._acknowledged: dict[str, int] = {}  # view -> the last state that it has shown
-        self._happened_at = now  # time of the last event on the mesh
+        self._last_event_at = now  # time of the last event on the mesh
         self._ticked_at = -math.inf
-        self._hurries = False
+        self._is_hurried = False
 
     @property
     def has_views(self) -> bool:
@@ -30,7 +30,7 @@ class UpdateScheduler:
     def opened(self, view: str, seq: int, now: float) -> None:
         """Add a view; it receives the state of this number."""
         self._acknowledged[view] = seq
-        self._happened_at = now
+        self._last_event_at = now
 
     def closed(self, view: str) -> None:
         """Remove a view."""
@@ -45,25 +45,25 @@ class UpdateScheduler:
 
     def happened(self, now: float) -> None:
         """Note that the mesh runs something or has changed."""
-        self._happened_at = now
+        self._last_event_at = now
 
     def is_quiet(self, now: float) -> bool:
         """Return whether the last event is so long ago that nothing is published."""
-        return now - self._happened_at >= QUIET_AFTER
+        return now - self._last_event_at >= QUIET_AFTER
 
     def next_tick(self, *, is_active: bool) -> float:
         """Return when the next tick is due; infinite without views."""
         if not self.has_views:
             return math.inf
-        return self._ticked_at + (HURRY if self._hurries else 1 / (ACTIVE_HERTZ if is_active else IDLE_HERTZ))
+        return self._ticked_at + (HURRY if self._is_hurried else 1 / (ACTIVE_HERTZ if is_active else IDLE_HERTZ))
 
     def hurry(self) -> None:
         """Bring the next tick forward after an event."""
-        self._hurries = True
+        self._is_hurried = True
 
     def ticked(self, now: float) -> None:
         """Note that a tick has been done."""
-        self._ticked_at, self._hurries = now, False
+        self._ticked_at, self._is_hurried = now, False
 
     def published(self, seq: int) -> None:
         """Note that this state was sent, and drop the views that have acknowledged none of the last ones."""
@@ -81,7 +81,8 @@ class SendBudget:
 
     def room_at(self, size: int, now: float) -> float:
         """Return when a message of this size may be sent: now, or later."""
-        self._forget(now)
+        while self._sent and self._sent[0][0] + SECOND <= now:
+            self._sent.popleft()
         count, total = len(self._sent) + 1, size + sum(each for _, each in self._sent)
         for at, each in self._sent:
             if count <= self._messages and total <= self._size:
@@ -92,7 +93,3 @@ class SendBudget:
     def spend(self, size: int, now: float) -> None:
         """Note that a message of this size is sent."""
         self._sent.append((now, size))
-
-    def _forget(self, now: float) -> None:
-        while self._sent and self._sent[0][0] + SECOND <= now:
-            self._sent.popleft()

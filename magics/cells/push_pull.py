@@ -12,7 +12,7 @@ from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.requests import VariableError, carry_out_in_loop, of_a_line, raise_refusals
 from meshbook.runtime.cells.outcome import CellOutcome
-from meshbook.runtime.cells.transfer import Transfer
+from meshbook.runtime.cells.variables import Transfer
 
 
 class CellTransfers:

@@ -19,7 +19,7 @@ from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.runtime.cells.function_calls import RecordedResult
-from meshbook.runtime.cells.parcels import Parcel
+from meshbook.runtime.cells.packed_values import PackedValues
 
 if TYPE_CHECKING:
     from meshbook.magics.compat.clients import Client
@@ -33,7 +33,9 @@ def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]
     given: dict[int, Any] = {
         rank: each.answer if isinstance(each, RecordedResult) else each for rank, each in answers.items()
     }
-    if failed := [(rank, as_rank_error(rank, each)) for rank, each in given.items() if not isinstance(each, Parcel)]:
+    if failed := [
+        (rank, as_rank_error(rank, each)) for rank, each in given.items() if not isinstance(each, PackedValues)
+    ]:
         raise make_error(failed, what)
     return {rank: each.open()["value"] for rank, each in given.items()}
 

@@ -14,7 +14,7 @@ from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.parcels import Parcel
+from meshbook.runtime.cells.packed_values import PackedValues
 
 if TYPE_CHECKING:
     from meshbook.magics.compat.clients import Client
@@ -77,11 +77,11 @@ class ViewCall(concurrent.futures.Future[Any]):
             given = answer.get()
             if isinstance(given, RecordedResult):
                 self.recorded, given = given, given.answer
-            value = given.open()["value"] if isinstance(given, Parcel) else None
+            value = given.open()["value"] if isinstance(given, PackedValues) else None
         except Exception as error:
             given = error
         self.received = time.time()
-        if isinstance(given, Parcel):
+        if isinstance(given, PackedValues):
             self.settle(value)
         else:
             self.error = as_rank_error(-1 if self.engine is None else self.engine, given)

@@ -210,7 +210,7 @@ class Client:
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""
         for rank in self.ranks_of(targets):
-            self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_present.broadcast()
+            self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_current.broadcast()
 
     def spin(self) -> None:
         """Do nothing: answers arrive on other threads."""

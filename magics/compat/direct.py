@@ -23,7 +23,7 @@ from meshbook.magics.variables.reduce import merge
 from meshbook.magics.variables.requests import RankRequest, carry_out
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.function_calls import Apply, Evaluate, Execute
-from meshbook.runtime.cells.parcels import pack
+from meshbook.runtime.cells.packed_values import pack
 
 
 class DirectView(View):

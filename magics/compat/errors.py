@@ -105,7 +105,7 @@ def as_rank_error(rank: int, error: BaseException | RankError | RequestError) ->
     if isinstance(error, RequestError):
         return RankError("raised", "SerializationError", error.reason)
     if isinstance(error, ItemError):
-        return RankError("raised", error.type_name, error.said, rendered=tuple(error.trace.splitlines()[:-1]))
+        return RankError("raised", error.type_name, error.text, rendered=tuple(error.trace.splitlines()[:-1]))
     if isinstance(error, CallCancelled):
         return RankError("skipped", TaskAborted.__name__, "the task was aborted before it began")
     if isinstance(error, MeshbookError):

@@ -21,9 +21,8 @@ from meshbook.magics.tracing.profiler import ProfileTarget, profile_for, slice_o
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
-from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.protocol import ACTIONS, Action
-from meshbook.widgets.source import StackGroup, Stacks
+from meshbook.widgets.source import BackendReply, StackGroup, Stacks
 
 PROFILE_SECONDS: Final = 3.0
 SENDER: Final = "the dashboard"  # the sender in the errors of cells whose ranks the dashboard ends

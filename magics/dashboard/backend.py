@@ -13,15 +13,15 @@ from meshbook.magics.meshes.registry import MeshError, NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
-from meshbook.widgets.backend import BackendReply
-from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.sections import answer_logs
+from meshbook.widgets.source import BackendReply
 
 if TYPE_CHECKING:  # circular: it has the dashboards
     from meshbook.magics.notebook import Notebook
 
 
 class NotebookBackend:
-    """The backend for the mesh with this name (`meshbook.widgets.backend.DashboardBackend`)."""
+    """The backend for the mesh with this name (`meshbook.widgets.source.DashboardBackend`)."""
 
     def __init__(self, notebook: Notebook, name: str) -> None:
         self._notebook = notebook

@@ -58,7 +58,7 @@ class NotebookSource:
 
     # -- called by the model -----------------------------------------------------
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
         mesh = self.mesh
         if mesh is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshbook.widgets.backend import DashboardBackend
 from meshbook.widgets.snapshot import at_rest, snapshot_text
+from meshbook.widgets.source import DashboardBackend
 
 
 class TextDashboard:
@@ -15,7 +15,7 @@ class TextDashboard:
         self._board = board
 
     def __repr__(self) -> str:
-        return snapshot_text(at_rest(self._board.source.look()))
+        return snapshot_text(at_rest(self._board.source.snapshot()))
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"text/plain": repr(self)}, {}

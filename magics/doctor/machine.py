@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from meshbook.magics.doctor.finding import Finding
-from meshbook.runtime.resources import FILES_A_PEER, SPARE_FILES, count_cores
+from meshbook.runtime.resources import FILES_PER_PEER, SPARE_FILES, count_cores
 
 GIB = 1 << 30
 LEAST_SHARED = 1 * GIB
@@ -97,7 +97,7 @@ def judge_open_files(most: int) -> Finding:
     """Judge the hard limit; the soft one is raised to it as needed."""
     if most == resource.RLIM_INFINITY:
         return Finding("ok", "open files", "unlimited")
-    peers = max(0, most - SPARE_FILES) // FILES_A_PEER
+    peers = max(0, most - SPARE_FILES) // FILES_PER_PEER
     if peers < LEAST_PEERS:
         text = f"at most {most}: room for a mesh of some {peers} ranks"
         return Finding(

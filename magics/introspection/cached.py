@@ -7,8 +7,7 @@ import keyword
 import re
 from collections.abc import Iterable
 
-from meshbook.runtime.cells.completing import Match, kind_of
-from meshbook.runtime.cells.snapshot import Snapshot
+from meshbook.runtime.cells.completion import Match, Snapshot, kind_of
 
 GIVEN = ("device", "local_rank", "point", "rank", "world_size")  # names that each rank has from its start
 _NAME = r"[^\W\d]\w*"

@@ -21,8 +21,7 @@ from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
 from meshbook.magics.introspection.selectors import SelectorScope, complete_selector
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.background_threads import BackgroundThreads
-from meshbook.runtime.cells.completing import Match, complete, make_completer
-from meshbook.runtime.cells.snapshot import Snapshot
+from meshbook.runtime.cells.completion import Match, Snapshot, complete, make_completer
 
 LOADING_WITHIN = 1.0  # seconds for jedi's first use in a process, which also delays IPython's own first completion
 

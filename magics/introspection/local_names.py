@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.completion import Match
 
 _LAST = re.compile(r"(?<![\w.])(?:[^\W\d]\w*)?\Z")
 

@@ -14,7 +14,7 @@ from meshbook.magics.syntax.settings import PREFERENCES, UNSET
 from meshbook.magics.syntax.variable_specs import pulled, pushed
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.registry import VERBS
-from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.completion import Match
 
 
 def _complete_pushed(text: str, start: int, scene: SelectorScope) -> list[Match]:

@@ -14,9 +14,8 @@ from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import Context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.completing import Match
-from meshbook.runtime.cells.inspecting import Inspected
-from meshbook.runtime.cells.snapshot import Snapshot
+from meshbook.runtime.cells.completion import Match, Snapshot
+from meshbook.runtime.cells.object_info import Inspected
 from meshbook.runtime.errors import MeshbookError
 
 BUDGET = 0.15  # seconds: a longer wait disturbs typing

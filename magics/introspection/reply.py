@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.completion import Match
 
 
 def reply_of(cell: str, cursor: int, matches: Sequence[Match]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshbook.magics.syntax.selectors import WORDS
-from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.completion import Match
 
 MOST_RANKS = 16  # of a mesh or dimension that are offered individually
 _SELECTOR = re.compile(r"(?P<head>(?:(?P<mesh>[^\W\d]\w*)\[)?(?P<no>!?)(?P<before>[^]]*,)?)(?P<piece>[^],]*)")

@@ -121,7 +121,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 
 async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[str], Mapping[int, RankWhereabouts]]:
     """Return the names of the broken groups, and the whereabouts of ranks that still run a cell after that."""
-    answers = await answers_of(ask_ranks(mesh, ranks).abort_present.call_each(), ABORT_WITHIN)
+    answers = await answers_of(ask_ranks(mesh, ranks).abort_current.call_each(), ABORT_WITHIN)
     (others,) = await answers_of([mesh.procs.abort_process_groups()], ABORT_WITHIN)
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
     started = time.monotonic()
@@ -144,7 +144,7 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
 
 async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
     """Return the interrupted ranks, and the whereabouts of the others."""
-    answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
+    answers = await answers_of(ask_ranks(mesh, ranks).interrupt_current.call_each())
     heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
     return heard, await collect_whereabouts(mesh, set(ranks) - set(heard))
 

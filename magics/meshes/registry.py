@@ -15,7 +15,7 @@ from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, re
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
-from meshbook.runtime.cells.inspection import CellInspection
+from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -112,7 +112,7 @@ class NotebookMesh:
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
-        return self.cells.take_place.call()
+        return self.cells.update_names.call()
 
     def note_last(self, cell: LastCell) -> None:
         """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""

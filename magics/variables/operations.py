@@ -18,7 +18,7 @@ from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
 from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
-from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -54,7 +54,7 @@ def scatter(
     _note(mesh, ranks, [name])
 
 
-def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
+def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> PackedValues:
     """Pack values for the transfer. Raises VariableError for one that cannot be packed or has no valid name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -140,7 +140,7 @@ def collect(
     """Return the values in the ranks' answers. After a confirmation, request again what ranks withheld for its size."""
     names, what = ", ".join(sources), f"pull {', '.join(sources)}"
     if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
-        sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
+        sent = sum(answer.size for answer in answers.values() if isinstance(answer, PackedValues))
         _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
         names_of = names_by_rank(sources)
         rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
@@ -155,7 +155,7 @@ def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int
     return {rank: made[names] for rank, names in names_of.items()}
 
 
-def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
+def _opened(parcel: PackedValues, rank: int, what: str) -> dict[str, Any]:
     try:
         return parcel.open()
     except PickleError as error:

@@ -4,9 +4,9 @@ path           the folder of our package `monarch`, and how processes find it
 __main__       `python -m meshbook.monarch script.py`
 alias/         that package: the names of each of Monarch's modules, imported from where meshbook defines them
 modules        the errors that its modules raise for missing names
-configuration  `monarch.config` over meshbook's settings; `keys`, `durations`, `parametrizing` belong to it
-identities     `ProcId` and `Uid`; `telemetry`, `debugging` and `hosting` have other functions of `monarch.actor`
-older          functions that Monarch itself no longer offers, and old programs still use
+configuration  `monarch.config` over meshbook's settings; `keys` has the keys
+identities     `ProcId` and `Uid`; `telemetry` has functions of `monarch.actor`
+functions      other functions of Monarch's modules, also those that Monarch itself no longer offers
 
 `alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch`
 by accident. `install()` puts `alias/` at the front of the import path, which workers inherit, and of PYTHONPATH,

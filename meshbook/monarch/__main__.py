@@ -18,9 +18,9 @@ USAGE = """\
 usage: python [flags] -m meshbook.monarch script.py [arguments]
        python [flags] -m meshbook.monarch -m module [arguments]
 
-Run a program written for PyTorch Monarch on meshbook: its `import monarch` gives meshbook, in the program, in its
-workers, and in what these start with PYTHONPATH as they find it. The flags are those of Python, and hold for the
-program too. In a notebook: import meshbook.monarch; meshbook.monarch.install()"""
+Run a program written for PyTorch Monarch on meshbook: `import monarch` imports meshbook, in the program, in its
+workers, and in their subprocesses that inherit PYTHONPATH. The flags are Python's own; the program's interpreter gets
+them too. In a notebook: import meshbook.monarch; meshbook.monarch.install()"""
 MODULE = "meshbook.monarch"
 
 
@@ -29,39 +29,36 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    complaint = find_mistake(arguments)
-    if not complaint:
-        become(arguments)
-    print(f"python -m {MODULE}: {complaint}", file=sys.stderr)
+    error = find_argument_error(arguments)
+    if not error:
+        exec_program(arguments)
+    print(f"python -m {MODULE}: {error}", file=sys.stderr)
     return 2
 
 
-def become(arguments: Sequence[str]) -> NoReturn:
+def exec_program(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by a new interpreter with our package on its path."""
     flags = interpreter_flags(sys.orig_argv[1:], len(arguments))
     environment = os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
     os.execve(sys.executable, [sys.executable, *flags, *arguments], environment)
 
 
-def find_mistake(arguments: Sequence[str]) -> str:
+def find_argument_error(arguments: Sequence[str]) -> str:
     """Return why these arguments cannot be run, or the empty string."""
     first = next(iter(arguments), "")
     if not first or (first == "-m" and len(arguments) == 1):
-        return f"name a script or a module\n{USAGE}"
+        return f"a script or a module is required\n{USAGE}"
     if first.startswith("-") and first != "-m":
-        return f"{first} is no option; Python's own flags stand before -m {MODULE}\n{USAGE}"
+        return f"unknown option {first}; put Python's own flags before -m {MODULE}\n{USAGE}"
     if first != "-m" and not Path(first).exists():
-        return f"there is no script {first!r} in {Path.cwd()}"
+        return f"no script {first!r} in {Path.cwd()}"
     if sys.flags.ignore_environment:
-        return "with -E or -I Python ignores PYTHONPATH, and the program would not find `monarch`"
+        return "-E and -I make Python ignore PYTHONPATH, so the program would not find `monarch`"
     folder = Path.cwd() if first == "-m" else Path(first).resolve().parent
-    if not sys.flags.safe_path and _has_monarch(folder):
-        return f"the program would import the `monarch` in {folder}, which comes before ours: move it, or run python -P"
+    has_monarch = (folder / "monarch.py").is_file() or (folder / "monarch" / "__init__.py").is_file()
+    if not sys.flags.safe_path and has_monarch:
+        return f"the program would import the `monarch` in {folder} instead of meshbook's; move it, or run python -P"
     return ""
-
-
-def _has_monarch(folder: Path) -> bool:
-    return (folder / "monarch.py").is_file() or (folder / "monarch" / "__init__.py").is_file()
 
 
 def interpreter_flags(original: Sequence[str], count: int) -> list[str]:

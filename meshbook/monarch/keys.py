@@ -1,18 +1,19 @@
 """The keys of `monarch.config`: the type and the default of each, and the equivalent field of our settings.
 
 Most of them tune parts of Monarch that meshbook does not have. Their values are checked, stored and shown, and have no
-effect.
+effect. Durations are in Monarch's notation: `500ms`, `30s`, `1m 30s`, `1day 2h`, exact to a nanosecond.
 """
 
 from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from meshbook.monarch.durations import SECOND, read_duration, write_duration
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.config import OVERRIDES, Settings
 
@@ -120,7 +121,7 @@ class Key:
         try:
             return self.check(value)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"configuration key `{self.name}` is {value!r}: it needs {error}") from None
+            raise type(error)(f"configuration key `{self.name}` must be {error}, not {value!r}") from None
 
     def changes(self, value: Value) -> dict[str, Value]:
         """Return the changes of our Settings for a stored value; times there are seconds."""
@@ -264,10 +265,48 @@ def find_key(name: str) -> Key:
     """Return the key of this name; otherwise raises a ValueError that lists similar names."""
     if name in KEYS:
         return KEYS[name]
-    raise ValueError(f"invalid configuration key: `{name}`{_like(name, KEYS)}")
+    # difflib's time grows with the square of the length, and a long name is not a typing error.
+    close = difflib.get_close_matches(name[:60], list(KEYS), n=3)
+    hint = f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else ""
+    raise ValueError(f"invalid configuration key: `{name}`{hint}")
 
 
-def _like(name: str, known: Iterable[str]) -> str:
-    # difflib's time grows with the square of the length, and a long name is no typing error.
-    close = difflib.get_close_matches(name[:60], list(known), n=3)
-    return f"; did you mean {' or '.join(f'`{other}`' for other in close)}?" if close else "; there is none like it"
+SECOND = 1_000_000_000
+# In descending order. The first name is the one written; the last flag: whether it takes a plural s.
+_UNITS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
+    (31_557_600 * SECOND, ("year", "years", "y"), True),  # 365.25 days
+    (2_630_016 * SECOND, ("month", "months", "M"), True),  # 30.44 days
+    (86_400 * SECOND, ("day", "days", "d"), True),
+    (3_600 * SECOND, ("h", "hr", "hour", "hours"), False),
+    (60 * SECOND, ("m", "min", "minute", "minutes"), False),
+    (SECOND, ("s", "sec", "second", "seconds"), False),
+    (1_000_000, ("ms", "msec", "millis"), False),
+    (1_000, ("us", "usec", "micros"), False),
+    (1, ("ns", "nsec", "nanos"), False),
+)
+_WEEKS = dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND)  # read, and written as days
+_SIZES = {name: size for size, names, _ in _UNITS for name in names} | _WEEKS
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def read_duration(text: str) -> int:
+    """Return the nanoseconds of a duration; ValueError if the text is invalid."""
+    place, total = 0, Decimal(0)
+    while (part := _PART.match(text, place)) and part[2] in _SIZES:
+        total += Decimal(part[1]) * _SIZES[part[2]]
+        place = part.end()
+    if not place or place < len(text):
+        raise ValueError(f"invalid duration {text!r}; examples: 500ms, 30s, 1m 30s")
+    return int(total)
+
+
+def write_duration(nanoseconds: int) -> str:
+    """Format a duration in the largest possible units."""
+    if not nanoseconds:
+        return "0s"
+    parts = []
+    for size, names, has_plural in _UNITS:
+        count, nanoseconds = divmod(nanoseconds, size)
+        if count:
+            parts.append(f"{count}{names[0]}{'s' if has_plural and count > 1 else ''}")
+    return " ".join(parts)

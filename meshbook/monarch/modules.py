@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.hosts.faults import HookedModule
@@ -68,9 +68,5 @@ class Absent(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name.startswith(ROOT + "."):
-            _refuse(name)
-
-
-def _refuse(name: str) -> NoReturn:
-    # Without `name=`: if the error names a module, `from ... import` replaces the text with Python's own.
-    raise ModuleNotFoundError(f"{name} {_ABSENT}")
+            # Without `name=`: if the error names a module, `from ... import` replaces the text with Python's own.
+            raise ModuleNotFoundError(f"{name} {_ABSENT}")

@@ -13,21 +13,18 @@ def install() -> None:
     """Make `import monarch` import meshbook: in this process, in workers spawned from now on, and in their children.
 
     Workers inherit the import path, and other processes PYTHONPATH. A mesh that is already up does not have it: stop it
-    and spawn it again. Calling this twice is no error. Raises RuntimeError if another package `monarch` has been
+    and spawn it again. A second call has no effect. Raises RuntimeError if another package `monarch` has been
     imported.
     """
     imported = sys.modules.get("monarch")
-    if imported is not None and not _is_ours(imported):
+    file = getattr(imported, "__file__", None)
+    if imported is not None and not str(file).startswith(FOLDER + os.sep):
         raise RuntimeError(
-            f"another package monarch has been imported, from {getattr(imported, '__file__', None)}: restart Python, "
-            f"and call meshbook.monarch.install() before the first `import monarch`"
+            f"another package `monarch` is already imported from {file}; restart "
+            f"Python, and call meshbook.monarch.install() before the first `import monarch`"
         )
     sys.path[:] = [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
     os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
-
-
-def _is_ours(module: object) -> bool:
-    return str(getattr(module, "__file__", "")).startswith(FOLDER + os.sep)
 
 
 def python_path(known: str) -> str:

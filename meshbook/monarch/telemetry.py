@@ -56,7 +56,7 @@ class Meter:
 
     def create_gauge(self, *arguments: Any, **keywords: Any) -> NoReturn:
         """Raise NotImplementedError, as Monarch does."""
-        raise NotImplementedError("gauges are not part of the meter: use a counter, an up-down counter or a histogram")
+        raise NotImplementedError("the meter does not support gauges; use a counter, an up-down counter or a histogram")
 
     create_observable_counter = create_observable_gauge = create_observable_up_down_counter = create_gauge
 
@@ -67,6 +67,6 @@ def get_meter() -> Meter:
         from opentelemetry import metrics  # no requirement of meshbook
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"get_meter() needs OpenTelemetry: pip install 'meshbook[metrics]' ({error})"
+            f"get_meter() requires OpenTelemetry; run pip install 'meshbook[metrics]' ({error})"
         ) from error
     return Meter(metrics.get_meter("monarch"))

@@ -1,8 +1,9 @@
-"""`chaos`: inject the faults of a plan into the processes of a mesh, and undo them at the end."""
+"""`chaos`: inject the faults of a plan into the processes of a mesh, undo them at the end, and report them."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextvars
 import functools
 import heapq
@@ -15,16 +16,18 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.testing.plan import Event, Range, Rates, plan
-from meshbook.testing.report import Injected, Report
 
 if TYPE_CHECKING:
     from types import TracebackType
+
 
 logger = logging.getLogger(__name__)
 PATIENCE = 10.0  # seconds for a reply from a host agent or a live process
@@ -68,7 +71,10 @@ def chaos(
     """
     rates = Rates(kill, stop, delay, drop)
     _check(rates, lasting, latency)
-    ranks = _pick(len(mesh), only, spare_ranks)
+    size = len(mesh)
+    if unknown := sorted({*(only or ()), *spare_ranks} - set(range(size))):
+        raise ValueError(f"the mesh has ranks 0 to {size - 1}, not {', '.join(map(str, unknown))}")
+    ranks = [rank for rank in range(size) if (only is None or rank in only) and rank not in spare_ranks]
     events = plan(seed, ranks, rates, lasting=lasting, seconds=seconds, most=most)
     return Chaos(mesh, events, Report(seed), latency)
 
@@ -81,7 +87,7 @@ class Chaos:
         self._report = report
         self._ranks = _TargetRanks(mesh, latency)
         self._over = threading.Event()
-        self._trouble: BaseException | None = None  # the error that ended the thread early
+        self._error: BaseException | None = None  # the error that ended the thread early
         # The thread runs in the context of its creator, and sends in its name.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
@@ -95,8 +101,8 @@ class Chaos:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if self._trouble is not None and error is None:
-            raise self._trouble
+        if self._error is not None and error is None:
+            raise self._error
 
     async def __aenter__(self) -> Report:
         return self.__enter__()
@@ -110,7 +116,7 @@ class Chaos:
         try:
             self._inject()
         except BaseException as trouble:
-            self._trouble = trouble
+            self._error = trouble
         finally:
             self._ranks.restore()
 
@@ -153,7 +159,7 @@ class _TargetRanks:
         """Start a fault; returns "done", or why it was not done."""
         (address,) = self._parts[event.rank].nodes
         if current_node().peers.report_of(address.node) is not None:
-            return "it was dead"
+            return "the rank was dead"
         return _try(functools.partial(self._begin, event)) or "done"
 
     def _begin(self, event: Event) -> None:
@@ -183,18 +189,18 @@ class _TargetRanks:
         """Continue all stopped processes, and restore all links, whatever state they are in."""
         for rank in sorted(self._stopped):
             self._continue(rank)
-        asked = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
-        for rank, mended in asked.items():
+        replies = {rank: self._links(rank).mend.call() for rank in sorted(self._disturbed)}
+        for rank, mended in replies.items():
             try:
                 # A process that is cut off receives this only afterwards; one that has ended has no link to restore.
                 mended.exception(max(0.0, self._disturbed[rank] - time.monotonic()) + PATIENCE)
             except TimeoutError:
-                logger.warning("chaos could not mend the link of rank %d: it does not answer", rank)
+                logger.warning("chaos could not restore the link of rank %d: the rank does not answer", rank)
 
     def _continue(self, rank: int) -> None:
         self._stopped.discard(rank)
         if trouble := _try(functools.partial(self._signal, rank, signal.SIGCONT)):
-            logger.warning("chaos could not let rank %d go on: %s", rank, trouble)
+            logger.warning("chaos could not continue rank %d: %s", rank, trouble)
 
     def _signal(self, rank: int, number: int) -> None:
         self._parts[rank].kill(number).get(PATIENCE)
@@ -215,17 +221,47 @@ def _try(work: Callable[[], None]) -> str:
     return ""
 
 
-def _pick(count: int, only: Collection[int] | None, spare_ranks: Collection[int]) -> list[int]:
-    unknown = sorted({*(only or ()), *spare_ranks} - set(range(count)))
-    if unknown:
-        raise ValueError(f"the mesh has ranks 0 to {count - 1}, and not {', '.join(map(str, unknown))}")
-    return [rank for rank in range(count) if (only is None or rank in only) and rank not in spare_ranks]
-
-
 def _check(rates: Rates, lasting: Range, latency: float) -> None:
     numbers = dict(rates._asdict(), latency=latency)
     for name, value in itertools.chain(numbers.items(), (("lasting", each) for each in lasting)):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}: it needs a finite number, zero or more")
+            raise ValueError(f"{name} must be a finite number that is not negative, not {value!r}")
     if lasting[0] > lasting[1]:
-        raise ValueError(f"lasting is {lasting!r}: the least comes first")
+        raise ValueError(f"lasting must be (shortest, longest), not {lasting!r}")
+
+
+class Injected(msgspec.Struct, frozen=True):
+    """A fault that was due, and its outcome: "done", or why not."""
+
+    event: Event
+    at: float  # seconds after the start
+    outcome: str
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome == "done"
+
+    def __str__(self) -> str:
+        event = self.event
+        length = f" for {event.seconds:.2f} s" if event.seconds else ""
+        suffix = "" if self.is_done else f": {self.outcome}"
+        return f"{self.at:8.2f} s  {event.kind} rank {event.rank}{length}{suffix}"
+
+
+class Report(msgspec.Struct):
+    """The faults so far, in the order of time; `seed` reproduces them."""
+
+    seed: int
+    events: list[Injected] = []
+
+    def counts(self) -> dict[str, int]:
+        """Return how many faults of each kind were done."""
+        return dict(collections.Counter(each.event.kind for each in self.events if each.is_done))
+
+    def to_json(self) -> str:
+        """Return the whole report."""
+        return msgspec.json.encode(self).decode()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts().items())) or "nothing done"
+        return "\n".join([f"chaos(seed={self.seed}): {counts}", *map(str, self.events)])

@@ -54,17 +54,17 @@ def plan(
     return itertools.islice(events, most)
 
 
-def _draw(dice: random.Random, ranks: Sequence[int], rates: Rates, lasting: Range) -> Iterator[Event]:
+def _draw(rng: random.Random, ranks: Sequence[int], rates: Rates, lasting: Range) -> Iterator[Event]:
     total = sum(rates)
     if not ranks or not total:
         return
     at, busy_until = 0.0, dict.fromkeys(ranks, 0.0)
     while True:
-        at += dice.expovariate(total)
-        (kind,) = dice.choices(KINDS, rates)
-        seconds = 0.0 if kind == "kill" else dice.uniform(*lasting)
+        at += rng.expovariate(total)
+        (kind,) = rng.choices(KINDS, rates)
+        seconds = 0.0 if kind == "kill" else rng.uniform(*lasting)
         free = [rank for rank in ranks if busy_until[rank] <= at]
         if free:
-            rank = dice.choice(free)
+            rank = rng.choice(free)
             busy_until[rank] = at + seconds
             yield Event(at, kind, rank, seconds)

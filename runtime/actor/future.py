@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
 from meshbook.runtime.actor.failure import Receipt
-from meshbook.runtime.queues import Latch, may_wait
+from meshbook.runtime.threads import Latch, may_block
 from meshbook.runtime.traces import without_ours
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ class Future(Generic[T]):
             waiter.end_wait()
 
     def _await_latch(self, timeout: float | None) -> None:
-        if not may_wait():
+        if not may_block():
             raise RuntimeError("a finalizer that Python runs on the I/O thread cannot wait for an answer")
         latch = Latch()
         self.when_done(latch.release)

@@ -21,12 +21,12 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.cells.displays import Displays
+from meshbook.runtime.cells.displays import Displays, use_text_bars
 from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
-from meshbook.runtime.cells.function_calls import at_home
+from meshbook.runtime.cells.function_calls import bind_globals
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
 from meshbook.runtime.cells.thread_stacks import (
@@ -38,10 +38,8 @@ from meshbook.runtime.cells.thread_stacks import (
     stack_of_main,
     stacks_of_others,
 )
-from meshbook.runtime.cells.transfer import NO_TRANSFER, Transfer
 from meshbook.runtime.cells.values import describe, without_graph
-from meshbook.runtime.cells.variables import Namespace, VariableRequest, handle
-from meshbook.runtime.cells.widgets import use_text_bars
+from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, Transfer, VariableRequest, handle
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
@@ -65,13 +63,13 @@ class CellActor(Actor):
         # As in a kernel: the commands of a cell have a terminal, at which a pager would wait for a key.
         os.environ.setdefault("PAGER", "cat")
         os.environ.setdefault("GIT_PAGER", "cat")
-        self._given = self._shell.given = _names_of(self._spec)
-        self._shell.user_ns.update(self._given)
+        self._predefined = self._shell.predefined = _names_of(self._spec)
+        self._shell.user_ns.update(self._predefined)
         self._namespace = Namespace(
             *(self._shell.user_ns, self._own_names, self._shell.display_formatter),
             most_bytes=self._node.settings.max_message_bytes,
         )
-        self._told: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
+        self._reported_names: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
         self._values: OrderedDict[str, Any] = OrderedDict()
         self._tasks = table_of(self._node)
         INTERRUPTS.install()
@@ -90,13 +88,13 @@ class CellActor(Actor):
         return True
 
     @endpoint
-    def take_place(self) -> None:
+    def update_names(self) -> None:
         """Update `rank`, `world_size` and the other given names after a resize, unless a cell has set them."""
         self._spec = context().actor_instance.spec
-        before, self._given = self._given, _names_of(self._spec)
-        self._shell.given = self._given
+        before, self._predefined = self._predefined, _names_of(self._spec)
+        self._shell.predefined = self._predefined
         names = self._shell.user_ns
-        names.update({name: value for name, value in self._given.items() if names.get(name) is before[name]})
+        names.update({name: value for name, value in self._predefined.items() if names.get(name) is before[name]})
 
     @endpoint
     def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER, *, debugs: bool = False) -> CellOutcome:
@@ -114,7 +112,7 @@ class CellActor(Actor):
 
     def _run(self, source: str, number: int, origin: str, debugs: bool) -> CellOutcome:
         meter = CellMeter()
-        self._node.signs.cell(True)
+        self._node.status.cell(True)
         if self._node.capture is not None:
             self._node.capture.begin(origin)
         try:
@@ -126,7 +124,7 @@ class CellActor(Actor):
         except SystemExit as error:
             outcome = CellOutcome(meter.read(), error=_exit_error(error))
         finally:
-            self._node.signs.cell(False)
+            self._node.status.cell(False)
         return outcome
 
     def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: CellMeter) -> CellOutcome:
@@ -141,10 +139,10 @@ class CellActor(Actor):
             self._end(origin)
 
     @endpoint
-    def fetch(self, origin: str) -> Parcel:
+    def fetch(self, origin: str) -> PackedValues:
         """Return the value that a cell left here because it was large, under the name `value`."""
         if origin not in self._values:
-            raise KeyError(f"the value is gone: a rank keeps the last {KEPT_VALUES} that did not travel")
+            raise KeyError(f"the value was discarded; a rank keeps the last {KEPT_VALUES} values that it did not send")
         parcel = pack({"value": without_graph(self._values[origin])})
         if excess := format_excess(parcel, self._namespace.most_bytes):
             raise ValueError(excess)
@@ -161,7 +159,9 @@ class CellActor(Actor):
     def run_items(self, work: ItemBatch, operation: str) -> BatchReply:
         """Run items of a map, with the variables of this rank as globals; an interrupt refers to it by `operation`."""
         with INTERRUPTS.during(operation):
-            done = self._tasks.run(work, lambda function: at_home(function, self._shell.user_ns), INTERRUPTS.user_code)
+            done = self._tasks.run(
+                work, lambda function: bind_globals(function, self._shell.user_ns), INTERRUPTS.user_code
+            )
         self._end(current_origin())
         return done
 
@@ -172,7 +172,7 @@ class CellActor(Actor):
 
     def _own_names(self) -> tuple[str, ...]:
         """The names that cells have made."""
-        return tuple(name for name in self._shell.names() if name not in self._given)
+        return tuple(name for name in self._shell.names() if name not in self._predefined)
 
     def _with_names(self, outcome: CellOutcome, before: dict[str, int]) -> CellOutcome:
         """Add to the outcome whether variables have changed, and the user's names if those have.
@@ -180,15 +180,15 @@ class CellActor(Actor):
         If this rank dies, the controller reports from the names what was lost.
         """
         after = self._shell.bindings()
-        is_told = after.keys() == self._told
-        if after == before and is_told:  # each cell waits for this, and most bind nothing new
+        is_reported = after.keys() == self._reported_names
+        if after == before and is_reported:  # each cell waits for this, and most bind nothing new
             return outcome
-        self._told = after.keys()
+        self._reported_names = after.keys()
         was, names = ({name: at[name] for name in self._shell.own(at)} for at in (before, after))
         return msgspec.structs.replace(
             outcome,
             changed=was != names,
-            names=None if is_told else tuple(name for name in names if name not in self._given)[:MOST_NAMES],
+            names=None if is_reported else tuple(name for name in names if name not in self._predefined)[:MOST_NAMES],
         )
 
     def _outcome(self, ran: RunResult, cost: CellCost, origin: str) -> CellOutcome:
@@ -208,13 +208,10 @@ class CellActor(Actor):
         if ran.rendered:  # one of its other representations failed
             print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
-            self._keep(origin, ran.value)
+            self._values[origin] = ran.value
+            while len(self._values) > KEPT_VALUES:
+                self._values.popitem(last=False)
         return CellOutcome(cost, value=value)
-
-    def _keep(self, origin: str, value: Any) -> None:
-        self._values[origin] = value
-        while len(self._values) > KEPT_VALUES:
-            self._values.popitem(last=False)
 
     def _end(self, origin: str) -> None:
         if self._node.capture is not None:
@@ -230,7 +227,7 @@ class CellControl(Actor):
         return INTERRUPTS.request(origin)
 
     @endpoint
-    def interrupt_present(self) -> bool:
+    def interrupt_current(self) -> bool:
         """Interrupt the cell that runs here; False if none does."""
         return bool(INTERRUPTS.origin) and INTERRUPTS.request(INTERRUPTS.origin)
 
@@ -246,7 +243,7 @@ class CellControl(Actor):
             return abort_groups()
 
     @endpoint
-    def abort_present(self) -> list[str]:
+    def abort_current(self) -> list[str]:
         """Break the process groups of this process, whatever runs here; return the groups."""
         with INTERRUPTS.aborting(INTERRUPTS.origin):
             return abort_groups()
@@ -330,9 +327,9 @@ def _device(local_rank: int) -> Any:
 
 
 def _exit_error(error: SystemExit) -> RankError:
-    told = make_rank_error(error, ())
+    converted = make_rank_error(error, ())
     return dataclasses.replace(
-        told, message=f"{told.message} (no rank ends by that: %mesh down ends all of them)".lstrip()
+        converted, message=f"{converted.message} (exit() does not end a rank; %mesh down ends all ranks)".lstrip()
     )
 
 

@@ -6,10 +6,9 @@ cannot be ended from outside.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ class BackgroundThreads:
     def run(self, work: Callable[[], T], within: float) -> T:
         """Return the value of the work, or raise its error. TimeoutError after `within` seconds, or if all hang."""
         if not self._free.acquire(blocking=False):
-            raise TimeoutError(f"all threads for {self._name} hang in earlier work")
+            raise TimeoutError(f"all threads for {self._name} are busy with earlier requests")
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
@@ -41,22 +40,19 @@ class _BackgroundTask(Generic[T]):
         self._work = work
         self._end = end
         self.done = threading.Event()
-        self._outcome: Callable[[], T] | None = None
+        self._value: T
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            value = self._work()
-            self._outcome = lambda: value
+            self._value = self._work()
         except BaseException as error:  # raised in the waiting thread
-            self._outcome = functools.partial(_raise, error)
+            self._error = error
         finally:
             self._end()
             self.done.set()
 
     def outcome(self) -> T:
-        assert self._outcome is not None
-        return self._outcome()
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+        if self._error is not None:
+            raise self._error
+        return self._value

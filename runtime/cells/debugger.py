@@ -34,7 +34,7 @@ class Debugger:
     def __init__(self, prompts: RankPrompts) -> None:
         self._prompts = prompts
         self._pdb: RankPdb | None = None  # created on first use, since that takes milliseconds
-        self._passing = ""  # the execution that does not stop here, by the controller's answer
+        self._declined_origin = ""  # the execution that does not stop here, by the controller's answer
 
     def install(self) -> None:
         """Replace `pdb.set_trace`, which Python's own hook for `breakpoint()` calls; it respects PYTHONBREAKPOINT."""
@@ -53,10 +53,10 @@ class Debugger:
     def _may_stop(self) -> bool:
         """Whether this rank stops (`--break`); caches a refusal. StdinNotImplementedError without a keyboard."""
         origin = INTERRUPTS.origin
-        if origin and self._passing == origin:
+        if origin and self._declined_origin == origin:
             return False
         stops = self._prompts.ask("stop") == "stop"
-        self._passing = "" if stops else origin
+        self._declined_origin = "" if stops else origin
         return stops
 
     def examine(self, error: BaseException) -> None:
@@ -68,13 +68,13 @@ class Debugger:
             try:
                 debugger.interaction(None, error)
             finally:
-                debugger.let_go()
+                debugger.release_frames()
 
     def end_cell(self) -> None:
         """Stop stepping at the end of the user's code, and release the frames, so that their objects are freed."""
         if self._pdb is not None:
             sys.settrace(None)
-            self._pdb.let_go()
+            self._pdb.release_frames()
 
     def _make(self) -> RankPdb:
         """Return the debugger; a new one for a breakpoint in code run at its prompt, or on another thread."""
@@ -123,7 +123,7 @@ class RankPdb(Pdb):
             self._trace_from(frame)  # again: a breakpoint within a command may have removed it
             sys.settrace(self.trace_dispatch)
 
-    def let_go(self) -> None:
+    def release_frames(self) -> None:
         """Release all frames."""
         self.forget()
         self._set_stopinfo(None, None)
@@ -174,9 +174,9 @@ class RankPdb(Pdb):
     def do_interact(self, arg: str) -> None:
         """interact
 
-        Not on ranks: what is no command is run as Python.
+        Not available on ranks: input that is not a command runs as Python.
         """
-        self.error("interact is not for ranks: what is no command is run as Python")
+        self.error("interact is not available on ranks; input that is not a command runs as Python")
 
     def print_stack_entry(self, frame_lineno: tuple[FrameType, int], prompt_prefix: str = "") -> None:
         """Print a frame without the blank line that IPython puts before its own prompt."""
@@ -186,7 +186,7 @@ class RankPdb(Pdb):
 
     def interaction(self, frame: FrameType | None, tb_or_exc: BaseException | TracebackType | None) -> None:
         """Take commands; one debugger at a time, since the prompt shows one place of a rank."""
-        with self._lines.prompts.floor:
+        with self._lines.prompts.debugger_lock:
             self.is_asking, self._is_interrupted = True, False
             try:
                 super().interaction(frame, tb_or_exc)

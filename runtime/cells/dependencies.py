@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from meshbook.runtime.cells.function_calls import at_home
+from meshbook.runtime.cells.function_calls import bind_globals
 from meshbook.runtime.errors import MeshbookError
 
 
@@ -28,8 +28,8 @@ class Dependent:
 
     def bind_to(self, names: dict[str, Any]) -> Dependent:
         """Return the same on a rank; its globals are these names, and the imports of `require`."""
-        check = self.df.bind_to(names) if isinstance(self.df, Requirements) else at_home(self.df, names)
-        return _Checked(at_home(self.f, names), check, *self.dargs, **self.dkwargs)
+        check = self.df.bind_to(names) if isinstance(self.df, Requirements) else bind_globals(self.df, names)
+        return _Checked(bind_globals(self.f, names), check, *self.dargs, **self.dkwargs)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.f(*arguments, **keywords)
@@ -38,7 +38,9 @@ class Dependent:
 class _Checked(Dependent):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self.df(*self.dargs, **self.dkwargs) is False:
-            raise UnmetDependency(f"{getattr(self.df, '__name__', 'the dependency')} refused {self.__name__}")
+            raise UnmetDependency(
+                f"{getattr(self.df, '__name__', 'the dependency')} returned False for {self.__name__}"
+            )
         return self.f(*arguments, **keywords)
 
 
@@ -63,10 +65,10 @@ class Requirements:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                raise UnmetDependency(f"no module {module}: {error}") from None
+                raise UnmetDependency(f"cannot import {module}: {error}") from None
             self._names[module.partition(".")[0]] = importlib.import_module(module.partition(".")[0])
         for name, value in self._values.items():
-            self._names[name] = at_home(value, self._names) if isinstance(value, FunctionType) else value
+            self._names[name] = bind_globals(value, self._names) if isinstance(value, FunctionType) else value
         return True
 
 
@@ -92,6 +94,6 @@ def require(*objects: Any, **values: Any) -> depend:
             values[each.__name__] = each
         else:
             raise TypeError(
-                f"require takes modules and functions; a {type(each).__name__} needs a name: require(x=...)"
+                f"require() takes modules and functions; pass a {type(each).__name__} by name: require(x=...)"
             )
     return depend(Requirements(tuple(modules), values))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.inventory import entry_of
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.packed_values import PackedValues, pack
 from meshbook.runtime.cells.tables import columns_of, content_of, library_of, numbers_of
 from meshbook.runtime.cells.values import summarize_tensor
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
@@ -79,7 +79,7 @@ class DigestRequest(VariableRequest):
         try:
             return VariableDigest(type(value).__name__, tuple(_folded([part_of(*part) for part in _parts(value)])))
         except Exception as error:  # of the user's own code
-            return RequestError(f"{self.name} cannot be looked through: {type(error).__name__}: {error}")
+            return RequestError(f"{self.name} cannot be compared: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FetchBlocks(VariableRequest):
     name: str
     blocks: Mapping[str, tuple[int, ...]]
 
-    def handle(self, namespace: Namespace) -> Parcel:
+    def handle(self, namespace: Namespace) -> PackedValues:
         found = _parts(namespace.values.get(self.name))
         wanted = ((path, value) for path, value in found if path in self.blocks)
         return pack({path: _take(value, self.blocks[path]) for path, value in wanted if _has_numbers(value)})
@@ -101,7 +101,7 @@ def _folded(parts: list[DigestPart]) -> list[DigestPart]:
         return parts
     rest = parts[MOST_PARTS:]
     digest = _hash(piece for part in rest for piece in (part.path.encode(), part.digest))
-    return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} in all", digest)]
+    return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} parts", digest)]
 
 
 def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
@@ -226,7 +226,9 @@ def _blocks_of(value: Any) -> Iterator[Any]:
     flat, length = _flat(value), max(1, BLOCK // int(value.itemsize))
     for start in range(0, len(flat), length):
         piece = flat[start : start + length]
-        yield memoryview(piece.cpu().view(_byte()).numpy() if hasattr(piece, "cpu") else piece.view("uint8"))
+        yield memoryview(
+            piece.cpu().view(sys.modules["torch"].uint8).numpy() if hasattr(piece, "cpu") else piece.view("uint8")
+        )
 
 
 def _take(value: Any, blocks: Sequence[int]) -> Any:
@@ -241,10 +243,6 @@ def _flat(value: Any) -> Any:
     if hasattr(value, "detach"):
         return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return sys.modules["numpy"].ascontiguousarray(value).reshape(-1)
-
-
-def _byte() -> Any:
-    return sys.modules["torch"].uint8
 
 
 def _hash(pieces: Iterable[Any]) -> bytes:

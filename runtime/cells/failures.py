@@ -27,25 +27,23 @@ _PEER_GONE = re.compile(
 
 def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
     """Convert an exception; `rendered` is the traceback as IPython prints it."""
-    if (hidden := _hidden_interrupt(error)) is not None:
-        return dataclasses.replace(make_rank_error(hidden, ()), frames=frames_of(error))
+    cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
+    if isinstance(cause, KeyboardInterrupt) and frames and _IPYTHON in frames[-1].filename:
+        # An error in IPython's own code, which hides an interrupt: it fails so when it starts a shell command.
+        return dataclasses.replace(make_rank_error(cause, ()), frames=frames_of(error))
     kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+    is_consequence = type(error).__name__ in ("DistBackendError", "DistNetworkError") or (
+        isinstance(error, ConnectionError | RuntimeError) and _PEER_GONE.search(str(error)) is not None
+    )
     return RankError(
         kind=kind,  # type: ignore[arg-type]
         type_name=type(error).__name__,
         message=_message_of(error),
         frames=frames_of(error),
         rendered=tuple(rendered),
-        is_consequence=_blames_a_peer(error),
+        is_consequence=is_consequence,
         pickled=pack(error)[0],
     )
-
-
-def _hidden_interrupt(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt behind an error in IPython's own code, which fails so when it starts a shell command."""
-    cause, frames = error.__context__, traceback.extract_tb(error.__traceback__)
-    is_of_ipython = bool(frames) and _IPYTHON in frames[-1].filename
-    return cause if isinstance(cause, KeyboardInterrupt) and is_of_ipython else None
 
 
 def make_quit_error(error: BaseException) -> RankError:
@@ -53,21 +51,21 @@ def make_quit_error(error: BaseException) -> RankError:
     frames = frames_of(error)
     while frames and not frames[-1].is_user:
         frames = frames[:-1]
-    return RankError("raised", type(error).__name__, "the debugger was quit", frames)
+    return RankError("raised", type(error).__name__, "the user quit the debugger", frames)
 
 
 def format_interrupt(error: KeyboardInterrupt) -> RankError:
     """Convert an interrupt after the end of the cell's own code. An exception of that code supplies the frames."""
-    told = make_rank_error(error, ())
+    converted = make_rank_error(error, ())
     cause = error.__context__
-    return told if told.frames or cause is None else dataclasses.replace(told, frames=frames_of(cause))
+    return converted if converted.frames or cause is None else dataclasses.replace(converted, frames=frames_of(cause))
 
 
 def _message_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as trouble:
-        return f"<its text could not be made: {type(trouble).__name__}>"
+        return f"<exception str() failed: {type(trouble).__name__}>"
     if len(text) <= MESSAGE_CHARACTERS:
         return text
     return f"{text[:MESSAGE_CHARACTERS]}… ({len(text):,} characters)"
@@ -106,9 +104,3 @@ def is_user_code(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith("<cell")
     return not filename.startswith(_LIBRARIES) and "site-packages" not in filename and not is_ours(filename)
-
-
-def _blames_a_peer(error: BaseException) -> bool:
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
-        return True
-    return isinstance(error, ConnectionError | RuntimeError) and _PEER_GONE.search(str(error)) is not None

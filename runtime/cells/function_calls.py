@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -16,13 +16,13 @@ from IPython.utils.capture import capture_output
 
 from meshbook.runtime.cells.failures import make_rank_error
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.cells.parcels import Parcel, pack
+from meshbook.runtime.cells.packed_values import PackedValues, pack
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.traces import format_error
 
-Answer = Parcel | RankError | RequestError
+Answer = PackedValues | RankError | RequestError
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reference:
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"a Reference names a variable by a string, as Reference('x'), not by {name!r}")
+            raise TypeError(f"Reference() takes the name of a variable, such as 'x', not {name!r}")
         self.name = name
 
     def __repr__(self) -> str:
@@ -56,14 +56,14 @@ class Apply(VariableRequest):
     If `each` is true, it is called with each element of its arguments, and the value is the list of the results.
     """
 
-    parcel: Parcel
+    parcel: PackedValues
 
     def handle(self, namespace: Namespace) -> RecordedResult:
         return record(lambda: self._call(namespace.values))
 
     def _call(self, names: dict[str, Any]) -> Any:
         opened = self.parcel.open()
-        function = at_home(opened["function"], names)
+        function = bind_globals(opened["function"], names)
         arguments, keywords = dereference((opened["arguments"], opened["keywords"]), names)
         return list(map(function, *arguments)) if opened["each"] else function(*arguments, **keywords)
 
@@ -123,7 +123,7 @@ class RecordedFunction:
 
     def bind_to(self, names: dict[str, Any]) -> RecordedFunction:
         """Return the same function on a rank, with these names as its globals."""
-        bound = RecordedFunction(at_home(self.function, names))
+        bound = RecordedFunction(bind_globals(self.function, names))
         bound._names = names
         return bound
 
@@ -158,7 +158,7 @@ def _answer(call: Callable[[], Any]) -> Answer:
         return RequestError(str(error))
 
 
-def at_home(function: Any, names: dict[str, Any]) -> Any:
+def bind_globals(function: Any, names: dict[str, Any]) -> Any:
     """Return a notebook's function with these names as its globals. Its own globals serve names missing there."""
     if isinstance(function, Reference):
         return eval(function.name, names)
@@ -179,12 +179,9 @@ def dereference(value: Any, names: dict[str, Any]) -> Any:
     if isinstance(value, Reference):
         return eval(value.name, names)
     if type(value) in (tuple, list):
-        return _same_or_made(value, type(value)(dereference(part, names) for part in value))
+        parts = type(value)(dereference(part, names) for part in value)
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
     if type(value) is dict:
         made = {key: dereference(part, names) for key, part in value.items()}
         return value if all(made[key] is value[key] for key in value) else made
     return value
-
-
-def _same_or_made(value: Sequence[Any], made: Sequence[Any]) -> Sequence[Any]:
-    return value if all(new is old for new, old in zip(made, value, strict=True)) else made

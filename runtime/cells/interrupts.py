@@ -17,8 +17,8 @@ from typing import Any
 
 # Seconds after a signal, until it is sent again. A signal in the instant before a blocking call begins takes effect
 # only when that call ends, which may be never. Few, because C code that waits may take each of them for a failure.
-INSIST = (0.05, 0.2, 0.5, 1.0)
-MOST_WANTED = 1000  # the table also holds requests for ended executions, which look like requests for later ones
+REPEAT_AFTER = (0.05, 0.2, 0.5, 1.0)
+MOST_REQUESTS = 1000  # the table also holds requests for ended executions, which look like requests for later ones
 
 
 class Interrupts:
@@ -29,7 +29,7 @@ class Interrupts:
         self.is_open = False  # whether its user code runs
         self._aborting = threading.Lock()  # held while process groups are broken
         self._aborted = ""  # the last execution for which they were broken
-        self._wanted: dict[str, None] = {}  # executions to interrupt, running or yet to come
+        self._requested: dict[str, None] = {}  # executions to interrupt, running or yet to come
         self._show_unraisable: Callable[[Any], object] = sys.unraisablehook
         self._main = threading.main_thread().ident or 0
 
@@ -45,42 +45,39 @@ class Interrupts:
         An execution that is yet to come ends before its user code begins. The cell waits for the main thread, maybe
         behind other cells, so the request may arrive before it.
         """
-        self._want(origin)
+        self._add_request(origin)
         if self.origin != origin:
             return False
         self._signal()
-        self._begin_to_insist(origin)
+        self._start_repeating(origin)
         return True
 
-    def _want(self, origin: str) -> None:
-        self._wanted[origin] = None
-        if len(self._wanted) > MOST_WANTED:
-            del self._wanted[next(iter(self._wanted))]
+    def _add_request(self, origin: str) -> None:
+        self._requested[origin] = None
+        if len(self._requested) > MOST_REQUESTS:
+            del self._requested[next(iter(self._requested))]
 
     def _signal(self) -> None:
         # To the thread and not to the process, so that a blocking call of the main thread returns.
         signal.pthread_kill(self._main, signal.SIGINT)
 
-    def _begin_to_insist(self, origin: str) -> None:
-        threading.Thread(target=self._insist, args=(origin,), name="meshbook interrupt", daemon=True).start()
+    def _start_repeating(self, origin: str) -> None:
+        threading.Thread(target=self._repeat_signal, args=(origin,), name="meshbook interrupt", daemon=True).start()
 
-    def _insist(self, origin: str) -> None:
-        for pause in INSIST:
+    def _repeat_signal(self, origin: str) -> None:
+        for pause in REPEAT_AFTER:
             time.sleep(pause)  # there is no event for a signal without effect
-            if not self._is_unheard(origin):
-                return
+            if origin not in self._requested or self.origin != origin:
+                return  # the signal has had its effect
+            if signal.getsignal(signal.SIGINT) != self._on_signal:
+                return  # a handler of the user's own, which gets each signal
             self._signal()
-
-    def _is_unheard(self, origin: str) -> bool:
-        """Whether the signal had no effect yet. False with a handler of the user's own, which gets each signal."""
-        is_wanted = origin in self._wanted and self.origin == origin
-        return is_wanted and signal.getsignal(signal.SIGINT) == self._on_signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Outside of user code a KeyboardInterrupt would break the runtime, or be swallowed by IPython. A late one, when
         # another cell already runs, is dropped.
         if self.is_open:
-            self.raise_wanted()
+            self.raise_requested()
 
     def _on_unraisable(self, unraisable: Any) -> None:
         """Repeat an interrupt that was raised in a finalizer or a C callback, where Python drops it."""
@@ -88,8 +85,8 @@ class Interrupts:
         if not is_ours:
             self._show_unraisable(unraisable)
             return
-        self._want(self.origin)
-        self._begin_to_insist(self.origin)  # not at once: this hook cannot raise it either
+        self._add_request(self.origin)
+        self._start_repeating(self.origin)  # not at once: this hook cannot raise it either
 
     @contextmanager
     def aborting(self, origin: str) -> Iterator[None]:
@@ -119,15 +116,15 @@ class Interrupts:
         """
         return _RuntimeCode(self) if threading.get_ident() == self._main else nullcontext()
 
-    def raise_wanted(self) -> None:
+    def raise_requested(self) -> None:
         """Raise KeyboardInterrupt, once, if this execution is to be interrupted."""
-        if self.origin in self._wanted:
-            del self._wanted[self.origin]
+        if self.origin in self._requested:
+            del self._requested[self.origin]
             raise KeyboardInterrupt
 
     def forget(self, origin: str) -> None:
         """Drop the request for this execution, which has ended."""
-        self._wanted.pop(origin, None)
+        self._requested.pop(origin, None)
 
 
 # Classes, not generators: a generator that a signal cuts off before its `with` has begun is closed at some later time,
@@ -158,7 +155,7 @@ class _UserCode(AbstractContextManager[None]):
     def __enter__(self) -> None:
         try:
             self._interrupts.is_open = True
-            self._interrupts.raise_wanted()
+            self._interrupts.raise_requested()
         except KeyboardInterrupt:
             self._interrupts.is_open = self._was_open
             raise
@@ -178,7 +175,7 @@ class _RuntimeCode(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         self._interrupts.is_open = self._was_open
         if self._was_open and kind is None:
-            self._interrupts.raise_wanted()
+            self._interrupts.raise_requested()
 
 
 INTERRUPTS = Interrupts()

@@ -48,13 +48,18 @@ def entry_of(name: str, value: Any) -> Entry:
         size, text = _size_and_text(value)
     except Exception as error:  # of the user's own code
         size, text = None, f"cannot be shown: {type(error).__name__}: {error}"
-    return Entry(name, type(value).__name__, size, _clipped(text))
+    line = " ".join(text.split())
+    line = line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
+    return Entry(name, type(value).__name__, size, line)
 
 
 def _size_and_text(value: Any) -> tuple[int | None, str]:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size(), _of_tensor(value)
+        text = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} {value.device}"
+        # To read a distributed tensor takes all its ranks.
+        is_here = value.device.type != "meta" and not hasattr(value, "to_local")
+        return value.numel() * value.element_size(), text + _elements(value, value.numel() if is_here else 0)
     if torch is not None and isinstance(value, torch.nn.Module):
         return _of_module(value)
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -62,13 +67,6 @@ def _size_and_text(value: Any) -> tuple[int | None, str]:
     if (table := summarize_table(value)) is not None:
         return table.size, f"{table.shape} {table.kinds}"
     return None, _of_object(value)
-
-
-def _of_tensor(tensor: Any) -> str:
-    text = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}"
-    # To read a distributed tensor takes all its ranks.
-    is_here = tensor.device.type != "meta" and not hasattr(tensor, "to_local")
-    return text + _elements(tensor, tensor.numel() if is_here else 0)
 
 
 def _elements(values: Any, count: int) -> str:
@@ -80,15 +78,9 @@ def _of_module(module: Any) -> tuple[int, str]:
     held = [*parameters, *module.buffers()]
     count = sum(parameter.numel() for parameter in parameters)
     kinds = dict.fromkeys(f"{str(each.dtype).removeprefix('torch.')} {each.device}" for each in held)
-    text = " ".join([f"{_short_count(count)} parameters", *list(kinds)[:2]])
+    short = next((f"{count / scale:.3g}{letter}" for scale, letter in _SCALES if count >= scale), str(count))
+    text = " ".join([f"{short} parameters", *list(kinds)[:2]])
     return sum(each.numel() * each.element_size() for each in held), text
-
-
-def _short_count(count: int) -> str:
-    for scale, letter in _SCALES:
-        if count >= scale:
-            return f"{count / scale:.3g}{letter}"
-    return str(count)
 
 
 def _of_object(value: Any) -> str:
@@ -107,8 +99,3 @@ def _repr(value: Any) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = MOST_CHARACTERS - len("n=1,000,000: ")
     return short.repr(value)
-
-
-def _clipped(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"

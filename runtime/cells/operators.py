@@ -54,8 +54,8 @@ class OperatorProfiler(Actor):
         """Return the profile. RuntimeError if no cell has run since `begin`."""
         self._disarm()
         if self._profile is None:
-            raise RuntimeError("no cell has run here since the profile began")
-        return _tell(self._profile, self._seconds)
+            raise RuntimeError("no cell has run on this rank since the profile began")
+        return _summarize_profile(self._profile, self._seconds)
 
     def __cleanup__(self, error: BaseException | None) -> None:
         self._disarm()
@@ -81,7 +81,7 @@ class OperatorProfiler(Actor):
             self._events.unregister("pre_run_cell", self._enter)
 
 
-def _tell(profile: Any, seconds: float) -> OperatorProfile:
+def _summarize_profile(profile: Any, seconds: float) -> OperatorProfile:
     operators = tuple(
         Operator(
             each.key,

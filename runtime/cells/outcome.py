@@ -119,7 +119,7 @@ class CellOutcome(msgspec.Struct, frozen=True):
     """The reply of one rank to one cell: an error, or a value (None if the cell does not end in an expression).
 
     `names` are the user's variables on the rank; None if they are the same as in its last report. `pulled` are
-    variables sent with it (`transfer`). `changed`: whether the cell has made, removed or rebound a variable; changes
+    variables sent with it (`Transfer`). `changed`: whether the cell has made, removed or rebound a variable; changes
     inside an object are not detected.
     """
 

@@ -9,6 +9,6 @@ import pygments.lexers.python
 import pygments.styles.default
 
 import meshbook.runtime.cells.actor
-import meshbook.runtime.cells.inspection
+import meshbook.runtime.cells.inspection_actor
 
 __all__ = ["IPython", "meshbook", "pygments"]

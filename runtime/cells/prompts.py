@@ -36,12 +36,12 @@ class RankPrompts:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._numbers = itertools.count(1)
-        self.floor = threading.RLock()  # held by the debugger that takes commands
+        self.debugger_lock = threading.RLock()  # held by the debugger that takes commands
 
     @property
     def pause(self) -> str:
         """The prompt for which the main thread waits, as text; empty if it waits for none."""
-        return self._node.signs.pause
+        return self._node.status.pause
 
     def install(self) -> None:
         """Replace Python's own input functions, which have no keyboard here."""
@@ -69,28 +69,28 @@ class RankPrompts:
             return answer.text
         if answer.kind == "eof":
             raise EOFError(answer.text or "EOF when reading a line")
-        raise StdinNotImplementedError(f"{_words(kind, prompt)}: {answer.text}")
+        raise StdinNotImplementedError(f"{_format_call(kind, prompt)}: {answer.text}")
 
     def _wait_for_answer(self, question: PromptQuestion) -> PromptAnswer:
         if self._node.capture is not None:
             self._node.capture.flush()  # earlier output is shown before the prompt
         asked, answered = PerRank(1), threading.Event()
-        self._tell("ask", question, reply_handler=asked)
+        self._send("ask", question, reply_handler=asked)
         (future,) = asked.futures
         future.when_done(answered.set)
         try:
             with self._paused(question):
                 answered.wait()
         except BaseException:
-            self._tell("withdraw", question.origin, question.rank, question.number)
+            self._send("withdraw", question.origin, question.rank, question.number)
             raise
         try:
             answer: PromptAnswer = future.get()
         except MeshbookError as error:
-            return PromptAnswer("eof", f"the notebook is gone: {error}")
+            return PromptAnswer("eof", f"the notebook has disconnected: {error}")
         return answer
 
-    def _tell(self, endpoint: str, *arguments: Any, reply_handler: PerRank | None = None) -> None:
+    def _send(self, endpoint: str, *arguments: Any, reply_handler: PerRank | None = None) -> None:
         self._node.calls.send(
             [Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, reply_handler
         )
@@ -100,15 +100,15 @@ class RankPrompts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._node.signs.paused("in the debugger" if question.kind in ("command", "stop") else "in input()")
+        self._node.status.paused("in the debugger" if question.kind in ("command", "stop") else "in input()")
         try:
             with INTERRUPTS.user_code():
                 yield
         finally:
-            self._node.signs.paused("")
+            self._node.status.paused("")
 
 
-def _words(kind: Kind, prompt: str) -> str:
+def _format_call(kind: Kind, prompt: str) -> str:
     """Return the call that needs the input, as source code."""
     match kind:
         case "input":

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.cells.failures import is_user_code
-from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, gather
+from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, gather
 
 MOST_FRAMES = 200  # of a stack; the innermost
 MOST_SAMPLES = 100_000  # of a process; beyond it, every second sample is dropped and the rate is halved
@@ -40,7 +40,7 @@ class Sampler(Actor):
     def end(self) -> RankSamples:
         """Stop, and return the samples. RuntimeError if sampling has not begun."""
         if self._sampling is None:
-            raise RuntimeError("no profile has begun here: the process may have been started again")
+            raise RuntimeError("no profile is running on this rank; its process may have been restarted")
         return self._stop()
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -61,28 +61,35 @@ class Sampling:
         self._names: dict[int, str] = {}
         self._count = 0
         # The runtime's own thread is left out of the profile.
-        self._asker = threading.get_ident()
+        self._control_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._run, name="meshbook sampler", daemon=True)
 
     def end(self) -> RankSamples:
         """Stop, and return the samples."""
         self._over.set()
         self.thread.join()
-        names = self._names
-        threads = [_tell(names.get(thread, f"thread {thread}"), seen) for thread, seen in self._seen.items()]
+        threads = []
+        for thread, seen in self._seen.items():
+            name = self._names.get(thread, f"thread {thread}")
+            stacks = (
+                ([CodeLine(code.co_qualname, code.co_filename, line) for code, line in places], seconds)
+                for places, seconds in seen
+            )
+            name = MAIN if name == "MainThread" else name.removeprefix("meshbook ")
+            threads.append(gather(name, stacks, is_user_code))
         return RankSamples("its own thread", tuple(thread for thread in threads if thread.samples))
 
     def _run(self) -> None:
         before = time.perf_counter()
         while not self._over.wait(self._pause):
             now = time.perf_counter()
-            self._look(now - before)
+            self._sample(now - before)
             before = now
 
-    def _look(self, seconds: float) -> None:
+    def _sample(self, seconds: float) -> None:
         frames = sys._current_frames()
         del frames[threading.get_ident()]  # a frame that references itself would stay alive
-        frames.pop(self._asker, None)
+        frames.pop(self._control_thread, None)
         self._names |= {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
         for thread, frame in frames.items():
             places = _places(frame)
@@ -93,6 +100,7 @@ class Sampling:
             self._thin_out()
 
     def _thin_out(self) -> None:
+        """Drop every second sample, and halve the rate."""
         self._pause *= 2
         for thread, seen in self._seen.items():
             self._seen[thread] = [(places, 2 * seconds) for places, seconds in seen[::2]]
@@ -108,12 +116,3 @@ def _places(frame: FrameType | None) -> Places:
         is_of_user = is_of_user or is_user_code(frame.f_code.co_filename)
         frame = frame.f_back
     return tuple(reversed(found)) if is_of_user else ()
-
-
-def _tell(name: str, seen: list[tuple[Places, float]]) -> ThreadSamples:
-    stacks = (([_line(*place) for place in places], seconds) for places, seconds in seen)
-    return gather(MAIN if name == "MainThread" else name.removeprefix("meshbook "), stacks, is_user_code)
-
-
-def _line(code: CodeType, line: int) -> CodeLine:
-    return CodeLine(code.co_qualname, code.co_filename, line)

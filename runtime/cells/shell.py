@@ -30,18 +30,17 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.elsewhere import format_elsewhere
 from meshbook.runtime.cells.failures import frames_of
-from meshbook.runtime.cells.inspecting import CellInspector
-from meshbook.runtime.cells.installing import INSTALLERS, in_turn
 from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.line_magics import INSTALLERS, format_elsewhere, in_turn
+from meshbook.runtime.cells.object_info import CellInspector
 from meshbook.runtime.cells.prompts import RankPrompts
-from meshbook.runtime.telemetry import spans_of_collectives
+from meshbook.runtime.telemetry import collective_spans
 from meshbook.runtime.traces import OWN
 
 # The start of frames in IPython's tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
 NEVER_SHOWN = tuple(
-    f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, spans_of_collectives.__file__)
+    f"{compress_user(file)}:" for file in (__file__, prompts.__file__, debugger.__file__, collective_spans.__file__)
 )
 OURS = tuple(map(compress_user, OWN))
 FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
@@ -59,7 +58,7 @@ INCOMPLETE: int = codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-define
 # Figures of these backends of matplotlib are widgets, which need a comm to the notebook.
 WIDGET_BACKENDS = frozenset({"ipympl", "nbagg", "notebook", "widget"})
 NO_WINDOWS = (
-    "ranks have no windows and no widgets, so {} does not work there: %matplotlib inline shows figures as images"
+    "{} is not available on ranks, which have no windows or widgets; %matplotlib inline shows figures as images"
 )
 NUMBER_OF_TRANSFORMS = sum(map(len, vars(TransformerManager()).values()))
 
@@ -92,7 +91,7 @@ class CellCompiler(CachingCompiler):
         return name
 
 
-class KeepValue(DisplayHook):
+class ResultHook(DisplayHook):
     """Keeps the value of the last expression, unless a semicolon ends it."""
 
     exec_result: Any = None  # no trait: each cell sets it twice, and nothing observes it
@@ -108,7 +107,7 @@ class KeepValue(DisplayHook):
         self.shell.user_ns["_"] = result
 
 
-class SendDisplay(DisplayPublisher):
+class RankDisplayPublisher(DisplayPublisher):
     """Passes rich displays to `Displays`."""
 
     displays: Displays
@@ -130,7 +129,7 @@ class RankShell(InteractiveShell):
 
     prompts: RankPrompts
     debugging: Debugger
-    given: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
+    predefined: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
     # No traits: each cell sets them, and nothing observes them.
     execution_count: int = 1
     last_execution_succeeded: bool = True
@@ -177,8 +176,8 @@ class RankShell(InteractiveShell):
         """The error in a line. Raises if IPython calls it for an interrupted rendering, and would print it as well."""
         if self._is_rendering:
             raise KeyboardInterrupt
-        told: str = super().get_exception_only(*arguments, **keywords)
-        return told
+        line: str = super().get_exception_only(*arguments, **keywords)
+        return line
 
     def show_usage_error(self, error: Any) -> None:
         """Do nothing: a misused magic is reported in one line."""
@@ -199,7 +198,7 @@ class RankShell(InteractiveShell):
     def init_user_ns(self) -> None:
         """Fill the namespace, at the start and after `%reset`."""
         super().init_user_ns()
-        self.user_ns.update(self.given)
+        self.user_ns.update(self.predefined)
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Refuse an event loop of a GUI: ranks have no windows."""
@@ -216,19 +215,19 @@ class RankShell(InteractiveShell):
         return chosen
 
     def _find_with_lazy_load(self, kind: str, name: str) -> Any:
-        if told := format_elsewhere(kind, name):
-            raise UsageError(told)
+        if line := format_elsewhere(kind, name):
+            raise UsageError(line)
         found = super()._find_with_lazy_load(kind, name)
         return in_turn(found) if kind == "line" and name in INSTALLERS and found is not None else found
 
     def ask_exit(self) -> None:
-        raise RuntimeError("exit() does not end a rank: %mesh down ends all of them")
+        raise RuntimeError("exit() does not end a rank; %mesh down ends all ranks")
 
     def debugger(self, force: bool = False) -> None:
         """Open the debugger for `%debug`, and for `%pdb on` at an error."""
         error = getattr(sys, "last_value", None)
         if error is None:
-            print("no error is kept here: there is nothing to debug", file=sys.stderr)
+            print("this rank has no error to debug", file=sys.stderr)
         else:
             self.debugging.examine(error)
 
@@ -349,17 +348,17 @@ def ends_in_semicolon(source: str) -> bool:
 
 def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
     """Create the shell of this process; on the main thread."""
-    SendDisplay.displays = displays
+    RankDisplayPublisher.displays = displays
     config = Config()
     config.InteractiveShell.colors = "neutral"
-    config.InteractiveShell.displayhook_class = KeepValue
-    config.InteractiveShell.display_pub_class = SendDisplay
+    config.InteractiveShell.displayhook_class = ResultHook
+    config.InteractiveShell.display_pub_class = RankDisplayPublisher
     config.InteractiveShell.inspector_class = CellInspector
     shell: RankShell = RankShell.instance(
         config=config,
         user_module=sys.modules["__main__"],
-        displayhook_class=KeepValue,
-        display_pub_class=SendDisplay,
+        displayhook_class=ResultHook,
+        display_pub_class=RankDisplayPublisher,
         compiler_class=CellCompiler,
     )
     shell.loop_runner = LoopRunner()

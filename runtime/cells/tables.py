@@ -79,18 +79,17 @@ def columns_of(table: Any) -> Sequence[tuple[str, Any]] | None:
         return None
     names = table.column_names if library == "pyarrow" else list(table.columns)
     columns = [_column(table, at, library) for at in range(len(names))]  # by position: names may be duplicates
-    index = [(".index", _rows_of(table.index))] if library == "pandas" else []
-    return [*index, *((f"[{name!r}]", column) for name, column in zip(names, columns, strict=True))]
+    named = [(f"[{name!r}]", column) for name, column in zip(names, columns, strict=True)]
+    if library != "pandas":
+        return named
+    rows = table.index
+    return [(".index", str(rows) if type(rows).__name__ == "RangeIndex" else rows.to_numpy()), *named]
 
 
 def _column(table: Any, at: int, library: str) -> Any:
     if library == "pandas":
         return table.iloc[:, at]
     return table.column(at) if library == "pyarrow" else table.to_series(at)
-
-
-def _rows_of(index: Any) -> Any:
-    return str(index) if type(index).__name__ == "RangeIndex" else index.to_numpy()
 
 
 def numbers_of(column: Any) -> Any:

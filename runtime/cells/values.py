@@ -8,8 +8,8 @@ from typing import Any
 
 from IPython.core.formatters import BaseFormatter
 
+from meshbook.runtime.cells.displays import without_widgets
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
-from meshbook.runtime.cells.widgets import without_widgets
 from meshbook.runtime.wire.pickling import dump_on_cpu
 
 TRAVEL_BYTES = 1 << 20
@@ -22,24 +22,28 @@ _BUILTIN = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, 
 
 def describe(value: Any, formatter: Any) -> CellValue:
     """Describe a value, and include it if it is small. `formatter` is an IPython DisplayFormatter."""
-    mime, tensor = _looks(value, formatter)
+    mime, tensor = _represent(value, formatter)
     pickled, note = pack(value)
     return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, pickled=pickled, note=note)
 
 
-def look_at(value: Any, formatter: Any) -> CellValue:
+def describe_text(value: Any, formatter: Any) -> CellValue:
     """Describe a value by its representations only."""
-    mime, tensor = _looks(value, formatter)
-    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="it was only looked at")
+    mime, tensor = _represent(value, formatter)
+    return CellValue(mime=mime, type_name=type(value).__name__, tensor=tensor, note="only its text was fetched")
 
 
-def _looks(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
+def _represent(value: Any, formatter: Any) -> tuple[dict[str, Any], TensorSummary | None]:
     tensor = summarize_tensor(value)
     if _has_only_text(value, formatter):
         mime = {"text/plain": formatter.formatters["text/plain"](value)}
     else:
         mime = without_widgets(formatter.format(value)[0])
-    mime = {kind: data for kind, data in mime.items() if kind == "text/plain" or _is_bounded(data)}
+    mime = {
+        kind: data
+        for kind, data in mime.items()
+        if kind == "text/plain" or not isinstance(data, str | bytes) or len(data) <= SHOWN_RICH_CHARACTERS
+    }
     text = mime.get("text/plain") or repr(value)
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
@@ -63,13 +67,13 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     torch = sys.modules.get("torch")
     # A large tensor on a GPU is not copied only to be rejected.
     if torch is not None and type(value) is torch.Tensor and value.numel() * value.element_size() > limit:
-        return None, f"a tensor of over {limit >> 20} MiB stays with its rank"
+        return None, f"tensors of more than {limit >> 20} MiB stay on their rank"
     value = without_graph(value)
     stream = _Bounded(limit)
     try:
         dump_on_cpu(value, stream)
     except _TooLarge:
-        return None, f"a value of over {limit >> 20} MiB stays with its rank"
+        return None, f"values of more than {limit >> 20} MiB stay on their rank"
     except Exception as error:
         return None, f"cannot be pickled ({type(error).__name__}: {error})"
     return stream.getvalue(), ""
@@ -96,10 +100,6 @@ class _Bounded(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > self._limit:
             raise _TooLarge
         return super().write(data)
-
-
-def _is_bounded(data: Any) -> bool:
-    return not isinstance(data, str | bytes) or len(data) <= SHOWN_RICH_CHARACTERS
 
 
 def summarize_tensor(value: Any) -> TensorSummary | None:

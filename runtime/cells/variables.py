@@ -1,23 +1,26 @@
 """The notebook's requests about variables of a rank: a class for each, which the cell actor carries out.
 
-They wait behind cells, on the main thread, so each request sees the effects of the cells before it. Cells are run by
-`shell`; `parcels` packs values.
+They wait behind cells, on the main thread, so each request sees the effects of the cells before it. A `Transfer` has
+the variables sent with a cell: set before its source runs, and returned with its outcome. `packed_values` packs values.
 """
 
 from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from meshbook.runtime.actor.context import context
+from meshbook.runtime.cells.failures import format_interrupt
 from meshbook.runtime.cells.interrupts import INTERRUPTS
-from meshbook.runtime.cells.outcome import CellValue
-from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
+from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.shell import RankShell
-from meshbook.runtime.cells.values import look_at
+from meshbook.runtime.cells.values import describe_text
 from meshbook.runtime.errors import PickleError
 
 
@@ -63,14 +66,14 @@ def handle(request: VariableRequest, namespace: Namespace, operation: str) -> An
         with INTERRUPTS.during(operation), INTERRUPTS.user_code():
             return request.handle(namespace)
     except KeyboardInterrupt:
-        return RequestError("this was interrupted")
+        return RequestError("the request was interrupted")
 
 
 @dataclass(frozen=True)
 class PushRequest(VariableRequest):
     """Set variables: all, or none if one cannot be unpickled here."""
 
-    parcel: Parcel
+    parcel: PackedValues
 
     def handle(self, namespace: Namespace) -> RequestError | None:
         try:
@@ -87,7 +90,7 @@ class PullRequest(VariableRequest):
     names: tuple[str, ...]
     limit: float
 
-    def handle(self, namespace: Namespace) -> Parcel | TooLarge | RequestError:
+    def handle(self, namespace: Namespace) -> PackedValues | TooLarge | RequestError:
         if (missing := missing_from(namespace, self.names)) is not None:
             return missing
         try:
@@ -109,7 +112,7 @@ class ShowRequest(VariableRequest):
         if (missing := missing_from(namespace, [self.name])) is not None:
             return missing
         try:
-            return look_at(namespace.values[self.name], namespace.formatter)
+            return describe_text(namespace.values[self.name], namespace.formatter)
         except Exception as error:  # of the user's own `__repr__`
             return RequestError(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
 
@@ -153,8 +156,52 @@ def variable_here(mesh: str, name: str) -> Any:
     """Resolve a reference to a variable on a rank of its mesh: the rank's own value."""
     spec = context().actor_instance.spec
     if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
-        raise LookupError(f"{name} is a variable of the mesh {mesh}, and this process is none of its ranks")
+        raise LookupError(f"{name} is a variable of the mesh {mesh}; this process is not one of its ranks")
     names = RankShell.instance().user_ns
     if name not in names:
         raise NameError(f"name {name!r} is not defined")
     return names[name]
+
+
+_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The variables to set, and the names to return: on every rank (`pulled`), and on some ranks (`pulled_at`).
+
+    It is part of the cell, so no other message comes between, and one interrupt ends both.
+    """
+
+    pushed: PackedValues | None = None
+    pulled: tuple[str, ...] = ()
+    pulled_at: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    limit: float = 0  # bytes that one rank may send without confirmation
+
+    def around(self, run: Callable[[], CellOutcome], namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        """Set the variables, run the cell and pull.
+
+        If a variable cannot be set, the cell does not run. If the cell fails, it pulls nothing.
+        """
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                refused = None if self.pushed is None else PushRequest(self.pushed).handle(namespace)
+            if refused is not None:
+                text = f"the cell did not run because its variables were not pushed: {refused.reason}"
+                return CellOutcome(_NOTHING, error=RankError("raised", "VariableError", text))
+        except KeyboardInterrupt as error:
+            return CellOutcome(_NOTHING, error=format_interrupt(error))
+        return self._taken_along(run(), namespace, rank, origin)
+
+    def _taken_along(self, outcome: CellOutcome, namespace: Namespace, rank: int, origin: str) -> CellOutcome:
+        names = (*self.pulled, *self.pulled_at.get(rank, ()))
+        if outcome.error is not None or not names:
+            return outcome
+        try:
+            with INTERRUPTS.during(origin), INTERRUPTS.user_code():
+                return msgspec.structs.replace(outcome, pulled=PullRequest(names, self.limit).handle(namespace))
+        except KeyboardInterrupt as error:
+            return msgspec.structs.replace(outcome, error=format_interrupt(error))
+
+
+NO_TRANSFER = Transfer()

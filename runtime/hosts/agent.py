@@ -47,7 +47,7 @@ from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
-from meshbook.runtime.resources import raise_limit_of_files
+from meshbook.runtime.resources import raise_file_limit
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.output import TELEMETRY, UnsentOutput
 from meshbook.runtime.transport.curve import KeyPair
@@ -69,7 +69,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     started.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
-    raise_limit_of_files()  # for the agent, and for the workers, which may connect to each other
+    raise_file_limit()  # for the agent, and for the workers, which may connect to each other
     adopt_orphans()  # processes that workers leave behind are reparented to the agent, which ends them with the run
     line = LineReader(sys.stdin.fileno(), said)
     spec = msgspec.json.decode(line.first(), type=AgentSpec)

@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from meshbook.runtime.actor.context import CURRENT
-from meshbook.runtime.config import Settings, runtime_root, settings_in_force
+from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import ControllerState, DetachError, load
 from meshbook.runtime.hosts.journal import read_messages, read_output
 from meshbook.runtime.hosts.launch import RunFolder
@@ -174,7 +174,7 @@ def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = 
     """
     if run.version and run.version != present_version():
         raise DetachError(f"run {run.run} is of {run.version}, and this is {present_version()}: attach from there")
-    folder = runtime_root(settings or settings_in_force()) / run.run
+    folder = runtime_root(settings or current_settings()) / run.run
     return replace_session(lambda: _take(folder, who, prepare))
 
 
@@ -201,7 +201,7 @@ def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
 
 def end(run: Status, who: str, settings: Settings | None = None) -> None:
     """End a detached run with all its processes; return once it has ended. DetachError if it is attached already."""
-    folder = runtime_root(settings or settings_in_force()) / run.run
+    folder = runtime_root(settings or current_settings()) / run.run
     try:
         answer, connection = knock(folder, DoorRequest("end", who))
     except DoorClosed as error:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshbook.runtime.config import Settings, runtime_root, settings_in_force
+from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
 from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, DoorRequest, MeshStatus, Status, knock
@@ -20,7 +20,7 @@ def detached_runs(settings: Settings | None = None) -> list[Status]:
 
 
 def _folders(settings: Settings | None) -> Iterator[Path]:
-    root = runtime_root(settings or settings_in_force())
+    root = runtime_root(settings or current_settings())
     yield from sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / DOOR).exists())
 
 
@@ -38,7 +38,7 @@ def choose(wanted: str, settings: Settings | None = None) -> Status:
 
     Without a name, the only detached run. DetachError if none or several match.
     """
-    every, root = detached_runs(settings), runtime_root(settings or settings_in_force())
+    every, root = detached_runs(settings), runtime_root(settings or current_settings())
     free = [run for run in every if not run.held_by]
     if wanted:
         found = [run for run in every if run.run == wanted] or [run for run in free if _is_meant(run, wanted)]

@@ -147,7 +147,7 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
         ended=node.peers.ended,
         roster=session.roster.all,
         events=list(session.events),
-        output=session.output.estates(),
+        output=session.output.log_states(),
         deeds=owned_meshes_of(node),
         part=part.data,
     )

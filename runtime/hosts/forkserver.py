@@ -39,7 +39,7 @@ from meshbook.runtime.hosts.linux import (
 )
 from meshbook.runtime.hosts.worker_exit import spare_finalizers
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
-from meshbook.runtime.resources import explain_limit, raise_limit_of_files
+from meshbook.runtime.resources import explain_limit, raise_file_limit
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ def main() -> None:
     die_with_parent(agent)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise_limit_of_files()  # for the workers: the agent may not have raised it when it started this process
+    raise_file_limit()  # for the workers: the agent may not have raised it when it started this process
     preload(names.split(","))
     outlive_parent()
     serve(channel, folder)

@@ -21,7 +21,7 @@ from meshbook.runtime.hosts.forkserver import Answer, serve_in_fork
 from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.hosts.start_agent import LOG, execute_forkserver
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
-from meshbook.runtime.telemetry.last_words import last_lines
+from meshbook.runtime.telemetry.stderr_tail import last_lines
 
 _decode = msgspec.json.Decoder(Answer).decode
 PLAIN_LOG = "plain-forkserver.log"

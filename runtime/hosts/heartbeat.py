@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, ProcessWords
+from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, ProcessReport
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class Heartbeat:
         self._changed = threading.Event()
         self._closed = False
         self._has_failed = False
-        node.signs.open(folder, node.address.node, incarnation)
-        node.signs.when_changed = self._changed.set
+        node.status.open(folder, node.address.node, incarnation)
+        node.status.when_changed = self._changed.set
         self._beat()
         self._thread = threading.Thread(target=self._run, name="meshbook heartbeat", daemon=True)
         # A debugger that stops all threads must not make this process look dead.
@@ -40,13 +40,13 @@ class Heartbeat:
         self._closed = True
         self._changed.set()
         self._thread.join()
-        self._node.signs.close()
+        self._node.status.close()
 
     def _run(self) -> None:
         while not self._closed:
-            is_idle = self._node.signs.activity == Activity.IDLE
+            is_idle = self._node.status.activity == Activity.IDLE
             if self._node.capture is not None:
-                self._node.capture.look(is_idle=is_idle)
+                self._node.capture.poll(is_idle=is_idle)
             self._changed.wait(IDLE_BEAT_SECONDS if is_idle else SECONDS)
             self._changed.clear()
             self._beat()
@@ -58,16 +58,16 @@ class Heartbeat:
             if not self._has_failed:
                 logger.exception("%s cannot tell what it is at", self._node.address.node)
             self._has_failed = True
-            self._node.signs.tick(ProcessWords(os.getpid()), self._node.traffic())
+            self._node.status.tick(ProcessReport(os.getpid()), self._node.traffic())
 
     def _tell(self) -> None:
         node = self._node
         # two threads that write their own counts may do so in the wrong order
-        node.signs.collectives(len(node.recorder.open))
+        node.status.collectives(len(node.recorder.open))
         actors = tuple(
             (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
         )
-        node.signs.tick(ProcessWords(os.getpid(), actors, self._collective(), node.signs.pause), node.traffic())
+        node.status.tick(ProcessReport(os.getpid(), actors, self._collective(), node.status.pause), node.traffic())
 
     def _collective(self) -> str:
         """Return the open collective that began first."""

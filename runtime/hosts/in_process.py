@@ -40,7 +40,7 @@ from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
-from meshbook.runtime.telemetry.last_words import leave_traceback
+from meshbook.runtime.telemetry.stderr_tail import leave_traceback
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, client_context, process_run
-from meshbook.runtime.config import check_private, settings_in_force
+from meshbook.runtime.config import check_private, current_settings
 from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome
@@ -230,7 +230,7 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelcome]:
     """Connect to the agent of the run in this folder, and wait for its answer."""
-    seconds = settings_in_force().launch_timeout
+    seconds = current_settings().launch_timeout
     end = time.monotonic() + seconds
     run = folder.name
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -39,7 +39,7 @@ from meshbook.runtime.telemetry.vitals import (
     STALE_AFTER,
     VITALS,
     Activity,
-    ProcessWords,
+    ProcessReport,
     VitalsBatch,
 )
 
@@ -200,7 +200,7 @@ class ProcessSampler:
             before.sign = page.tick or before.sign
         elif not can_say and self.table.runs(pid):
             before.sign = now
-            said = said or msgspec.msgpack.encode(ProcessWords(pid))
+            said = said or msgspec.msgpack.encode(ProcessReport(pid))
         step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
         activity = page.activity if page is not None else Activity.IDLE
         age = max(0.0, now - before.sign)
@@ -208,7 +208,7 @@ class ProcessSampler:
 
 
 def _pid_of(words: bytes) -> int:
-    return msgspec.msgpack.decode(words, type=ProcessWords).pid if words else 0
+    return msgspec.msgpack.decode(words, type=ProcessReport).pid if words else 0
 
 
 def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:

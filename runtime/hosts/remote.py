@@ -35,8 +35,8 @@ from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.queues import get_within
-from meshbook.runtime.telemetry.last_words import last_lines
+from meshbook.runtime.telemetry.stderr_tail import last_lines
+from meshbook.runtime.threads import get_within
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.home import describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address

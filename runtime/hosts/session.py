@@ -20,7 +20,7 @@ import msgspec
 
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, context, provide_client
 from meshbook.runtime.actor.future import Future, check_timeout
-from meshbook.runtime.config import Settings, open_private, runtime_root, settings_in_force
+from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
@@ -44,10 +44,10 @@ from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
-from meshbook.runtime.telemetry.last_words import last_lines
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, QuestionRouter
+from meshbook.runtime.telemetry.stderr_tail import last_lines
 from meshbook.runtime.telemetry.vitals import VITALS
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
@@ -73,7 +73,7 @@ class Session:
 
     def __init__(self, settings: Settings | None = None) -> None:
         pickling.pass_main_by_value()
-        self.settings = settings or settings_in_force()
+        self.settings = settings or current_settings()
         self.run = secrets.token_hex(4)
         self.folder = self._open_folder()
         self.output = OutputStore()
@@ -124,7 +124,7 @@ class Session:
         node.actors.host_inline(ROSTER, self.roster)
         node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
         node.peers.when_down += [self.roster.ended, self.output.ended, self.history.ended]
-        node.peers.when_restarted.append(self.output.reborn)
+        node.peers.when_restarted.append(self.output.restarted)
         node.on_fault = self._faults.report
         return node
 

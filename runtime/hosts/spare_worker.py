@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from meshbook.runtime.actor.context import Context, provide_client
-from meshbook.runtime.config import begin_with
+from meshbook.runtime.config import set_inherited_settings
 from meshbook.runtime.hosts import worker
 from meshbook.runtime.hosts.command_workers import bind
 from meshbook.runtime.hosts.worker_exit import leave, run_finalisers
@@ -34,7 +34,7 @@ def place_file(folder: Path, node: str) -> Path:
 def stand_by(spec: WorkerSpec, folder: Path) -> WorkerSpec:
     """Prepare like any worker of this mesh, then wait for a call; return the spec of the rank to become."""
     faulthandler.enable(file=2, all_threads=False)
-    begin_with(spec.world.settings)
+    set_inherited_settings(spec.world.settings)
     worker.limit_threads(spec)
     provide_client(_refuse)
     if not worker.prepare(spec, folder):

@@ -28,7 +28,7 @@ from meshbook.runtime.hosts.forkserver import Exited, Started
 from meshbook.runtime.hosts.spare_worker import call_file, place_file
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.telemetry.events import Kind
-from meshbook.runtime.telemetry.last_words import last_words, remove_files
+from meshbook.runtime.telemetry.stderr_tail import read_last_lines, remove_files
 
 
 @dataclass
@@ -235,7 +235,7 @@ class SpareManager:
         if spare is None:
             return ""
         mesh = spare.spec.world.mesh
-        words = last_words(self._folder, spare.node, self._settings.stderr_lines)
+        words = read_last_lines(self._folder, spare.node, self._settings.stderr_lines)
         report = ExitReport(spare.node, exited.pid, exited.returncode, words)
         is_wanted, was_warm = mesh in self._spares.meshes(), self._spares.ended(spare)
         if is_wanted:

@@ -30,7 +30,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import GroupMembership, GroupPlan, LeftGroups, has_gpu
 from meshbook.runtime.collectives.stores import GroupStores
-from meshbook.runtime.config import begin_with
+from meshbook.runtime.config import set_inherited_settings
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
 from meshbook.runtime.hosts.heartbeat import Heartbeat
@@ -47,11 +47,11 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
-from meshbook.runtime.telemetry.last_words import leave_traceback
+from meshbook.runtime.telemetry.collective_spans import watch_collectives
 from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
-from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
 from meshbook.runtime.telemetry.status_writer import watch_steps
+from meshbook.runtime.telemetry.stderr_tail import leave_traceback
 from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
@@ -77,7 +77,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     # A segmentation fault writes Python's stack to stderr, which the agent reads. Only of the faulting thread: the
     # other stacks would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
-    begin_with(spec.world.settings)
+    set_inherited_settings(spec.world.settings)
     limit_threads(spec)
     home = Home(folder, host_of(spec.address), host_of(spec.world.controller))
     transport = UnixTransport(spec.address.node, home, spec.world.settings)
@@ -88,7 +88,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     capture = make_capture(node, spec, folder)
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, spec.incarnation)
-    os.register_at_fork(after_in_child=node.signs.close)  # the page belongs to this process only
+    os.register_at_fork(after_in_child=node.status.close)  # the page belongs to this process only
     when_imported("torch", functools.partial(watch_torch, node))
     Prefix.install()
     Prefix.is_on = bool(spec.world.settings.extra.get("prefix_python_logs_with_actor", True))
@@ -135,7 +135,7 @@ def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
         if os.environ.get(name) == before.ranks()[name]:
             os.environ[name] = value
     if node.capture is not None:
-        node.capture.take_rank(place.rank)
+        node.capture.set_rank(place.rank)
     return place
 
 
@@ -156,7 +156,7 @@ def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
     place = spec.world.mesh, spec.rank, folder, spec.address.node
     capture = node.capture = Capture(send, *place, size, has_left=lambda: node.routes.have_left(node.controller))
     settings = spec.world.settings
-    capture.choose(LogOptions(shown=settings.enable_log_forwarding or settings.show_output))
+    capture.set_options(LogOptions(shown=settings.enable_log_forwarding or settings.show_output))
     capture.install()
     return capture
 
@@ -210,8 +210,8 @@ def limit_threads(spec: WorkerSpec) -> None:
 
 def watch_torch(node: Node) -> None:
     """Record collectives and training steps of this process, which has imported torch, and give each group a store."""
-    watch_collectives(node.recorder, node.signs)
-    watch_steps(node.signs)
+    watch_collectives(node.recorder, node.status)
+    watch_steps(node.status)
     if (rendezvous := sys.modules.get("torch.distributed.rendezvous")) is not None:
         GroupStores(lambda: node.place.rendezvous()).install(rendezvous)
 
@@ -262,7 +262,7 @@ class Process(ProcessActor):
         logging.getLogger().setLevel(level)
         if self._node.capture is not None:
             shown = options.shown or self._node.settings.show_output
-            self._node.capture.choose(msgspec.structs.replace(options, shown=shown))
+            self._node.capture.set_options(msgspec.structs.replace(options, shown=shown))
 
     @endpoint
     def fence(self, fence: str) -> None:

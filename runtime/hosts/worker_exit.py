@@ -19,7 +19,7 @@ from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
 from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
-from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.threads import items_of
 from meshbook.runtime.traces import is_ours
 
 _LIBRARY = f"{Path(threading.__file__).parent}{os.sep}"  # of Python's standard library

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.threads import items_of
 
 ROSTER = "roster"  # the actor that a controller hosts for this
 

@@ -35,9 +35,9 @@ from meshbook.runtime.hosts.spare_worker import place_file
 from meshbook.runtime.hosts.spares import OnSpare, SpareManager
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.resources import explain_limit
-from meshbook.runtime.telemetry.last_words import find_traceback, last_lines, last_words, remove_files
 from meshbook.runtime.telemetry.output import UnsentOutput
-from meshbook.runtime.telemetry.unsent import read_remains
+from meshbook.runtime.telemetry.stderr_tail import find_traceback, last_lines, read_last_lines, remove_files
+from meshbook.runtime.telemetry.unsent import read_unsent
 from meshbook.runtime.wire.messages import Address
 
 OnExit = Callable[[ExitReport, list[Address], UnsentOutput | None], None]
@@ -398,7 +398,7 @@ class Workers:
             node=node,
             pid=worker.pid,
             returncode=returncode,
-            stderr=last_words(self._folder, node, worker.settings.stderr_lines),
+            stderr=read_last_lines(self._folder, node, worker.settings.stderr_lines),
             hint=trouble or self._why_killed(worker, returncode),
             stopped=worker.stopping,
             incarnation=worker.incarnation,
@@ -416,7 +416,7 @@ class Workers:
                 for other in self._by_node.values()
                 if not other.stopping or other.address.node == worker.owner
             ]
-        remains = read_remains(self._folder, node)
+        remains = read_unsent(self._folder, node)
         remove_files(self._folder, node)
         self._on_exit(report, others, remains)
         worker.ended.set()

@@ -39,7 +39,7 @@ from meshbook.runtime.mesh.worker_specs import (
     starts_warm,
 )
 from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.resources import find_room_for_peers
+from meshbook.runtime.resources import ensure_files_for_peers
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
@@ -120,7 +120,7 @@ class HostMesh(MeshTrait):
     @property
     def stream_logs(self) -> bool:
         """Whether the client shows the output of processes that are spawned now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
-        return OVERRIDES.over_mesh(current_node().settings).enable_log_forwarding
+        return OVERRIDES.applied_to_mesh(current_node().settings).enable_log_forwarding
 
     @property
     def initialized(self) -> Future[bool]:
@@ -223,11 +223,11 @@ class HostMesh(MeshTrait):
             plan_starts, proc_bind=proc_bind, commands=bootstrap_command, python=self._python, env=env
         )
         starts = plan(extent, local)
-        if trouble := find_room_for_peers(extent.nelements):
+        if trouble := ensure_files_for_peers(extent.nelements):
             raise LaunchError(trouble)
         policy = policy_of(on_failure, restarts)
         spare_start = start_of_spares(starts) if spares else None
-        is_warm = starts_warm(OVERRIDES.over_mesh(current_node().settings), local)
+        is_warm = starts_warm(OVERRIDES.applied_to_mesh(current_node().settings), local)
         worker_specs: list[WorkerSpec] = []
         for index, agent in enumerate(self._picked()):
             world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
@@ -278,7 +278,7 @@ class HostMesh(MeshTrait):
             search_path=search_path,
             prefix=sys.prefix,
             installed=installed_path(search_path),
-            settings=OVERRIDES.over_mesh(node.settings),
+            settings=OVERRIDES.applied_to_mesh(node.settings),
             is_warm=is_warm,
             bootstrap=b"" if bootstrap is None else bytes(pickling.dumps(bootstrap, "bootstrap")[0]),
             python=self._python,

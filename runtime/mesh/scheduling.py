@@ -40,7 +40,7 @@ from meshbook.runtime.mesh.tasks import (
 )
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.identity import NOWHERE
-from meshbook.runtime.queues import get_within
+from meshbook.runtime.threads import get_within
 from meshbook.runtime.traces import name_cells
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class Scheduler:
             rank=rank,
             host=host,
             type_name=raised.type_name,
-            said=raised.said,
+            text=raised.said,
             trace=trace,
         )
 

@@ -30,8 +30,8 @@ from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
 from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
 from meshbook.runtime.node.listeners import notify_all
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.snapshots import items_of
 from meshbook.runtime.telemetry.spans import Row, is_recorded
+from meshbook.runtime.threads import items_of
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body

@@ -15,7 +15,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.threads import items_of
 from meshbook.runtime.wire.messages import Address, Manner
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from meshbook.runtime.errors import CallCancelled, CallTimeout, QueueFull
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import FOR_ROOM
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.queues import may_wait
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.threads import may_block
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import CallLater
 from meshbook.runtime.wire.frames import Body, pack
@@ -259,7 +259,7 @@ class FlowControl:
         thread = threading.get_ident()
         # A finalizer or signal handler that interrupts such a wait does not wait itself: they would pile up on the
         # stack while the thread makes no progress.
-        if not may_wait() or thread in self._waiting:
+        if not may_block() or thread in self._waiting:
             self._outstanding.overspend((target.address.node, target.actor), size)
             return
         self._waiting.add(thread)

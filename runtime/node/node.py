@@ -83,7 +83,7 @@ class Node:
         self.take_place: Callable[[Any], Any] = lambda place: place  # of a worker: applies a resize
         self.recorder = recorder = Recorder(settings.spans)
         recorder.quiet.add(TELEMETRY)
-        self.signs = StatusWriter()
+        self.status = StatusWriter()
         self.loop = loop = transport.loop
         self._transport = transport
         self._closed = False

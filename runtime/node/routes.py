@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
-from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.threads import items_of
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.config import current_settings
 from meshbook.runtime.rdma.backends import TransferBackend
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.nixl.agent import is_installed
@@ -67,7 +67,7 @@ def is_rdma_available() -> bool:
 
 def why_no_ibverbs(nics: Path = NICS) -> str:
     """Return why this process uses no RDMA NIC, in a few words; empty if it can use one."""
-    if settings_in_force().extra.get(_DISABLE, False):
+    if current_settings().extra.get(_DISABLE, False):
         return f"{_DISABLE} is set"
     if not (nics.is_dir() and any(nics.iterdir())):
         return "this host has no RDMA NIC"
@@ -78,7 +78,7 @@ def why_no_ibverbs(nics: Path = NICS) -> str:
 
 def is_tcp_allowed() -> bool:
     """Return whether data may move to other hosts without a NIC."""
-    return bool(settings_in_force().extra.get(_FALLBACK, True))
+    return bool(current_settings().extra.get(_FALLBACK, True))
 
 
 class Fallback:

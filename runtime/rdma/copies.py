@@ -13,7 +13,7 @@ from typing import Any
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.snapshots import items_of
+from meshbook.runtime.threads import items_of
 
 Lend = Callable[[LocalMemory, BufferHandle], BufferHandle]
 Source = tuple[str, int, int]  # the owner's node, its incarnation, and the lease number

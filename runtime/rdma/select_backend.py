@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 AGAIN = 10.0  # seconds until a backend is tried again after a failure that may pass
 REMEMBERED = 4096  # failures that are kept; those of ended owners stay too, so the oldest are evicted
-LEFT_OUT = "left out by MESHBOOK_RDMA_WAYS"
+LEFT_OUT = "left out by MESHBOOK_RDMA_BACKENDS"
 SPARE = "leads there as well, and is slower"
 
 
@@ -54,7 +54,7 @@ class BackendSelector:
     ) -> None:
         if unknown := set(allowed) - {way.name for way in ways}:
             names = ", ".join(way.name for way in ways)
-            raise ValueError(f"MESHBOOK_RDMA_WAYS names {', '.join(sorted(unknown))}: the ways are {names}")
+            raise ValueError(f"MESHBOOK_RDMA_BACKENDS names {', '.join(sorted(unknown))}: the ways are {names}")
         self._ways = ways
         self._allowed = allowed
         self._forbid = forbid

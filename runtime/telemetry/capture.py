@@ -5,7 +5,7 @@
 
 Unsent output is also kept in files that outlive the process (`unsent`), from which the agent sends it.
 
-Text that overwrites itself, such as a progress bar, is sent in its last state (`screens`).
+Text that overwrites itself, such as a progress bar, is sent in its last state (`terminals`).
 
 In an idle process the output thread sleeps. A write to a stream wakes it at once. The heartbeat wakes it when one of
 the files has grown.
@@ -30,11 +30,11 @@ import msgspec
 
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
-from meshbook.runtime.telemetry.last_words import LastWords
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
-from meshbook.runtime.telemetry.screens import Screens
+from meshbook.runtime.telemetry.stderr_tail import StderrTail
 from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
+from meshbook.runtime.telemetry.terminals import Terminals
 from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS
 from meshbook.runtime.telemetry.unsent import OutputOwner, UnsentFile
 
@@ -74,9 +74,9 @@ class Capture:
         self._chunk_characters = chunk_characters
         self._mesh = mesh
         self._rank = rank
-        self.main_origin: Callable[[], str] = _no_origin  # the running cell: the best guess for C code's output
+        self.main_origin: Callable[[], str] = lambda: ""  # the running cell: the best guess for C code's output
         self._options = SHOWN
-        self._last_words = LastWords(folder, node)
+        self._stderr_tail = StderrTail(folder, node)
         self._unsent = UnsentFile(folder, node)
         self._numbers = itertools.count(1)  # of the pieces that are written
         self._read = self._sent = SentMark(node)  # the marks of text read and of text sent; between them are held rows
@@ -87,13 +87,15 @@ class Capture:
         self._waiting: collections.deque[tuple[int, str, StreamName, str]] = collections.deque()
         self._size = 0  # approximate characters in _waiting: threads add to it without a lock
         self._sent_at = 0.0
-        self._bell = threading.Lock()  # acquired: silent. A signal handler can release a lock, but cannot set an Event
-        self._bell.acquire()
-        self._is_urgent = False  # the bell was rung to send at once
-        self._asleep = False  # the thread waits only for the bell
+        self._wake_lock = (
+            threading.Lock()
+        )  # acquired: silent. A signal handler can release a lock, but cannot set an Event
+        self._wake_lock.acquire()
+        self._is_urgent = False  # the thread was woken to send at once
+        self._asleep = False  # the thread waits only for a wake-up
         self._is_idle = False  # whether the process is idle, as the heartbeat reports
-        self._sending = threading.Lock()  # guards _files, _screens and the order in which chunks leave
-        self._screens = Screens()
+        self._sending = threading.Lock()  # guards _files, _terminals and the order in which chunks leave
+        self._terminals = Terminals()
         self._ended = False
         self._has_failed = False
         self._forked = False
@@ -110,7 +112,7 @@ class Capture:
         """Send the rest; text written from now on stays in this process."""
         self._ended = True
         if self._thread.is_alive():
-            self.ring()
+            self.flush_soon()
             self._thread.join()
         self.flush()
 
@@ -118,18 +120,18 @@ class Capture:
         """Send all output so far, from Python and from anything else in this process."""
         with self._sending:
             self._send_all()
-            self._wake_for_screens()
+            self._wake_for_terminals()
 
     def end(self, origin: str) -> None:
         """Send everything, and settle the rows of this cell, which has ended."""
         with self._sending:
             # Most cells write nothing, and each cell waits for this.
-            if not (self._waiting or self._screens.has_any or any(file.has_news for file in self._files)):
+            if not (self._waiting or self._terminals.has_any or any(file.has_news for file in self._files)):
                 return
             self._send_all()
-            for writer, emission in self._screens.end(origin):
+            for writer, emission in self._terminals.end(origin):
                 self._send(*writer, emission)
-            self._wake_for_screens()
+            self._wake_for_terminals()
 
     def begin(self, origin: str) -> None:
         """Record that a cell begins on the main thread."""
@@ -140,79 +142,75 @@ class Capture:
         """How the controller handles output of no cell."""
         return self._options
 
-    def choose(self, options: LogOptions) -> None:
+    def set_options(self, options: LogOptions) -> None:
         """Use these options for text that is written from now on; send earlier text with the old ones."""
         self.flush()
         self._options = options
         self._set_owner(self.main_origin())
 
-    def take_rank(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Change the rank of this process."""
         self._rank = rank
         self._set_owner(self.main_origin())
 
     def _set_owner(self, origin: str) -> None:
-        self._unsent.belong_to(OutputOwner(self._mesh, self._rank, self._options, origin))
+        self._unsent.set_owner(OutputOwner(self._mesh, self._rank, self._options, origin))
 
     # -- from the streams ------------------------------------------------------
 
     def write(self, origin: str, stream: StreamName, text: str) -> None:
         """Queue a piece of text; callable from any thread and any signal handler."""
         if self._forked:
-            return _write_all(1 if stream == "stdout" else 2, text)
+            data = whole(text).encode()
+            while data:
+                data = data[os.write(1 if stream == "stdout" else 2, data) :]
+            return
         if stream == "stderr":
-            self._last_words.add(text)
+            self._stderr_tail.add(text)
         number, origin = next(self._numbers), origin or self.main_origin()
         self._size += len(text) + PIECE_CHARACTERS
         self._waiting.append((number, origin, stream, text))
         if len(text) > KEPT_CHARACTERS or not self._unsent.add(number, origin, stream, text):
-            self._keep_slowly(number, origin, stream, text)
-        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and self._is_quiet()):
-            self.ring()
+            self._keep_waiting_for_room(number, origin, stream, text)
+        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and monotonic() - self._sent_at > FLUSH_SECONDS):
+            self.flush_soon()
         elif self._asleep:
             self._wake()
         if self._size >= WAITING_CHARACTERS:
-            self._wait_for_room()
-        return None
+            # The wait is bounded: a handler that interrupted a send on this very thread would never see room.
+            end = monotonic() + WAIT_SECONDS
+            while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
+                sleep(0.001)  # polls, without a lock: the releasing thread may be the interrupted one
 
-    def ring(self) -> None:
+    def flush_soon(self) -> None:
         """Make the output thread send now."""
         self._is_urgent = True
         self._wake()
 
-    def look(self, *, is_idle: bool) -> None:
+    def poll(self, *, is_idle: bool) -> None:
         """Wake the thread if a file has grown or this process is not idle; called by the heartbeat."""
         self._is_idle = is_idle
         if self._asleep and (not is_idle or any(file.has_news for file in self._files)):
             self._wake()
 
-    def _wake_for_screens(self) -> None:
-        if self._asleep and not self._screens.is_settled:
+    def _wake_for_terminals(self) -> None:
+        if self._asleep and not self._terminals.is_settled:
             self._wake()
 
     def _wake(self) -> None:
-        if self._bell.locked():
-            with contextlib.suppress(RuntimeError):  # another thread rang in between
-                self._bell.release()
+        if self._wake_lock.locked():
+            with contextlib.suppress(RuntimeError):  # another thread woke it in between
+                self._wake_lock.release()
 
-    def _is_quiet(self) -> bool:
-        return monotonic() - self._sent_at > FLUSH_SECONDS
-
-    def _wait_for_room(self) -> None:
-        # The wait is bounded: a handler that interrupted a send on this very thread would never see room.
-        end = monotonic() + WAIT_SECONDS
-        while self._size >= WAITING_CHARACTERS and self._thread.is_alive() and monotonic() < end:
-            sleep(0.001)  # polls, without a lock: the releasing thread may be the interrupted one
-
-    def _keep_slowly(self, number: int, origin: str, stream: StreamName, text: str) -> None:
+    def _keep_waiting_for_room(self, number: int, origin: str, stream: StreamName, text: str) -> None:
         """Keep a long text, waiting for room; stop after `KEEP_SECONDS` if the controller does not receive."""
         end = monotonic() + KEEP_SECONDS
         for start in range(0, len(text), KEPT_CHARACTERS):
             while not self._unsent.add(number, origin, stream, text[start : start + KEPT_CHARACTERS]):
-                self.ring()
+                self.flush_soon()
                 sleep(0.001)
                 if monotonic() > end:
-                    self._unsent.give_up()
+                    self._unsent.pause()
 
     def _become_child(self) -> None:
         """Write to the descriptors from now on, in a forked child (a DataLoader's worker).
@@ -244,47 +242,47 @@ class Capture:
         is_silent = monotonic() - self._sent_at > IDLE_SECONDS
         if is_silent and self._is_idle:
             self._sleep()
-            is_silent = False  # a piece that rang may be the first of a line, and the rest follows
+            is_silent = False  # the piece that woke it may be the first of a line, and the rest follows
         if not self._is_urgent:
-            self._bell.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
+            self._wake_lock.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
         self._is_urgent = False
 
     def _sleep(self) -> None:
-        """Wait for the bell, unless a screen has something to send later."""
-        # Set _asleep before looking: text that arrives in between is either seen here or rings.
+        """Wait for a wake-up, unless a terminal has something to send later."""
+        # Set _asleep before looking: text that arrives in between is either seen here or wakes the thread.
         with self._sending:
-            self._asleep = self._screens.is_settled
+            self._asleep = self._terminals.is_settled
         if self._asleep and not (self._waiting or self._ended):
-            self._bell.acquire()
+            self._wake_lock.acquire()
         self._asleep = False
 
     def _send_now(self, *, follow: bool) -> None:
         with self._sending:
-            self._turn()
+            self._free_sent()
             ends = self._file_ends()
             self._send_waiting()
-            for writer, emission in self._screens.due(monotonic()):
+            for writer, emission in self._terminals.due(monotonic()):
                 self._send(*writer, emission)
             if follow:
                 self._send_files(ends)
-                self._last_words.trim()
+                self._stderr_tail.trim()
 
-    def _turn(self) -> None:
+    def _free_sent(self) -> None:
         """Free the space of text that was sent and has left this process; runs before more is sent."""
         if self._has_left():
-            self._unsent.turn(self._read.number, self._sent)
+            self._unsent.switch_halves(self._read.number, self._sent)
             for file in self._files:
-                file.give_back(getattr(self._sent, file.stream))
+                file.free_before(getattr(self._sent, file.stream))
 
     def _send_all(self) -> None:
-        self._turn()
+        self._free_sent()
         ends = self._file_ends()
         self._send_waiting()
         self._send_files(ends)
         self._send_held()
 
     def _send_held(self) -> None:
-        for writer, emission in self._screens.held(monotonic()):
+        for writer, emission in self._terminals.held(monotonic()):
             self._send(*writer, emission)
 
     def _send_waiting(self) -> None:
@@ -323,9 +321,9 @@ class Capture:
                 self._pass_on(self.main_origin(), file.stream, text, read)
 
     def _pass_on(self, origin: str, stream: StreamName, text: str, read: SentMark) -> None:
-        """Feed the text up to this mark to the screens, and send what they do not hold back."""
+        """Feed the text up to this mark to the terminals, and send what they do not hold back."""
         self._sent_at = monotonic()
-        emission = self._screens.feed(origin, stream, text, self._sent_at)
+        emission = self._terminals.feed(origin, stream, text, self._sent_at)
         if emission is None or not (emission.text or emission.live is not None):
             self._read = read
             return
@@ -335,7 +333,7 @@ class Capture:
 
     def _send(self, origin: str, stream: StreamName, emission: Emission) -> None:
         """Send chunks within the size limit; the last one carries the rows that may still change."""
-        if not self._screens.holds_any:
+        if not self._terminals.holds_any:
             self._sent = self._read
         text, size = emission.text, self._chunk_characters
         live = None if emission.live is None else emission.live[-size:]
@@ -352,13 +350,3 @@ def whole(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _write_all(descriptor: int, text: str) -> None:
-    data = whole(text).encode()
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _no_origin() -> str:
-    return ""

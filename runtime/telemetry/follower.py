@@ -54,10 +54,15 @@ class Follower:
             if text := self._decoder.decode(data):
                 yield text
 
-    def give_back(self, end: int) -> None:
+    def free_before(self, end: int) -> None:
         """Free the space before this position."""
-        if end - self._freed > PUNCH_BYTES:
-            self._free(end - KEPT_BYTES)
+        if end - self._freed <= PUNCH_BYTES:
+            return
+        start, self._freed = self._freed, end - KEPT_BYTES
+        fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)  # Linux only; may fail, see the module docstring
+        if fallocate is not None:
+            length = ctypes.c_int64(self._freed - start)
+            fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(start), length)
 
     @property
     def position(self) -> int:
@@ -71,14 +76,3 @@ class Follower:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    def _free(self, end: int) -> None:
-        _punch_hole(self._descriptor, self._freed, end - self._freed)
-        self._freed = end
-
-
-def _punch_hole(descriptor: int, start: int, length: int) -> None:
-    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)  # Linux only; may fail, see the module docstring
-    if fallocate is not None:
-        mode = _KEEP_SIZE | _PUNCH_HOLE
-        fallocate(descriptor, mode, ctypes.c_int64(start), ctypes.c_int64(length))

@@ -2,7 +2,7 @@
 
     receiving thread -> queue -> forwarding thread -> LogLines -> Screen
 
-The screen of a script is its own stdout and stderr; that of a notebook is its cells (`magics.forwarding`).
+The screen of a script is its own stdout and stderr; that of a notebook is its cells (`magics.output.actor_output`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
-from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk, StreamName
+from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.overflow import Overflow
 
 logger = logging.getLogger(__name__)
@@ -56,11 +56,18 @@ class Forwarder:
         """Queue what a rank wrote, if it is to be shown; never waits for the screen."""
         if not chunk.options.shown or isinstance(chunk, ClearChunk):
             return
+        if isinstance(chunk, OutputChunk):
+            size = len(chunk.text)
+        else:  # about the size of a figure, which is in the data
+            size = sum(len(str(content)) for content in chunk.data.values())
         with self._news:
-            self._arrived.put((monotonic(), chunk), _size_of(chunk))
+            self._arrived.put((monotonic(), chunk), size)
             self._news.notify()
             if self._thread is None:  # most scripts need none
-                self._start()
+                thread = threading.Thread(target=self._run, name="meshbook log forwarding", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter shuts down; `close` shows the rest
+                    thread.start()
+                    self._thread = thread
 
     def flush(self) -> None:
         """Show what is due now, on this thread."""
@@ -74,12 +81,6 @@ class Forwarder:
         if self._thread is not None:
             self._thread.join()
         self._show(all_of_it=True)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="meshbook log forwarding", daemon=True)
-        with contextlib.suppress(RuntimeError):  # fails while the interpreter shuts down; `close` shows the rest
-            thread.start()
-            self._thread = thread
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -127,7 +128,7 @@ class Forwarder:
         for at, chunk in arrived:
             self._lines.add(chunk, at)
         if lost:
-            logger.warning("%d pieces of output of ranks are not shown: %s", lost, self._arrived.why)
+            logger.warning("discarded %d chunks of output of ranks: %s", lost, self._arrived.why)
         return arrived[-1][0] if is_more else None
 
 
@@ -135,22 +136,13 @@ class ScriptScreen:
     """The script's own stdout and stderr; each line carries its mesh and ranks as a label."""
 
     def show(self, shown: Sequence[Shown]) -> None:
-        for stream, some in itertools.groupby(shown, _stream_of):
+        for stream, some in itertools.groupby(
+            shown, lambda each: "stdout" if isinstance(each, DisplayChunk) else each.stream
+        ):
             file = sys.stderr if stream == "stderr" else sys.stdout
             if file is not None:  # a process may have none
                 file.write("".join(map(_labelled, some)))
                 file.flush()
-
-
-def _size_of(chunk: Chunk) -> int:
-    """Return the approximate number of characters in a chunk; those of a figure are in its data."""
-    if isinstance(chunk, OutputChunk):
-        return len(chunk.text)
-    return sum(len(str(content)) for content in chunk.data.values()) if isinstance(chunk, DisplayChunk) else 0
-
-
-def _stream_of(shown: Shown) -> StreamName:
-    return "stdout" if isinstance(shown, DisplayChunk) else shown.stream
 
 
 def _labelled(shown: Shown) -> str:

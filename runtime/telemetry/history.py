@@ -24,7 +24,7 @@ from meshbook.runtime.telemetry.vitals import (
     ActorLoad,
     Metric,
     ProcessDetail,
-    ProcessWords,
+    ProcessReport,
     Vitals,
     VitalsBatch,
 )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshbook.runtime.telemetry.vitals_table import VitalsTable
 
 REMEMBERED_ENDS = 64  # ended processes whose numbers are still kept
-REMEMBERED_LIVES = 8192  # processes whose ended incarnation is remembered, for late batches
+REMEMBERED_INCARNATIONS = 8192  # processes whose ended incarnation is remembered, for late batches
 
 
 class History:
@@ -46,10 +46,10 @@ class History:
         self._clock = clock
         self._lock = threading.Lock()  # guards all fields below, and the table
         self._table: VitalsTable | None = None
-        self._came: deque[tuple[float, VitalsBatch]] = deque()  # batches that arrived before there was a table
-        self._words: dict[str, tuple[str, bytes]] = {}  # by node: its host, and its encoded ProcessWords
+        self._early_batches: deque[tuple[float, VitalsBatch]] = deque()  # batches that arrived before there was a table
+        self._reports: dict[str, tuple[str, bytes]] = {}  # by node: its host, and its encoded ProcessReport
         self._ended: OrderedDict[str, None] = OrderedDict()  # nodes that have ended and are not forgotten
-        self._lives: OrderedDict[str, int] = OrderedDict()  # by node: its last incarnation that ended
+        self._ended_incarnations: OrderedDict[str, int] = OrderedDict()  # by node: its last incarnation that ended
         self._watchers = 0
         self.when_sampled: list[Callable[[], object]] = []
 
@@ -70,12 +70,12 @@ class History:
     def detail(self, node: str) -> ProcessDetail | None:
         """Return what a process reported of itself; None if it has reported nothing."""
         with self._lock:
-            host, said = self._words.get(node, ("", b""))
-        if not said:
+            host, encoded = self._reports.get(node, ("", b""))
+        if not encoded:
             return None
-        words = msgspec.msgpack.decode(said, type=ProcessWords)
-        loads = tuple(ActorLoad(*load) for load in words.actors)
-        return ProcessDetail(node, words.pid, host, loads, words.collective, words.pause)
+        report = msgspec.msgpack.decode(encoded, type=ProcessReport)
+        loads = tuple(ActorLoad(*load) for load in report.actors)
+        return ProcessDetail(node, report.pid, host, loads, report.collective, report.pause)
 
     def watch(self, on: bool) -> None:
         """Count a dashboard that opens or closes. While any is open, agents are asked for four batches a second."""
@@ -93,19 +93,28 @@ class History:
         """Add a batch. Never waits: until the first reader comes, batches are stored as they arrived."""
         with self._lock:
             now = self._clock()
-            self._came.append((now, batch))
-            self._note_words(batch)
+            self._early_batches.append((now, batch))
+            there = set(batch.nodes) - self._late(batch)
+            for node in self._ended.keys() & there:  # it was restarted
+                del self._ended[node]
+            self._reports |= {node: (batch.host, encoded) for node, encoded in batch.words.items() if node in there}
             if self._table is not None:
                 self._take_in(self._table)
-            while self._came and self._came[0][0] < now - HISTORY_SECONDS:
-                self._came.popleft()
-        self._tell()
+            while self._early_batches and self._early_batches[0][0] < now - HISTORY_SECONDS:
+                self._early_batches.popleft()
+        for listener in list(self.when_sampled):
+            listener()
 
     def ended(self, report: ExitReport) -> None:
         """Record the end of a process. Its past is kept for a while, or until its mesh is forgotten."""
         with self._lock:
-            self._words.pop(report.node, None)
-            self._note_end(report)
+            self._reports.pop(report.node, None)
+            self._ended[report.node] = None
+            self._ended.move_to_end(report.node)
+            self._ended_incarnations[report.node] = report.incarnation
+            self._ended_incarnations.move_to_end(report.node)
+            if len(self._ended_incarnations) > REMEMBERED_INCARNATIONS:
+                self._ended_incarnations.popitem(last=False)
             if self._table is not None:
                 self._table.end(report.node)
             while len(self._ended) > REMEMBERED_ENDS:
@@ -114,20 +123,8 @@ class History:
     def forget(self, mesh: str) -> None:
         """Drop everything about the processes of a mesh (`ProcMesh.name`)."""
         with self._lock:
-            known = {*self._words, *self._ended, *(self._table.nodes() if self._table is not None else ())}
+            known = {*self._reports, *self._ended, *(self._table.nodes() if self._table is not None else ())}
             self._drop([node for node in known if node.rpartition(".")[0] == mesh])
-
-    def _note_end(self, report: ExitReport) -> None:
-        self._ended[report.node] = None
-        self._ended.move_to_end(report.node)
-        self._lives[report.node] = report.incarnation
-        self._lives.move_to_end(report.node)
-        if len(self._lives) > REMEMBERED_LIVES:
-            self._lives.popitem(last=False)
-
-    def _tell(self) -> None:
-        for listener in list(self.when_sampled):
-            listener()
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -146,26 +143,20 @@ class History:
         return table
 
     def _take_in(self, table: VitalsTable) -> None:
-        while self._came:
-            at, batch = self._came.popleft()
+        while self._early_batches:
+            at, batch = self._early_batches.popleft()
             table.add(batch, at, self._late(batch))
-
-    def _note_words(self, batch: VitalsBatch) -> None:
-        there = set(batch.nodes) - self._late(batch)
-        for node in self._ended.keys() & there:  # it was restarted
-            del self._ended[node]
-        self._words |= {node: (batch.host, said) for node, said in batch.words.items() if node in there}
 
     def _late(self, batch: VitalsBatch) -> set[str]:
         """Return the nodes of a batch that ended before it arrived; their entries would never be dropped."""
-        if not self._lives:
+        if not self._ended_incarnations:
             return set()
         incarnations = zip(batch.nodes, batch.incarnations, strict=True)
-        return {node for node, incarnation in incarnations if incarnation <= self._lives.get(node, -1)}
+        return {node for node, incarnation in incarnations if incarnation <= self._ended_incarnations.get(node, -1)}
 
     def _drop(self, nodes: Sequence[str]) -> None:
         for node in nodes:
-            self._words.pop(node, None)
+            self._reports.pop(node, None)
             self._ended.pop(node, None)
         if self._table is not None:
             self._table.forget(nodes)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk, StreamName
 
-PATIENCE = 1.0  # seconds until a line without an end (a prompt, a progress bar) is shown as it is
+UNFINISHED_SECONDS = 1.0  # seconds until a line without an end (a prompt, a progress bar) is shown as it is
 LINE_CHARACTERS = 1 << 16  # a line that reaches this length is shown in pieces
 
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -59,7 +59,7 @@ class LogLines:
 
     def __init__(self) -> None:
         self._unfinished: dict[LineWriter, _Unfinished] = {}
-        self._gatherings: dict[tuple[Channel, float], _Gathering] = {}
+        self._groups: dict[tuple[Channel, float], _LineGroup] = {}
         self._ready: list[Shown] = []
 
     def add(self, chunk: Chunk, now: float) -> None:
@@ -72,11 +72,11 @@ class LogLines:
     def take(self, now: float) -> list[Shown]:
         """Return what is due by now, and remove it."""
         for writer, line in list(self._unfinished.items()):
-            if line.since + PATIENCE <= now:
+            if line.since + UNFINISHED_SECONDS <= now:
                 self._finish(writer, now)
-        for window, gathering in list(self._gatherings.items()):
-            if gathering.until <= now:
-                self._ready += self._gatherings.pop(window).lines()
+        for window, group in list(self._groups.items()):
+            if group.until <= now:
+                self._ready += self._groups.pop(window).lines()
         ready, self._ready = self._ready, []
         return ready
 
@@ -86,8 +86,8 @@ class LogLines:
 
     def next_at(self) -> float:
         """Return when something becomes due even if nothing more arrives."""
-        ends = [line.since + PATIENCE for line in self._unfinished.values()]
-        return min([*ends, *(gathering.until for gathering in self._gatherings.values())], default=math.inf)
+        ends = [line.since + UNFINISHED_SECONDS for line in self._unfinished.values()]
+        return min([*ends, *(group.until for group in self._groups.values())], default=math.inf)
 
     def _write(self, chunk: OutputChunk, now: float) -> None:
         writer = LineWriter((chunk.origin, chunk.mesh, chunk.stream), chunk.rank, chunk.options.window)
@@ -98,7 +98,7 @@ class LogLines:
             return
         lines, end, rest = ((before.text if before else "") + chunk.text).rpartition("\n")
         if end:
-            self._say(writer, lines + end, now)
+            self._add_lines(writer, lines + end, now)
         if rest:
             since = now if end or before is None else before.since
             self._unfinished[writer] = _Unfinished(_overwritten(rest), since)
@@ -108,18 +108,19 @@ class LogLines:
     def _finish(self, writer: LineWriter, now: float) -> None:
         text = self._unfinished.pop(writer).text
         if text.strip():  # an erased progress bar leaves blanks
-            self._say(writer, f"{text}\n", now)
+            self._add_lines(writer, f"{text}\n", now)
 
-    def _say(self, writer: LineWriter, text: str, now: float) -> None:
+    def _add_lines(self, writer: LineWriter, text: str, now: float) -> None:
         channel, rank, window = writer
         origin, mesh, stream = channel
-        text = _settled(text)
+        if "\r" in text:  # show the lines as a terminal finally does, without text that a carriage return overwrote
+            text = "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
         if window is None:
             self._ready.append(CompleteLines(origin, mesh, (rank,), stream, text))
             return
-        gathering = self._gatherings.setdefault((channel, window), _Gathering(channel, now + window))
+        group = self._groups.setdefault((channel, window), _LineGroup(channel, now + window))
         for line in _split(text):
-            gathering.add(rank, line)
+            group.add(rank, line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class _SimilarLines:
         return f"{self.first}\n" if self.count == 1 else f"{self.first} ({self.count} similar lines)\n"
 
 
-class _Gathering:
+class _LineGroup:
     """The lines of one channel until a time."""
 
     def __init__(self, channel: Channel, until: float) -> None:
@@ -164,13 +165,6 @@ class _Gathering:
 def skeleton(line: str) -> str:
     """Return a line without its numbers, including the rank's own: lines with equal results are similar."""
     return _NUMBER.sub("#", line)
-
-
-def _settled(text: str) -> str:
-    """Return whole lines as a terminal finally shows them, without text that a carriage return overwrote."""
-    if "\r" not in text:
-        return text
-    return "".join(_overwritten(line.rstrip("\r")) + "\n" for line in _split(text))
 
 
 def _overwritten(line: str) -> str:

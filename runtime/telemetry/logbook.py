@@ -131,15 +131,15 @@ class Logbook:
 
     # -- handing over --------------------------------------------------------------
 
-    def estates(self) -> dict[str, LogState]:
+    def log_states(self) -> dict[str, LogState]:
         """Return the state for the next controller, by process."""
         with self._lock:
             return {node: LogState(*log.run_state()) for node, log in self._logs.items()}
 
-    def restore(self, estates: dict[str, LogState]) -> None:
+    def restore(self, log_states: dict[str, LogState]) -> None:
         """Start from the logs of an earlier controller."""
         with self._lock:
-            for node, run_state in estates.items():
+            for node, run_state in log_states.items():
                 log = self._logs.setdefault(node, RankLog(self._limit))
                 before = log.size
                 log.restore(run_state.pieces, run_state.open_lines)

@@ -51,10 +51,9 @@ class LiveLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
+    """A query for lines. Empty `text`: all lines; empty `stream`: both; `cell` None: of all cells and of none.
 
-    `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
-    small ones. Colours are no part of what is compared.
+    `regex`: the text is a regular expression of the package `regex`. `case`: match case. Colours are ignored.
     """
 
     text: str = ""
@@ -104,7 +103,7 @@ def find_lines(
     `ranks` maps processes to ranks. Raises QueryError for an invalid query.
     """
     if not 1 <= limit <= MOST_LINES:
-        raise QueryError(f"a page has 1 to {MOST_LINES} lines, not {limit}")
+        raise QueryError(f"limit must be between 1 and {MOST_LINES} lines, not {limit}")
     search = _Search(query, clock() + seconds, clock)
     pieces = _pieces_of(extract, ranks, query, newest_first=not after)
     if after:

@@ -1,14 +1,14 @@
 """Output of ranks as events: the chunks that ranks send, and the store that routes them to sinks.
 
 A chunk carries the execution that caused it (`origin`), so it is routed by that and never by its time of arrival.
+Escape sequences other than colours are removed, so that output cannot change a terminal or a page.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.telemetry.escapes import has_escapes, only_colours, split_half
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.logbook import Logbook, LogState
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
@@ -138,7 +137,7 @@ class OutputStore:
         self.logbook = Logbook()
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
-        self._ended: collections.deque[str] = collections.deque()
+        self._ended: dict[str, None] = {}  # nodes whose text is kept although they have ended, the oldest first
         self._marks: dict[str, SentMark] = {}  # by node: how much of its output has arrived
         # By mesh, rank, execution and stream: the beginning of an escape sequence that is still incomplete.
         self._halves: dict[tuple[str, int, str, str], str] = {}
@@ -154,6 +153,7 @@ class OutputStore:
     def close(self, origin: str) -> None:
         """Remove the sink of this execution; late output goes to the default sink."""
         self._sinks.pop(origin, None)
+        self._drop_halves(lambda writer: writer[2] == origin)
         self.end(origin)
 
     def set_default(self, sink: Sink | None) -> None:
@@ -192,11 +192,11 @@ class OutputStore:
     def take(self, chunk: Chunk | UnsentOutput) -> None:
         """Add a chunk from a process, or the unsent output that its agent sent."""
         if isinstance(chunk, UnsentOutput):
-            self.add_remains(chunk)
+            self.add_unsent(chunk)
         else:
             self.add(chunk)
 
-    def add_remains(self, remains: UnsentOutput) -> None:
+    def add_unsent(self, remains: UnsentOutput) -> None:
         """Add the output of an ended process, except what has already arrived."""
         mesh, rank, options = remains.mesh, remains.rank, remains.options
         terminals: dict[tuple[str, StreamName], Terminal] = {}
@@ -214,13 +214,13 @@ class OutputStore:
         """Return the last output of a rank, both streams, up to a mebi-character."""
         return self.logbook.text(f"{mesh}.{rank}")
 
-    def estates(self) -> dict[str, LogState]:
+    def log_states(self) -> dict[str, LogState]:
         """Return the last output of every rank, by process."""
-        return self.logbook.estates()
+        return self.logbook.log_states()
 
-    def restore(self, estates: dict[str, LogState]) -> None:
+    def restore(self, log_states: dict[str, LogState]) -> None:
         """Start from saved output of ranks."""
-        self.logbook.restore(estates)
+        self.logbook.restore(log_states)
 
     def replay(self, chunk: Chunk | UnsentOutput) -> None:
         """Add output that was written while no notebook was attached; only the sink of its own execution shows it."""
@@ -232,21 +232,28 @@ class OutputStore:
 
     def forget(self, mesh: str) -> None:
         """Drop the kept output of a mesh."""
-        self._halves = {writer: half for writer, half in self._halves.items() if writer[0] != mesh}
+        self._drop_halves(lambda writer: writer[0] == mesh)
         self.logbook.forget(node for node in self.logbook.nodes if node.rpartition(".")[0] == mesh)
 
     def ended(self, report: ExitReport) -> None:
         """Record the end of a process, and keep its text for a while: users look for it, and some may arrive late."""
         self.logbook.end_process(report.node)
         self._marks.pop(report.node, None)
-        self._ended.append(report.node)
+        self._ended.pop(report.node, None)  # a process that ends again is the newest
+        self._ended[report.node] = None
         while len(self._ended) > REMEMBERED_ENDS:
-            self.logbook.forget([self._ended.popleft()])
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self.logbook.forget([oldest])
 
-    def reborn(self, node: str) -> None:
+    def restarted(self, node: str) -> None:
         """Stop counting this process as ended: it was restarted under its name."""
-        with contextlib.suppress(ValueError):
-            self._ended.remove(node)
+        self._ended.pop(node, None)
+
+    def _drop_halves(self, is_over: Callable[[tuple[str, int, str, str]], bool]) -> None:
+        """Drop the incomplete escape sequences of writers that have ended."""
+        if self._halves:
+            self._halves = {writer: half for writer, half in self._halves.items() if not is_over(writer)}
 
 
 class TelemetryActor(Actor):
@@ -265,3 +272,30 @@ class TelemetryActor(Actor):
     def output(self, chunk: Chunk | UnsentOutput) -> None:
         """Store text or a display of a rank."""
         self._store.take(chunk)
+
+
+ESCAPE_CHARACTERS = 4096  # of an incomplete sequence; a longer one is text
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_COMMAND = r"\x1b\[[0-?]*[ -/]*[@-~]"
+_STRING = r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links, the clipboard
+_OTHER = r"\x1b[ -/]*[0-~]?"
+_EIGHT_BITS = r"[\x80-\x84\x86-\x9f]"  # C1, in which U+0085 is a line end
+_SEQUENCE = re.compile(f"({_COLOUR})|{_COMMAND}|{_STRING}|{_OTHER}|{_EIGHT_BITS}")
+_EIGHT_BIT = re.compile(_EIGHT_BITS)
+_HALF = re.compile(rf"\x1b(?:\[[0-?]*[ -/]*|[ -/]+|[\]PX^_][^\x07\x1b]{{0,{ESCAPE_CHARACTERS}}}\x1b?)?\Z")
+
+
+def has_escapes(text: str) -> bool:
+    """Return whether the text has a control character that begins a sequence. Cheap."""
+    return "\x1b" in text or not (text.isascii() or _EIGHT_BIT.search(text) is None)
+
+
+def only_colours(text: str) -> str:
+    """Return the text without sequences other than colours."""
+    return _SEQUENCE.sub(r"\1", text) if has_escapes(text) else text
+
+
+def split_half(text: str) -> tuple[str, str]:
+    """Split off an incomplete sequence at the end of the text, and return both parts."""
+    half = _HALF.search(text)
+    return (text[: half.start()], half.group()) if half is not None else (text, "")

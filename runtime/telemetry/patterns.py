@@ -25,7 +25,7 @@ Holds = Callable[[str], bool]
 
 
 class QueryError(ValueError):
-    """An invalid query; the message says why."""
+    """An invalid query; the message has the reason."""
 
 
 def comparisons_of(
@@ -78,14 +78,14 @@ def _compiled(text: str, *, case: bool) -> tuple[Any, Any]:
     try:
         return regex.compile(text, flags), regex.compile(text, flags | regex.MULTILINE)
     except regex.error as error:
-        raise QueryError(f"the regular expression cannot be read: {error}") from error
+        raise QueryError(f"invalid regular expression: {error}") from error
 
 
 def _check_size(text: str) -> None:
     """Refuse patterns that are slow to compile: in the worst case each repeated group multiplies its content."""
     if len(text) > MOST_CHARACTERS:
-        raise QueryError(f"a regular expression has {MOST_CHARACTERS} characters at most, and this one {len(text)}")
+        raise QueryError(f"the regular expression has {len(text)} characters; the maximum is {MOST_CHARACTERS}")
     found = [(each["group"], int(each["count"])) for each in _REPEAT.finditer(text)]
     written = len(text) + sum(count for group, count in found if not group)
     if written * math.prod(max(1, count) for group, count in found if group) > MOST_REPEATED:
-        raise QueryError("the regular expression repeats too much: give smaller numbers in {}")
+        raise QueryError("the regular expression repeats too often; use smaller counts in {}")

@@ -1,6 +1,6 @@
 """Questions of ranks to the user at the notebook, and the controller's actor that receives them.
 
-A question carries the execution that asks (`origin`), as output does: it is answered where that cell runs, or refused.
+A question carries its execution (`origin`), as output does. The notebook in which that cell runs answers it.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class QuestionRouter(Actor):
         here = context()
 
         def reply(answer: PromptAnswer) -> None:
-            here.run(port.send, answer)  # on whatever thread the answer arrives
+            here.run(port.send, answer)  # on any thread
 
         answerer = self._answerers.get(question.origin)
         if answerer is None:
-            reply(PromptAnswer("refused", "no cell runs that could ask for it"))
+            reply(PromptAnswer("refused", "no running cell can prompt for it"))
         else:
             answerer.take(question, reply)
 

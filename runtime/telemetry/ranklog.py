@@ -65,8 +65,10 @@ class RankLog:
         `serial` is the number of the first of these lines, `at` the time in seconds since 1970.
         """
         writer = origin, stream
-        if live is not None:
-            self._set_live(writer, live)
+        if live:
+            self._live[writer] = live
+        elif live is not None:
+            self._live.pop(writer, None)
         if not text:
             return 0
         if self._open and writer in self._open:
@@ -162,12 +164,6 @@ class RankLog:
         self.size += sum(len(piece.text) + PIECE_CHARACTERS for piece in pieces) + sum(map(len, open_lines.values()))
 
     # -- internals -----------------------------------------------------------------
-
-    def _set_live(self, writer: Writer, live: str) -> None:
-        if live:
-            self._live[writer] = live
-        else:
-            self._live.pop(writer, None)
 
     def _close(self, writer: Writer) -> str:
         text = self._open.pop(writer, "")

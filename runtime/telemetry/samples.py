@@ -61,7 +61,11 @@ def from_speedscope(data: bytes, is_user: Callable[[str], bool]) -> RankSamples:
     threads = []
     for profile in content["profiles"]:
         seen = ([frames[at] for at in sample] for sample in profile["samples"])
-        threads.append(gather(_thread_name(profile["name"]), zip(seen, profile["weights"], strict=True), is_user))
+        # The name is py-spy's `Thread 4711 "MainThread"`.
+        _, quote, name = profile["name"].partition('"')
+        name = name.rstrip('"') if quote else profile["name"]
+        name = MAIN if name == "MainThread" else name.removeprefix("meshbook ")
+        threads.append(gather(name, zip(seen, profile["weights"], strict=True), is_user))
     return RankSamples("py-spy", tuple(thread for thread in threads if thread.samples))
 
 
@@ -86,10 +90,3 @@ def of_user(stack: Sequence[CodeLine], is_user: Callable[[str], bool]) -> Stack:
     if first is None:
         first = next((at for at, frame in enumerate(stack) if frame.filename and is_user(frame.filename)), len(stack))
     return tuple(frame for frame in stack[first:] if frame.filename and not is_ours(frame.filename))
-
-
-def _thread_name(text: str) -> str:
-    """Return the thread's name from py-spy's `Thread 4711 "MainThread"`."""
-    _, quote, name = text.partition('"')
-    name = name.rstrip('"') if quote else text
-    return MAIN if name == "MainThread" else name.removeprefix("meshbook ")

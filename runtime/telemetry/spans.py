@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import monotonic_ns
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -68,12 +68,6 @@ class SpanRecording(msgspec.Struct, frozen=True, array_like=True):
     marked_since: int = 0
 
 
-class OpenSpans(Protocol):
-    """A source of spans that have not ended."""
-
-    def under_way(self) -> Iterator[Row]: ...
-
-
 class Recorder:
     """The spans of one process: the last `most` of them, and as many marks; with 0 nothing is recorded.
 
@@ -104,7 +98,7 @@ class Recorder:
         forgotten = rows[0][2] if self.on and len(rows) == self._spans.maxlen else since
         spans = [_span_of(row) for row in rows if row[2] >= since]
         begun = [*list(self.open.values()), *(row for find in self.busy for row in find())]
-        spans += [_span_of(_until(row, asked), is_open=True) for row in begun]
+        spans += [_span_of((*row[:2], max(row[1], asked), *row[3:]), is_open=True) for row in begun]
         return SpanRecording(
             asked,
             max(since, forgotten),
@@ -118,10 +112,6 @@ class Recorder:
 def _span_of(row: Row, *, is_open: bool = False) -> Span:
     kind, start, end, thread, name, origin, *link = row
     return Span(kind, start, end, thread, name, origin, tuple(link), is_open)
-
-
-def _until(row: Row, time: int) -> Row:
-    return row[0], row[1], max(row[1], time), *row[3:]
 
 
 def _copy(ring: deque[Any]) -> list[Any]:
@@ -164,7 +154,7 @@ class timed(contextlib.ContextDecorator):
 class span(timed):
     """Show the time that a block takes in `%mesh trace`, under this name: `with meshbook.span("load"): ...`.
 
-    Works in cells, in actors and in their threads, also as a decorator of a function that is no coroutine. Costs a
+    Works in cells, in actors and in their threads, also as a decorator of a function that is not a coroutine. Costs a
     microsecond. In a script it starts the runtime, as every use of `context()` does.
     """
 

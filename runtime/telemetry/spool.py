@@ -34,7 +34,7 @@ class Spool:
             self._keep(text.encode("utf-8", "replace"))
         except OSError as error:
             where = tempfile.gettempdir()
-            self.note = f"\n[meshbook: the rest could not be kept in {where}: {error.strerror}]\n"
+            self.note = f"\n[meshbook: cannot store more output in {where}: {error.strerror}]\n"
 
     def _keep(self, data: bytes) -> None:
         if self._rest is None:
@@ -90,7 +90,7 @@ class DisplaySpool:
             self._rest.write(data)
         except OSError as error:
             self._left = 0
-            logger.warning("displays could not be kept in %s: %s", tempfile.gettempdir(), error)
+            logger.warning("cannot store displays in %s: %s", tempfile.gettempdir(), error)
 
     def read(self) -> list[DisplayChunk]:
         """Return all displays, in order."""

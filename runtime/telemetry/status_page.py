@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
+from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
 
 SIZE = 4096
 # The words, each of eight bytes. TICK and STEP are seconds as floats, the others whole numbers.
-LIFE, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, *TRAFFIC, LENGTH, CHECK = range(14)
+INCARNATION, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, *TRAFFIC, LENGTH, CHECK = range(14)
 _ALL = struct.Struct("=qdqqqqdqqqqqqq")
 _TEXT = 128  # where the text begins
 TEXT_BYTES = SIZE - _TEXT
@@ -54,7 +54,7 @@ class StatusPage:
         """Write to this process's file from now on; return whether there is one. An empty file: none is possible."""
         with contextlib.suppress(OSError):  # the disk is full, or the folder is gone: the process continues without
             self._write_to(_make(page_file(folder, node)))
-            self.numbers[LIFE] = incarnation
+            self.numbers[INCARNATION] = incarnation
             return True
         return False
 
@@ -62,7 +62,7 @@ class StatusPage:
         """Stop writing to the file."""
         self._write_to(bytearray(SIZE))
 
-    def say(self, words: bytes) -> None:
+    def write_text(self, words: bytes) -> None:
         """Write text of at most `TEXT_BYTES`, from one thread only."""
         self.numbers[LENGTH] = len(words)
         self._bytes[_TEXT : _TEXT + len(words)] = words
@@ -84,15 +84,15 @@ def page_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.vitals"
 
 
-def fit(words: ProcessWords, most: int = TEXT_BYTES) -> bytes:
+def encode_report(words: ProcessReport, most: int = TEXT_BYTES) -> bytes:
     """Encode the words within the limit; if there are too many actors, leave out the least busy."""
-    said = msgspec.msgpack.encode(words)
-    if len(said) > most:
+    encoded = msgspec.msgpack.encode(words)
+    if len(encoded) > most:
         actors = sorted(words.actors, key=lambda actor: (bool(actor[2]), actor[1]), reverse=True)
-        while len(said) > most and actors:
+        while len(encoded) > most and actors:
             actors = actors[: len(actors) // 2]
-            said = msgspec.msgpack.encode(msgspec.structs.replace(words, actors=tuple(actors)))
-    return said if len(said) <= most else msgspec.msgpack.encode(ProcessWords(words.pid))
+            encoded = msgspec.msgpack.encode(msgspec.structs.replace(words, actors=tuple(actors)))
+    return encoded if len(encoded) <= most else msgspec.msgpack.encode(ProcessReport(words.pid))
 
 
 # -- reading, in the agent -----------------------------------------------------------------
@@ -123,12 +123,12 @@ class StatusPageReader:
         except FileNotFoundError:
             return -1
         page = os.pread(file, SIZE, 0)
-        if len(page) == SIZE and life_of(page) == incarnation:
+        if len(page) == SIZE and incarnation_of(page) == incarnation:
             self._files[node, incarnation] = file
             return file
         os.close(file)
         if not page:
-            raise OSError(f"{node} has no page: {self._folder} is full")
+            raise OSError(f"{node} has no status page because {self._folder} is full")
         return -1
 
     def keep(self, living: set[tuple[str, int]]) -> None:
@@ -140,9 +140,9 @@ class StatusPageReader:
         self.keep(set())
 
 
-def life_of(page: bytes) -> int:
+def incarnation_of(page: bytes) -> int:
     """Return the incarnation of the process that wrote a page."""
-    return int(_ALL.unpack_from(page)[LIFE])
+    return int(_ALL.unpack_from(page)[INCARNATION])
 
 
 def parse(page: bytes) -> StatusReading:

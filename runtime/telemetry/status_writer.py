@@ -25,9 +25,9 @@ from meshbook.runtime.telemetry.status_page import (
     StatusPage,
     Traffic,
     activity_of,
-    fit,
+    encode_report,
 )
-from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
+from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
 
 OPTIMIZER = "torch.optim.optimizer"
 
@@ -40,7 +40,9 @@ class StatusWriter:
         self._page = StatusPage()
         self.open, self.close = self._page.open, self._page.close
         self.pause = ""  # how the main thread waits for the user
-        self.when_changed: Callable[[], object] = _nobody  # called when the values of the last second become invalid
+        self.when_changed: Callable[[], object] = (
+            _do_nothing  # called when the values of the last second become invalid
+        )
 
     def cell(self, runs: bool) -> None:
         """Record that a cell begins on the main thread, or has ended."""
@@ -66,22 +68,22 @@ class StatusWriter:
         """Record the duration of a training step."""
         self._page.seconds[STEP] = seconds
 
-    def tick(self, words: ProcessWords, traffic: Traffic) -> None:
+    def tick(self, words: ProcessReport, traffic: Traffic) -> None:
         """Write a heartbeat, with the values of the last second; from one thread only."""
         numbers = self._page.numbers
         numbers[QUEUED] = sum(queued for _, queued, _ in words.actors)
         numbers[ENDPOINTS] = sum(bool(endpoint) for _, _, endpoint in words.actors)
         for word, count in zip(TRAFFIC, traffic, strict=True):
             numbers[word] = count
-        self._page.say(fit(words))
+        self._page.write_text(encode_report(words))
         self._page.seconds[TICK] = self.clock()
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: the default of `when_changed`."""
 
 
-def watch_steps(signs: StatusWriter) -> bool:
+def watch_steps(status: StatusWriter) -> bool:
     """Time training steps: from one `step()` of an optimizer to its next in the same execution.
 
     Returns False if torch is not imported yet. Steps that torch has compiled are not seen.
@@ -95,10 +97,10 @@ def watch_steps(signs: StatusWriter) -> bool:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         if compiler.is_compiling():
             return
-        now, origin = signs.clock(), current_origin()
+        now, origin = status.clock(), current_origin()
         before, its_origin = steps.get(optimizer, (now, ""))
         if before < now and its_origin == origin:
-            signs.step(now - before)
+            status.step(now - before)
         steps[optimizer] = now, origin
 
     optimizers.register_optimizer_step_post_hook(stepped)

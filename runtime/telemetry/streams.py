@@ -14,7 +14,7 @@ class TextSink(Protocol):
     """The receiver of the text (`capture.Capture`)."""
 
     def write(self, origin: str, stream: StreamName, text: str) -> None: ...
-    def ring(self) -> None: ...
+    def flush_soon(self) -> None: ...
 
 
 class RankStream(io.TextIOBase):
@@ -25,8 +25,8 @@ class RankStream(io.TextIOBase):
     line_buffering = True
     mode = "w"
 
-    def __init__(self, taker: TextSink, stream: StreamName, descriptor: int) -> None:
-        self._taker = taker
+    def __init__(self, sink: TextSink, stream: StreamName, descriptor: int) -> None:
+        self._sink = sink
         self._stream: StreamName = stream
         self._descriptor = descriptor
         self._bytes = RankBytes(self)
@@ -44,12 +44,12 @@ class RankStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if text:
-            self._taker.write(current_origin(), self._stream, text)
+            self._sink.write(current_origin(), self._stream, text)
         return len(text)
 
     def flush(self) -> None:
         """Request a send, without waiting: the caller may be a signal handler."""
-        self._taker.ring()
+        self._sink.flush_soon()
 
     def close(self) -> None:
         """Flush only: a library may close a stream that others still print to."""

@@ -1,7 +1,7 @@
 """A terminal emulation of one text stream: text that overwrites itself is sent only in its last state.
 
 Progress bars return to the start of their line, or move up to the bars above. Pure: text goes in; lines that can no
-longer change come out, with the rows that still may. `screens` decides how often these are sent.
+longer change come out, with the rows that still may. `terminals` decides how often these are sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Terminal:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last line has an end, so that the rows are no intermediate state."""
+        """Whether the last line has an end, so that the rows are not an intermediate state."""
         return bool(self._rows) and self._row == len(self._rows) - 1 and not self._rows[self._row]
 
     @property
@@ -135,7 +135,8 @@ class Terminal:
             elif token.group() == "\x08":
                 self._column = max(0, self._column - 1)
             elif token.group(2):
-                self._move(token.group(2), _numbers(token.group(1)))
+                numbers = [int(part) if part.isdigit() else 0 for part in token.group(1).split(";")]
+                self._move(token.group(2), numbers)
         self._write(text[position:])
 
     def _write(self, text: str) -> None:
@@ -210,10 +211,6 @@ class Terminal:
         while len(rows) > self._row + 1 and not rows[-1]:
             rows.pop()  # an erased bar below
         return "\n".join(rows)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) if part.isdigit() else 0 for part in text.split(";")]
 
 
 def _overlay(states: list[str]) -> str:

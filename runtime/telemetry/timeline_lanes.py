@@ -167,14 +167,10 @@ def _waits_of(spans: Mapping[int, Sequence[Span]], *, is_cut: bool) -> _Waits:
     waits: _Waits = {}
     for (name, group), by_rank in sequences.items():
         members = set(by_rank) if group else everyone
-        for met in _meetings(by_rank):
+        for spans_at in itertools.zip_longest(*by_rank.values()):  # the first call of each rank, the second, ...
+            met = {rank: span for rank, span in zip(by_rank, spans_at, strict=True) if span is not None}
             waits |= _waits_in_backward(met) if name == "backward" else _waits_in(met, members)
     return waits
-
-
-def _meetings(by_rank: Mapping[int, Sequence[Span]]) -> Iterator[dict[int, Span]]:
-    for met in itertools.zip_longest(*by_rank.values()):
-        yield {rank: span for rank, span in zip(by_rank, met, strict=True) if span is not None}
 
 
 def _waits_in(met: Mapping[int, Span], members: set[int]) -> _Waits:
@@ -283,11 +279,7 @@ def _of_thread(present: Sequence[_Piece]) -> _Piece:
 
 
 def _of_process(present: Sequence[_Piece]) -> _Piece:
-    return present[0] if len(present) == 1 else min(present, key=_precedence)
-
-
-def _precedence(piece: _Piece) -> int:
-    return STATES.index(piece.state)
+    return present[0] if len(present) == 1 else min(present, key=lambda piece: STATES.index(piece.state))
 
 
 def _fill(segments: Iterable[LaneSegment], window: TimeWindow) -> Iterator[LaneSegment]:

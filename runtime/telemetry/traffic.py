@@ -10,7 +10,7 @@ from meshbook.runtime.amounts import format_bytes, format_seconds
 
 MOST_ROWS = 4096  # that a process keeps; further owners are counted together
 OTHERS = "others"
-_HEAD = ("by", "owner", "way", "direction", "bytes", "transfers", "time")
+_HEAD = ("by", "owner", "backend", "direction", "bytes", "transfers", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TransferRecord:
 
     by: str
     owner: str
-    way: str
+    backend: str
     direction: str
     bytes: int
     transfers: int
@@ -39,15 +39,15 @@ class TransferTable(list[TransferRecord]):
     silent: tuple[str, ...] = ()  # processes that did not answer, and are missing from the table
 
     def __repr__(self) -> str:
-        rows = [_HEAD, *map(_cells, self)] if self else [("nothing was moved",)]
+        rows = [_HEAD, *map(_cells, self)] if self else [("no transfers",)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        missing = [f"no answer: {', '.join(self.silent)}"] if self.silent else []
+        missing = [f"no reply from {', '.join(self.silent)}"] if self.silent else []
         return "\n".join([*(_line(row, widths) for row in rows), *missing])
 
 
 def _cells(row: TransferRecord) -> tuple[str, ...]:
     amounts = format_bytes(row.bytes), f"{row.transfers:,}", format_seconds(row.seconds)
-    return (row.by, row.owner, row.way, row.direction, *amounts)
+    return (row.by, row.owner, row.backend, row.direction, *amounts)
 
 
 def _line(row: Iterable[str], widths: Iterable[int]) -> str:
@@ -68,13 +68,13 @@ class Traffic:
         self._lock = threading.Lock()  # guards the sums
         self._sums: dict[tuple[str, str, bool], list[float]] = {}
 
-    def note(self, owner: str, size: int, way: str, seconds: float, *, is_write: bool) -> None:
+    def note(self, owner: str, size: int, backend: str, seconds: float, *, is_write: bool) -> None:
         """Count a completed transfer."""
         with self._lock:
-            sums = self._sums.get((owner, way, is_write))
+            sums = self._sums.get((owner, backend, is_write))
             if sums is None:
                 known = owner if len(self._sums) < self._most else OTHERS
-                sums = self._sums.setdefault((known, way, is_write), [0, 0, 0.0])
+                sums = self._sums.setdefault((known, backend, is_write), [0, 0, 0.0])
             sums[0] += size
             sums[1] += 1
             sums[2] += seconds
@@ -83,8 +83,10 @@ class Traffic:
         """Return the counters, in the order of first use."""
         with self._lock:
             return [
-                TransferRecord(self._by, owner, way, "write" if is_write else "read", int(size), int(count), seconds)
-                for (owner, way, is_write), (size, count, seconds) in self._sums.items()
+                TransferRecord(
+                    self._by, owner, backend, "write" if is_write else "read", int(size), int(count), seconds
+                )
+                for (owner, backend, is_write), (size, count, seconds) in self._sums.items()
             ]
 
 

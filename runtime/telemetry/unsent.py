@@ -70,11 +70,11 @@ class UnsentFile:
             return False
         return True
 
-    def give_up(self) -> None:
-        """Keep nothing until the next `turn` makes room."""
+    def pause(self) -> None:
+        """Keep nothing until the next `switch_halves` makes room."""
         self._is_full = True
 
-    def turn(self, taken: int, left: SentMark) -> None:
+    def switch_halves(self, taken: int, left: SentMark) -> None:
         """Make room before more is read: everything up to the mark `left` has left this process.
 
         `taken` is the highest number that was read. For one thread at a time.
@@ -86,13 +86,15 @@ class UnsentFile:
             self._last = taken
         if left.number < self._last:
             return
-        _clear(self._other)
+        if used := self._other.tell():
+            self._other[:used] = bytes(used)
+            self._other.seek(0)
         if self._current.tell():
-            # By the next `turn`, all its pieces have been read.
+            # By the next `switch_halves`, all its pieces have been read.
             self._current, self._other, self._last = self._other, self._current, None
             self._is_full = False
 
-    def belong_to(self, owner: OutputOwner) -> None:
+    def set_owner(self, owner: OutputOwner) -> None:
         """Record the owner of output from now on."""
         if self._is_on:
             data = msgspec.msgpack.encode(owner)[: _HEADER_BYTES - _SENT.size - _LENGTH.size]
@@ -119,16 +121,10 @@ def _map(path: Path) -> list[mmap.mmap]:
             os.close(descriptor)
 
 
-def _clear(half: mmap.mmap) -> None:
-    if used := half.tell():
-        half[:used] = bytes(used)
-        half.seek(0)
-
-
 # -- the agent's side ------------------------------------------------------------------
 
 
-def read_remains(folder: Path, node: str) -> UnsentOutput | None:
+def read_unsent(folder: Path, node: str) -> UnsentOutput | None:
     """Return output that an ended process may not have sent; None if there is none."""
     try:
         data = unsent_file(folder, node).read_bytes()

@@ -88,7 +88,7 @@ class ProcessDetail:
     pause: str = ""
 
 
-class ProcessWords(msgspec.Struct, frozen=True, array_like=True):
+class ProcessReport(msgspec.Struct, frozen=True, array_like=True):
     """What a process reports of itself in words; `actors`: name, number of waiting messages, and running endpoint."""
 
     pid: int
@@ -101,7 +101,7 @@ class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
     """The measurements of an agent of the processes of its host at one time.
 
     `numbers` are float32 in the byte order of these machines, `COLUMNS` for each node; an age is in seconds by the
-    clock of that host. `incarnations`: how often each process had started before. `words`: `ProcessWords` as msgpack,
+    clock of that host. `incarnations`: how often each process had started before. `words`: `ProcessReport` as msgpack,
     for the nodes where they have changed.
     """
 

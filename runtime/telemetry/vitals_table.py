@@ -69,7 +69,8 @@ class VitalsTable:
         """Drop everything about these processes."""
         for node in nodes:
             if row := self._rows.pop(node, 0):
-                self._clear(row)
+                self._latest[:, row] = self._ring[:, :, row] = np.nan
+                self._activity[row], self._seen[row], self._filled[row] = 0, -np.inf, -1
                 self._free.append(row)
         self._found.clear()
 
@@ -108,18 +109,11 @@ class VitalsTable:
         else:
             row, self._next = self._next, self._next + 1
             if row == len(self._activity):
-                self._grow()
+                self._latest, self._ring = _doubled(self._latest, np.nan), _doubled(self._ring, np.nan)
+                self._activity, self._filled = _doubled(self._activity, 0), _doubled(self._filled, -1)
+                self._seen = _doubled(self._seen, -np.inf)
         self._rows[node] = row
         self._found.clear()
-
-    def _grow(self) -> None:
-        self._latest, self._ring = _doubled(self._latest, np.nan), _doubled(self._ring, np.nan)
-        self._activity, self._filled = _doubled(self._activity, 0), _doubled(self._filled, -1)
-        self._seen = _doubled(self._seen, -np.inf)
-
-    def _clear(self, row: int) -> None:
-        self._latest[:, row] = self._ring[:, :, row] = np.nan
-        self._activity[row], self._seen[row], self._filled[row] = 0, -np.inf, -1
 
     # -- seconds ---------------------------------------------------------------------------
 

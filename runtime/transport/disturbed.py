@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.queues import HighWaterMark
+from meshbook.runtime.threads import HighWaterMark
 from meshbook.runtime.transport import Accept, PeerGone, Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address

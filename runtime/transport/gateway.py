@@ -19,7 +19,7 @@ import zmq
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
-from meshbook.runtime.queues import Latch
+from meshbook.runtime.threads import Latch
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.gateway_connections import (
     Context,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.queues import NEVER_WAITING, Latch
+from meshbook.runtime.threads import IO_THREADS, Latch
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class IoLoop:
 
     def _run(self) -> None:
         self._ident = threading.get_ident()
-        NEVER_WAITING.add(self._ident)
+        IO_THREADS.add(self._ident)
         poll, handlers, callbacks, new_timers = self._epoll.poll, self._handlers, self._callbacks, self._new_timers
         try:
             while not self._is_closing:
@@ -190,7 +190,7 @@ class IoLoop:
                 if callbacks:
                     self._run_callbacks()
         finally:
-            NEVER_WAITING.discard(self._ident)
+            IO_THREADS.discard(self._ident)
             self._end()
 
     def _run_callbacks(self) -> None:
@@ -253,7 +253,7 @@ def _nothing() -> Any:
 
 
 def _in_forked_child() -> None:
-    NEVER_WAITING.clear()
+    IO_THREADS.clear()
     for loop in list(_loops):
         if not loop._has_ended:
             loop._close_in_child()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from meshbook.runtime.queues import HighWaterMark
+from meshbook.runtime.threads import HighWaterMark
 from meshbook.runtime.transport import Accept, PeerGone
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire.frames import Buffer

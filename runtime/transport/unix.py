@@ -36,7 +36,7 @@ import msgspec
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.config import Settings
-from meshbook.runtime.queues import HighWaterMark, Latch
+from meshbook.runtime.threads import HighWaterMark, Latch
 from meshbook.runtime.transport import Accept, PeerGone, RunEnded
 from meshbook.runtime.transport.home import GATEWAY, UNIX, Home, LaneRequest, host_of
 from meshbook.runtime.transport.io_loop import IN, OUT, IoLoop

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from meshbook.widgets.logs import LogsRequest
+from meshbook.widgets.sections import LogsRequest
 
 Content = dict[str, Any]
 Line = tuple[int, float, int, str, int | None, str]

@@ -241,7 +241,7 @@ def test_buttons_act_on_what_is_selected(view: BarePage, kernel: Kernel) -> None
     page.keyboard.up("Enter")
     assert kill.inner_text() == "Kill rank 14?"
     view.say(kernel.state(selected={"sel": "0:2", "ranks": "0-1", "count": 2}))  # by another view
-    page.wait_for_selector("[data-action=kill]:not([data-asks])")
+    page.wait_for_selector("[data-action=kill]:not([data-confirming])")
     view.say(kernel.state(selected={"sel": "14", "ranks": "14", "count": 1}))
     page.wait_for_selector(".meshbook-code >> text=%%mesh 14")
     kill.click()

@@ -128,7 +128,7 @@ def test_a_second_terminal_takes_the_commands(
     open_terminal: Callable[..., Terminal], run_script: Callable[..., Any]
 ) -> None:
     second = open_terminal("-m", "meshbook", "debug")
-    second.wait_for("waiting until an actor")
+    second.wait_for("waiting for an actor")
     script = run_script(SCRIPT)
     debug(second)
     assert [script.read_line() for _ in range(2)] == ["answer 11", "answer 11"]

@@ -345,7 +345,7 @@ def test_it_can_be_ended(trainers: ProcMesh, capsys: pytest.CaptureFixture[str])
     assert main(["end", run]) == 1
     assert main(["runs"]) == 0
     told = capsys.readouterr()
-    assert told.out == f"run {run} has ended\nno run is detached\n"
+    assert told.out == f"run {run} has ended\nno detached runs\n"
     assert f"no detached run is called '{run}'" in told.err
 
 

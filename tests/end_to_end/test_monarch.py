@@ -16,7 +16,7 @@ import pytest
 
 from meshbook import Actor, ProcMesh, endpoint, this_host
 from meshbook.monarch.configuration import clear_runtime_config, configure, configured, get_global_config
-from meshbook.monarch.older import local_proc_mesh, proc_mesh
+from meshbook.monarch.functions import local_proc_mesh, proc_mesh
 from meshbook.monarch.path import FOLDER
 from meshbook.runtime.errors import LaunchError, ProcessDied
 

@@ -146,7 +146,7 @@ def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> N
 def test_what_a_view_asks_for_wrongly_is_refused(view: View) -> None:
     view.open()
     assert "what" in view.ask(kind="select", sel="0-what")["error"]
-    assert "no rank 9" in view.ask(kind="history", ranks=[9], metrics=["memory"])["error"]
+    assert "invalid rank 9" in view.ask(kind="history", ranks=[9], metrics=["memory"])["error"]
     assert "heat" in view.ask(kind="history", ranks=[0], metrics=["heat"])["error"]
     assert "explode" in view.ask(kind="act", action="explode", sel="")["error"]
     assert "dance" in view.ask(kind="dance")["error"]

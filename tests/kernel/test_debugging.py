@@ -96,7 +96,7 @@ def test_a_rank_is_spoken_to_while_others_wait_for_it(notebook: Notebook) -> Non
 def test_quitting_ends_the_cell_in_a_line(notebook: Notebook) -> None:
     cell, _ = notebook.converse("%%mesh\nbreakpoint()\nprint('nev' + 'er')", "q")
     at = f"cell {number_of(cell)}:2"
-    assert cell.error["evalue"] == f"[ranks 0-2] BdbQuit: the debugger was quit ({at})"
+    assert cell.error["evalue"] == f"[ranks 0-2] BdbQuit: the user quit the debugger ({at})"
     assert "never" not in cell.plain
     assert "bdb.py" not in cell.traceback
 

@@ -109,7 +109,7 @@ def test_a_syntax_error_is_shown_once_with_its_line(notebook: Notebook) -> None:
 @pytest.mark.parametrize("source", ["exit()", "quit()", "import sys; sys.exit(3)", "raise SystemExit"])
 def test_exit_in_a_cell_is_an_error_and_ends_no_rank(notebook: Notebook, source: str) -> None:
     failed = notebook.run_failing(f"%%mesh\n{source}")
-    assert "%mesh down ends all of them" in failed.error["evalue"]
+    assert "%mesh down ends all ranks" in failed.error["evalue"]
     assert failed.stderr == ""
     assert "shell.py" not in failed.traceback
     assert notebook.run("%%mesh\n1").result == "[0-3] 1"
@@ -131,8 +131,8 @@ def test_a_misused_magic_is_told_once(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("%mesh status", "%mesh is the notebook's, and ranks have none: use it in a cell of its own"),
-        ("%%mesh 0\n1", "%%mesh is the notebook's, and ranks have none: it stands on the first line of a cell"),
+        ("%mesh status", "%mesh works only in the notebook, not on ranks; use it in a cell of its own"),
+        ("%%mesh 0\n1", "%%mesh works only in the notebook, not on ranks; put it on the first line"),
     ],
 )
 def test_a_magic_of_the_notebooks_says_so_on_ranks(notebook: Notebook, line: str, told: str) -> None:
@@ -259,7 +259,7 @@ def test_a_large_value_that_is_gone_says_so(notebook: Notebook) -> None:
     notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000")
     for _ in range(16):
         notebook.run("%%mesh 0\nb'x' * 2_000_000")
-    assert "the value is gone" in notebook.run_failing("kept[0].value").error["evalue"]
+    assert "the value was discarded" in notebook.run_failing("kept[0].value").error["evalue"]
 
 
 @pytest.mark.parametrize("body", ["raise ValueError('no text')", "return 7"])

@@ -92,7 +92,7 @@ def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
     assert written.reply is not None
     found = bare_notebook.run(f"%mesh log -r -g '[0-9] [3]$' --cell {written.reply['execution_count']}").stdout
     assert sorted(found.splitlines()) == ["[0] line 0 3", "[1] line 1 3"]
-    assert "cannot be read: missing )" in bare_notebook.run_failing("%mesh log -r -g (").error["evalue"]
+    assert "regular expression: missing )" in bare_notebook.run_failing("%mesh log -r -g (").error["evalue"]
     failed = bare_notebook.run_failing("%mesh log 2")
     assert "rank 2 is out of range" in failed.error["evalue"]
     assert len(failed.traceback.splitlines()) == 1

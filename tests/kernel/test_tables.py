@@ -59,7 +59,7 @@ def test_a_large_table_is_a_value_of_its_cell(notebook: Notebook) -> None:
     notebook.run(
         "%%mesh -o result -q\nimport numpy as np\nimport polars as pl\npl.DataFrame({'x': np.arange(400_000) + rank})"
     )
-    assert notebook.run("result[2].outcome.value.note").result == "'a value of over 1 MiB stays with its rank'"
+    assert notebook.run("result[2].outcome.value.note").result == "'values of more than 1 MiB stay on their rank'"
     assert (
         notebook.run(
             "[(type(each), each['x'].sum()) for each in result.values] == "

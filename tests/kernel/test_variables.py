@@ -132,7 +132,7 @@ def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: Noteboo
     notebook.run("lock = threading.Lock()\n%mesh pull rank")
     for options, problem in {
         "--push nix": "nix is not defined in the notebook",
-        "--push lock": "nothing was pushed: lock cannot be pickled",
+        "--push lock": "lock cannot be pickled",
         "1: --pull c@0": "cannot pull c@0: it is taken from ranks 1-2 of mesh",
         "--pull c,c@0": "c is there twice",
         "--pull c@maen": "Did you mean 'mean'?",

@@ -36,10 +36,10 @@ def test_help(capsys, option):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name a script or a module"),
-        (["-m"], "name a script or a module"),
-        (["-c", "pass"], "-c is no option"),
-        (["missing.py", "--help"], "there is no script 'missing.py' in /"),
+        ([], "a script or a module is required"),
+        (["-m"], "a script or a module is required"),
+        (["-c", "pass"], "unknown option -c"),
+        (["missing.py", "--help"], "no script 'missing.py' in /"),
     ],
 )
 def test_a_mistake_is_said_and_ends_with_status_2(capsys, monkeypatch, tmp_path, arguments, said):
@@ -56,7 +56,7 @@ def test_another_monarch_beside_the_program_is_said(capsys, monkeypatch, tmp_pat
     for name in (other, "script.py"):
         Path(name).write_text("")
     assert main(arguments) == 2
-    assert f"import the `monarch` in {tmp_path}, which comes before ours" in capsys.readouterr().err
+    assert f"import the `monarch` in {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_python_that_ignores_the_environment_is_said(capsys, monkeypatch, tmp_path):
@@ -69,4 +69,4 @@ def test_a_python_that_ignores_the_environment_is_said(capsys, monkeypatch, tmp_
 
     monkeypatch.setattr(sys, "flags", Flags())
     assert main([str(script)]) == 2
-    assert "with -E or -I Python ignores PYTHONPATH" in capsys.readouterr().err
+    assert "ignore PYTHONPATH" in capsys.readouterr().err

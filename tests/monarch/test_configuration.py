@@ -1,8 +1,13 @@
-"""`monarch.config`: keys, types, layers, and what they change in the settings of what is started."""
+"""`monarch.config`: keys, types, layers, and what they change in the settings of what is started.
+
+`parametrize_config` and its twin, used as a test would use them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import warnings
 from typing import Any
 
@@ -14,9 +19,11 @@ from meshbook.monarch.configuration import (
     configured,
     get_global_config,
     get_runtime_config,
+    parametrize_config,
+    parametrize_config_pointwise,
 )
 from meshbook.monarch.keys import KEYS, ChannelTransport, Encoding
-from meshbook.runtime.config import OVERRIDES, Settings, begin_with, settings_in_force
+from meshbook.runtime.config import OVERRIDES, Settings, current_settings, set_inherited_settings
 
 
 def value_of(key: str) -> Any:
@@ -76,13 +83,13 @@ def test_a_value_that_fits_is_kept(key, given, kept):
 def test_a_value_that_does_not_fit_names_the_key(key, given, wanted):
     with pytest.raises(TypeError) as caught:
         configure(**{key: given})
-    assert str(caught.value).startswith(f"configuration key `{key}` is {given!r}: it needs {wanted}")
+    assert str(caught.value).startswith(f"configuration key `{key}` must be {wanted}")
     assert get_runtime_config() == {}
 
 
 @pytest.mark.parametrize("transport", ["carrier pigeon", "pigeon://10.0.0.1:99", ""])
 def test_an_unknown_transport_is_an_error(transport):
-    with pytest.raises(ValueError, match=f"`default_transport` is '{transport}': it needs the name of a transport"):
+    with pytest.raises(ValueError, match="`default_transport` must be the name of a transport"):
         configure(default_transport=transport)
 
 
@@ -105,7 +112,7 @@ def test_under_the_alias_the_defaults_are_those_of_monarch(monkeypatch):
 def test_an_unknown_key_lists_what_is_like_it():
     with pytest.raises(ValueError, match=r"`process_exit_timeuot`; did you mean `process_exit_timeout`"):
         configure(process_exit_timeuot="1s")
-    with pytest.raises(ValueError, match=r"`zzz`; there is none like it"):
+    with pytest.raises(ValueError, match=r"`zzz`$"):
         configure(zzz=1)
 
 
@@ -178,8 +185,8 @@ def test_clearing_forgets_everything():
 def test_a_key_of_ours_changes_the_settings_of_a_run(key, value, field, seconds_or_number):
     with configured(**{key: value}) as found:
         assert found[key] == value
-        assert getattr(settings_in_force(), field) == seconds_or_number
-    assert getattr(settings_in_force(), field) == getattr(Settings.from_environment(), field)
+        assert getattr(current_settings(), field) == seconds_or_number
+    assert getattr(current_settings(), field) == getattr(Settings.from_environment(), field)
 
 
 def test_a_variable_is_seen_as_its_key(monkeypatch):
@@ -190,7 +197,7 @@ def test_a_variable_is_seen_as_its_key(monkeypatch):
 def test_a_mesh_gets_what_need_not_be_agreed_upon_in_the_whole_run():
     run = Settings(max_message_bytes=5000, stop_timeout=5.0)
     with configured(codec_max_frame_length=1000, process_exit_timeout="1s", read_log_buffer=1):
-        mesh = OVERRIDES.over_mesh(run)
+        mesh = OVERRIDES.applied_to_mesh(run)
     assert (mesh.max_message_bytes, mesh.stop_timeout) == (5000, 1.0)
     assert mesh.extra == {"codec_max_frame_length": 1000, "process_exit_timeout": "1s", "read_log_buffer": 1}
 
@@ -198,24 +205,75 @@ def test_a_mesh_gets_what_need_not_be_agreed_upon_in_the_whole_run():
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a worker, until the test ends."""
-    monkeypatch.setattr("meshbook.runtime.config._Beginning.settings", Settings())
+    monkeypatch.setattr("meshbook.runtime.config._Inherited.settings", Settings())
 
 
 def test_a_worker_sees_what_was_handed_down(worker):
     with configured(process_exit_timeout="1s", read_log_buffer=1):
-        born = OVERRIDES.over_mesh(Settings())
-    begin_with(born)
+        born = OVERRIDES.applied_to_mesh(Settings())
+    set_inherited_settings(born)
     assert (value_of("process_exit_timeout"), value_of("read_log_buffer")) == ("1s", 1)
     with configured(read_log_buffer=2):
-        grandchild = OVERRIDES.over_mesh(born)
+        grandchild = OVERRIDES.applied_to_mesh(born)
     assert (grandchild.stop_timeout, grandchild.extra["read_log_buffer"]) == (1.0, 2)
 
 
 def test_what_comes_too_late_is_said(worker):
     for change in (configure, lambda **keys: configured(**keys).__enter__()):
-        with pytest.warns(UserWarning, match="codec_max_frame_length: settled when a run begins") as warned:
+        with pytest.warns(UserWarning, match="codec_max_frame_length: fixed for the current run") as warned:
             change(codec_max_frame_length=1000, read_log_buffer=1)
         assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         configure(read_log_buffer=1, process_exit_timeout="1s")
+
+
+def cases(function: Any) -> list[dict[str, Any]]:
+    """The configurations that pytest would run it under."""
+    (mark,) = function.pytestmark
+    return mark.args[1]
+
+
+@parametrize_config(read_log_buffer={1, 2}, enable_log_forwarding={True})
+def test_a_test_runs_under_each_configuration(tmp_path):
+    assert tmp_path.is_dir()
+    assert get_runtime_config()["read_log_buffer"] in (1, 2)
+    assert get_runtime_config()["enable_log_forwarding"] is True
+
+
+class TestOfAClass:
+    @pytest.mark.parametrize("value", [1])
+    @parametrize_config(read_log_buffer={3})
+    @parametrize_config(max_cast_fanout={4})
+    def test_methods_and_stacks_work_too(self, value):
+        assert get_runtime_config() == {"read_log_buffer": 3, "max_cast_fanout": 4}
+
+
+def test_all_combinations_or_one_after_the_other():
+    def test(): ...
+
+    assert cases(parametrize_config(read_log_buffer={2, 1}, max_cast_fanout={3, 4})(test)) == [
+        {"read_log_buffer": buffer, "max_cast_fanout": fanout} for buffer in (1, 2) for fanout in (3, 4)
+    ]
+    assert cases(parametrize_config_pointwise(read_log_buffer=[2, 1], max_cast_fanout=[3, 4])(test)) == [
+        {"read_log_buffer": 2, "max_cast_fanout": 3},
+        {"read_log_buffer": 1, "max_cast_fanout": 4},
+    ]
+
+
+def test_an_async_test_stays_one():
+    @parametrize_config(read_log_buffer={5})
+    async def test() -> Any:
+        await asyncio.sleep(0)
+        return get_runtime_config()
+
+    assert inspect.iscoroutinefunction(test)
+    assert asyncio.run(test(config_of_read_log_buffer={"read_log_buffer": 5})) == {"read_log_buffer": 5}
+    assert get_runtime_config() == {}
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="configuration key"):
+        parametrize_config()
+    with pytest.raises(ValueError, match="shorter"):
+        parametrize_config_pointwise(read_log_buffer=[1, 2], max_cast_fanout=[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.monarch.durations import SECOND, read_duration, write_duration
+from meshbook.monarch.keys import SECOND, read_duration, write_duration
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_reading_and_writing(text, nanoseconds, written):
 
 @pytest.mark.parametrize("text", ["", " ", "3", "s", "-1s", "1 parsec", "1s and more", "1.s", "1e3s", "½s"])
 def test_what_is_no_duration_is_an_error(text):
-    with pytest.raises(ValueError, match=r"is no duration, such as 500ms"):
+    with pytest.raises(ValueError, match="invalid duration"):
         read_duration(text)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from meshbook import this_host
-from meshbook.monarch import hosting
-from meshbook.monarch.debugging import debug_controller
+from meshbook.monarch import functions
+from meshbook.monarch.functions import debug_controller
 from meshbook.monarch.identities import ProcId, Uid
 from meshbook.monarch.telemetry import get_meter, traced
 from meshbook.runtime import geometry
 from meshbook.runtime.actor.context import context
-from meshbook.runtime.config import settings_in_force
+from meshbook.runtime.config import current_settings
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 
@@ -66,7 +66,7 @@ def test_the_flag_of_logging_is_an_attribute_of_a_module(alias: None) -> None:
     config.prefix_python_logs_with_actor = False
     try:
         assert importlib.import_module("monarch._src.actor.config").prefix_python_logs_with_actor is False
-        assert settings_in_force().extra["prefix_python_logs_with_actor"] is False
+        assert current_settings().extra["prefix_python_logs_with_actor"] is False
     finally:
         config.prefix_python_logs_with_actor = True
 
@@ -147,7 +147,7 @@ def test_a_named_set_up_is_two_local_hosts(monkeypatch: pytest.MonkeyPatch) -> N
         return "the hosts"
 
     session = SimpleNamespace(remote=SimpleNamespace(start=start))
-    monkeypatch.setattr(hosting, "current_session", lambda: session)
-    found: Any = hosting.hosts_from_config("lab")
+    monkeypatch.setattr(functions, "current_session", lambda: session)
+    found: Any = functions.hosts_from_config("lab")
     assert found == "the hosts"
     assert started == {"names": ["lab-0", "lab-1"], "addresses": {}, "python": ""}

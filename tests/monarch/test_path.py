@@ -45,6 +45,6 @@ def test_another_monarch_that_is_imported_already_is_an_error(monkeypatch):
     other.__file__ = "/site-packages/monarch/__init__.py"
     monkeypatch.setitem(sys.modules, "monarch", other)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(RuntimeError, match=r"from /site-packages/monarch/__init__.py: restart Python.*install\(\)"):
+    with pytest.raises(RuntimeError, match=r"from /site-packages/monarch/__init__.py; restart Python.*install\(\)"):
         install()
     assert FOLDER not in sys.path

@@ -49,10 +49,10 @@ def test_a_variable_sets_its_field(monkeypatch: pytest.MonkeyPatch, variable: st
 @pytest.mark.parametrize(
     ("variable", "text", "wanted"),
     [
-        ("MAX_MESSAGE_BYTES", "4 GiB", "a whole number"),
-        ("MAX_MESSAGE_BYTES", "1.5", "a whole number"),
-        ("HIGH_WATER_MARK", "-1", "a whole number"),
-        ("STDERR_LINES", "", "a whole number"),
+        ("MAX_MESSAGE_BYTES", "4 GiB", "an integer"),
+        ("MAX_MESSAGE_BYTES", "1.5", "an integer"),
+        ("HIGH_WATER_MARK", "-1", "an integer"),
+        ("STDERR_LINES", "", "an integer"),
         ("STOP_TIMEOUT", "soon", "a number"),
         ("STOP_TIMEOUT", "-0.1", "a number"),
         ("LAUNCH_TIMEOUT", "nan", "a number"),
@@ -63,7 +63,7 @@ def test_a_value_that_does_not_fit_names_the_variable(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str, wanted: str
 ) -> None:
     monkeypatch.setenv(f"MESHBOOK_{variable}", text)
-    said = f"MESHBOOK_{variable} is {text!r}: it needs {wanted} that is not negative"
+    said = f"MESHBOOK_{variable} must be {wanted} that is not negative, not {text!r}"
     with pytest.raises(ValueError, match=f"^{said}$"):
         Settings.from_environment()
 
@@ -71,7 +71,7 @@ def test_a_value_that_does_not_fit_names_the_variable(
 @pytest.mark.parametrize("text", ["", "2", "perhaps"])
 def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("MESHBOOK_ENABLE_LOG_FORWARDING", text)
-    with pytest.raises(ValueError, match=f"^MESHBOOK_ENABLE_LOG_FORWARDING is {text!r}: it needs 1 or 0$"):
+    with pytest.raises(ValueError, match=f"^MESHBOOK_ENABLE_LOG_FORWARDING must be 1 or 0, not {text!r}$"):
         Settings.from_environment()
 
 
@@ -105,15 +105,15 @@ def overrides() -> Overrides:
 
 
 def test_without_changes_settings_stay_the_same(overrides: Overrides) -> None:
-    assert overrides.over(Settings(stop_timeout=9.0)) == Settings(stop_timeout=9.0)
+    assert overrides.applied_to(Settings(stop_timeout=9.0)) == Settings(stop_timeout=9.0)
 
 
 def test_a_lasting_change_holds_and_the_last_one_wins(overrides: Overrides) -> None:
     overrides.set({"stop_timeout": 1.0, "stderr_lines": 5})
     overrides.set({"stop_timeout": 2.0})
-    assert overrides.over(Settings()) == Settings(stop_timeout=2.0, stderr_lines=5)
+    assert overrides.applied_to(Settings()) == Settings(stop_timeout=2.0, stderr_lines=5)
     overrides.clear()
-    assert overrides.over(Settings()) == Settings()
+    assert overrides.applied_to(Settings()) == Settings()
 
 
 def test_a_block_takes_away_its_own_change_alone(overrides: Overrides) -> None:
@@ -121,24 +121,24 @@ def test_a_block_takes_away_its_own_change_alone(overrides: Overrides) -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert overrides.over(Settings()) == Settings(stop_timeout=1.0, stderr_lines=5)
+    assert overrides.applied_to(Settings()) == Settings(stop_timeout=1.0, stderr_lines=5)
     second.__exit__(None, None, None)
-    assert overrides.over(Settings()) == Settings()
+    assert overrides.applied_to(Settings()) == Settings()
 
 
 def test_what_is_handed_down_is_merged(overrides: Overrides) -> None:
     overrides.set({"extra": {"a": 1}})
     overrides.set({"extra": {"b": 1}})
     with overrides.during({"extra": {"b": 2}}):
-        assert overrides.over(Settings(extra={"c": 0})).extra == {"a": 1, "b": 2, "c": 0}
-    assert overrides.over(Settings()).extra == {"a": 1, "b": 1}
+        assert overrides.applied_to(Settings(extra={"c": 0})).extra == {"a": 1, "b": 2, "c": 0}
+    assert overrides.applied_to(Settings()).extra == {"a": 1, "b": 1}
 
 
 def test_a_mesh_keeps_what_the_run_has_agreed_upon(overrides: Overrides) -> None:
     assert set(Settings.__struct_fields__) >= RUN_WIDE
     changes = {"runtime_dir": "/other", "max_message_bytes": 1, "high_water_mark": 1, "launch_timeout": 1.0}
     overrides.set(changes | {"preload": "os", "stop_timeout": 1.0})
-    assert overrides.over_mesh(Settings()) == Settings(stop_timeout=1.0)
+    assert overrides.applied_to_mesh(Settings()) == Settings(stop_timeout=1.0)
 
 
 # -- the folder ------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_a_folder_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -
     folder.mkdir()
     folder.chmod(mode)
     for look in (lambda: check_private(folder), lambda: runtime_root(Settings(runtime_dir=str(folder)))):
-        with pytest.raises(PermissionError, match=r"open must belong to you.*chmod 700.*MESHBOOK_RUNTIME_DIR"):
+        with pytest.raises(PermissionError, match=r"chmod 700.*MESHBOOK_RUNTIME_DIR"):
             look()
 
 
@@ -184,7 +184,7 @@ def test_a_link_to_a_private_folder_is_refused(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / f"meshbook-{os.getuid()}").symlink_to(private)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    with pytest.raises(PermissionError, match=r"is a symbolic link.*MESHBOOK_RUNTIME_DIR"):
+    with pytest.raises(PermissionError, match=r"symbolic link.*MESHBOOK_RUNTIME_DIR"):
         runtime_root(Settings())
 
 
@@ -193,5 +193,5 @@ def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     check_private(tmp_path)
     somebody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody)
-    with pytest.raises(PermissionError, match="must belong to you"):
+    with pytest.raises(PermissionError, match="must be owned by you"):
         check_private(tmp_path)

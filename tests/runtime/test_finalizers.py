@@ -24,7 +24,7 @@ from meshbook.runtime.node.execution import Execution
 from meshbook.runtime.node.flow_control import QueueLimits, SentCredits
 from meshbook.runtime.node.ledger import Ledger, OwnedMesh
 from meshbook.runtime.node.ports import PortMailbox
-from meshbook.runtime.queues import may_wait
+from meshbook.runtime.threads import may_block
 from tests.runtime.conftest import PATIENCE, Probe
 
 CALLS = 20
@@ -152,7 +152,7 @@ class Last:
             self._probe.note.broadcast(number)
         except QueueFull:  # on the thread of that very actor
             self.sent.remove(number)
-        if self._waits and may_wait() and by != self._probe._picked[0].actor:
+        if self._waits and may_block() and by != self._probe._picked[0].actor:
             try:
                 if (answer := self._probe.run.call_one(abs, -number).get(PATIENCE)) != number:
                     self.wrong.append(answer)

@@ -10,12 +10,12 @@ import pytest
 
 from meshbook.runtime import resources
 from meshbook.runtime.resources import (
-    FILES_A_PEER,
-    Scarce,
+    FILES_PER_PEER,
+    LimitKind,
+    ensure_files_for_peers,
     explain_limit,
-    find_room_for_peers,
-    raise_limit_of_files,
-    what_is_scarce,
+    find_exhausted_limit,
+    raise_file_limit,
 )
 
 
@@ -34,8 +34,8 @@ from meshbook.runtime.resources import (
         ("", None),
     ],
 )
-def test_what_the_system_says_is_about_a_limit(said: str, scarce: Scarce | None) -> None:
-    assert what_is_scarce(said) == scarce
+def test_what_the_system_says_is_about_a_limit(said: str, scarce: LimitKind | None) -> None:
+    assert find_exhausted_limit(said) == scarce
 
 
 def test_the_limit_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_nothing_is_said_of_another_disk(folder: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("most", "now", "said"), [("14\n", "12\n", ", 14 in its cgroup, of which 12 are there"), ("max\n", "12\n", "")]
+    ("most", "now", "said"), [("14\n", "12\n", ", 14 in its cgroup, of which 12 are in use"), ("max\n", "12\n", "")]
 )
 def test_the_limit_of_a_cgroup_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, now: str, said: str
@@ -80,10 +80,10 @@ def limit() -> Iterator[None]:
 def test_the_limit_of_open_files_is_raised_where_it_is_too_low() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    assert find_room_for_peers(300) == ""
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 * FILES_A_PEER
-    raise_limit_of_files(100)  # never lowered
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 * FILES_A_PEER
+    assert ensure_files_for_peers(300) == ""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 * FILES_PER_PEER
+    raise_file_limit(100)  # never lowered
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 * FILES_PER_PEER
 
 
 @pytest.mark.usefixtures("limit")
@@ -91,11 +91,11 @@ def test_more_processes_than_there_can_be_files_are_refused() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         pytest.skip("there is no hard limit here")
-    trouble = find_room_for_peers(hard)
-    assert f"{hard} more processes take" in trouble
+    trouble = ensure_files_for_peers(hard)
+    assert f"{hard} more processes need" in trouble
     assert "ulimit -n" in trouble
 
 
 def test_where_open_files_cannot_be_counted_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "DESCRIPTORS", tmp_path / "no such folder")
-    assert find_room_for_peers(4) == ""
+    assert ensure_files_for_peers(4) == ""

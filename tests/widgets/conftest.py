@@ -48,7 +48,7 @@ def vitals(size: int = 8, activity: Sequence[int] = (), age: Any = 0.1, **metric
     return Vitals(arrays, at, np.full(size, age, np.float32))  # type: ignore[arg-type]
 
 
-def look(size: int = 8, **changes: Any) -> MeshSnapshot:
+def snapshot(size: int = 8, **changes: Any) -> MeshSnapshot:
     return replace(MeshSnapshot(facts(size), vitals(size)), **changes)
 
 
@@ -59,7 +59,7 @@ class Told:
         self.now = now
         self.asked: list[int] = []
 
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         return self.now
 
     def change(self, **changes: Any) -> None:

@@ -64,7 +64,7 @@ def test_comments_are_left_out_and_code_after_them_stays(node: str) -> None:
         ({"entry": 'import {a} from "./a.js";', "a": "export default 1;"}, "static/a.js"),
         (
             {"entry": 'import {a} from "./a.js";', "a": 'import {b} from "./entry.js";'},
-            "circle: entry.js -> a.js -> entry.js",
+            "circular import: entry.js -> a.js -> entry.js",
         ),
     ],
 )

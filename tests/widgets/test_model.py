@@ -17,7 +17,7 @@ from meshbook.widgets.model import DashboardModel
 from meshbook.widgets.protocol import CHANNELS, RankState
 from meshbook.widgets.source import CellFacts, MeshEvent, PausedRanks, ProgressBar, RankConditions
 from meshbook.widgets.states import states_of
-from tests.widgets.conftest import Told, View, facts, look, vitals
+from tests.widgets.conftest import Told, View, facts, snapshot, vitals
 
 IDLE, RUNNING, COLLECTIVE, PAUSED, STARTING, ERROR, STUCK, STALE, DEAD = RankState
 
@@ -46,7 +46,7 @@ def model_of(source: Told) -> DashboardModel:
     ],
 )
 def test_a_rank_is_in_the_worst_of_its_states(conditions: RankConditions, states: list[RankState]) -> None:
-    now = look(4, vitals=vitals(4, activity=[0, 1, 2, 3]), conditions=conditions)
+    now = snapshot(4, vitals=vitals(4, activity=[0, 1, 2, 3]), conditions=conditions)
     assert states_of(now).tolist() == states
 
 
@@ -61,12 +61,12 @@ def test_a_rank_is_in_the_worst_of_its_states(conditions: RankConditions, states
     ],
 )
 def test_silence_is_told_of_who_has_spoken(age: float, starting: Any, state: RankState) -> None:
-    now = look(1, vitals=vitals(1, activity=[1], age=age), conditions=RankConditions(starting=starting))
+    now = snapshot(1, vitals=vitals(1, activity=[1], age=age), conditions=RankConditions(starting=starting))
     assert states_of(now).tolist() == [state]
 
 
 def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
-    source = Told(look(8, vitals=vitals(8, memory=1e9)))
+    source = Told(snapshot(8, vitals=vitals(8, memory=1e9)))
     model = model_of(source)
     first = model.tick(0.0)
     assert first is not None
@@ -86,7 +86,7 @@ def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
 
 
 def test_what_was_lost_by_a_fault_is_told_with_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Told(look(8))
+    source = Told(snapshot(8))
     model = model_of(source)
     model.tick(0.0)
     source.change(conditions=RankConditions(dead={3}))
@@ -105,7 +105,7 @@ def test_what_was_lost_by_a_fault_is_told_with_the_next_update(monkeypatch: pyte
 
 
 def test_measurements_of_a_mesh_at_rest_are_no_event() -> None:
-    source = Told(look(8, vitals=vitals(8, cpu=0.0)))
+    source = Told(snapshot(8, vitals=vitals(8, cpu=0.0)))
     model = model_of(source)
     model.tick(0.0)
     source.change(vitals=vitals(8, cpu=0.5))
@@ -121,7 +121,7 @@ def test_measurements_of_a_mesh_at_rest_are_no_event() -> None:
 
 
 def test_a_cell_is_told_once_while_views_count_its_seconds() -> None:
-    source = Told(look(cell=CellFacts(9, "cell 9", 0.0, range(8))))
+    source = Told(snapshot(cell=CellFacts(9, "cell 9", 0.0, range(8))))
     model = model_of(source)
     first = model.tick(10.0)
     assert first is not None
@@ -147,7 +147,7 @@ def test_a_cell_is_told_once_while_views_count_its_seconds() -> None:
 
 
 def test_a_channel_brings_its_values_and_a_scale() -> None:
-    source = Told(look(100, vitals=vitals(100, memory=[1e9] * 99 + [9e12])))
+    source = Told(snapshot(100, vitals=vitals(100, memory=[1e9] * 99 + [9e12])))
     model, view = model_of(source), View()
     view.take(model.tick(0.0))
     assert view.values is None
@@ -161,12 +161,12 @@ def test_a_channel_brings_its_values_and_a_scale() -> None:
     model.show("state")
     view.take(model.tick(0.5))
     assert view.values is None
-    with pytest.raises(ValueError, match="there is no channel 'RSS'; there are state, memory"):
+    with pytest.raises(ValueError, match="unknown channel 'RSS'; choose from state, memory"):
         model.show("RSS")
 
 
 def test_a_scale_widens_at_once_and_shrinks_after_a_while() -> None:
-    source = Told(look(vitals=vitals(memory=range(int(1e9), int(2e9), int(1.25e8)))))
+    source = Told(snapshot(vitals=vitals(memory=range(int(1e9), int(2e9), int(1.25e8)))))
     model, view = model_of(source), View()
     model.show("memory")
 
@@ -185,7 +185,7 @@ def test_a_scale_widens_at_once_and_shrinks_after_a_while() -> None:
 
 
 def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
-    source = Told(look(vitals=vitals(gpu=0.5)))
+    source = Told(snapshot(vitals=vitals(gpu=0.5)))
     model, view = model_of(source), View()
     model.show("gpu")
     view.take(model.full(0.0))
@@ -213,7 +213,7 @@ def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
     ],
 )
 def test_the_worst(channel: str, measured: dict[str, Any], dead: Any, texts: dict[int, str]) -> None:
-    model = model_of(Told(look(4, vitals=vitals(4, [1] * 4, **measured), conditions=RankConditions(dead=dead))))
+    model = model_of(Told(snapshot(4, vitals=vitals(4, [1] * 4, **measured), conditions=RankConditions(dead=dead))))
     model.show(channel)
     worst = model.full(0.0).content["worst"]
     assert {each["rank"]: each["text"] for each in worst} == texts
@@ -222,7 +222,7 @@ def test_the_worst(channel: str, measured: dict[str, Any], dead: Any, texts: dic
 
 
 def test_hosts_are_rolled_up() -> None:
-    now = look(
+    now = snapshot(
         4,
         mesh=facts(4, hosts=2),
         vitals=vitals(
@@ -245,7 +245,7 @@ def test_hosts_are_rolled_up() -> None:
 
 
 def test_what_is_selected_is_told_and_its_processes_with_it() -> None:
-    source = Told(look(200, mesh=facts(200, hosts=2)))
+    source = Told(snapshot(200, mesh=facts(200, hosts=2)))
     model = model_of(source)
     topology = model.full(0.0).content["topology"]
     assert source.asked == list(range(64))
@@ -263,7 +263,7 @@ def test_what_is_selected_is_told_and_its_processes_with_it() -> None:
 
 
 def test_a_mesh_that_was_resized_begins_anew() -> None:
-    source = Told(look(8))
+    source = Told(snapshot(8))
     model, view = model_of(source), View()
     view.take(model.tick(0.0))
     model.select("6:8")
@@ -272,7 +272,7 @@ def test_a_mesh_that_was_resized_begins_anew() -> None:
     view.take(model.tick(0.2))
     assert view.sections["mesh"]["alive"] is False
     assert view.sections["selected"]["count"] == 2
-    source.now = look(4)
+    source.now = snapshot(4)
     update = model.tick(0.3)
     view.take(update)
     assert update is not None
@@ -282,12 +282,12 @@ def test_a_mesh_that_was_resized_begins_anew() -> None:
 
 
 def test_a_mesh_with_other_ranks_than_hosts_of_them_is_refused() -> None:
-    with pytest.raises(ValueError, match="'gpus' has 8 ranks, and host_of is of 7"):
+    with pytest.raises(ValueError, match="'gpus' has 8 ranks, but host_of has 7 entries"):
         replace(facts(8), host_of=(0,) * 7)
 
 
 def test_numbers_that_json_has_not_never_leave() -> None:
-    now = look(
+    now = snapshot(
         4,
         vitals=vitals(4, age=math.inf, memory=math.nan, cpu=math.inf, step=math.nan),
         conditions=RankConditions(dead={1}),
@@ -311,7 +311,7 @@ numbers = st.floats(0, 100, width=32) | st.sampled_from([math.nan, math.inf, 0.0
 columns = st.lists(numbers, min_size=SIZE, max_size=SIZE)
 ranks = st.frozensets(st.integers(0, SIZE - 1), max_size=6)
 looks = st.builds(
-    lambda activity, age, rss, step, dead, error, cell: look(
+    lambda activity, age, rss, step, dead, error, cell: snapshot(
         SIZE,
         mesh=facts(SIZE, hosts=3),
         vitals=vitals(SIZE, activity, age, memory=rss, step=step),

@@ -13,8 +13,8 @@ from meshbook.testing import fake_mesh
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.snapshot import snapshot_html, snapshot_text
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks, RankConditions
-from meshbook.widgets.state_marks import picture_of
-from tests.widgets.conftest import facts, look, vitals
+from meshbook.widgets.states import picture_of
+from tests.widgets.conftest import facts, snapshot, vitals
 
 EVIL = '<script>alert("&")</script>\x1b[31m\n'
 
@@ -101,7 +101,7 @@ class Reader(HTMLParser):
 
 
 def test_html_says_the_same_and_shows_all_text_as_text() -> None:
-    now = look(
+    now = snapshot(
         mesh=MeshFacts(EVIL, ((EVIL, 8),), (EVIL,), (0,) * 8),
         conditions=RankConditions(error={1}),
         cell=CellFacts(None, EVIL, 0.0, [0], waits=EVIL),
@@ -113,7 +113,7 @@ def test_html_says_the_same_and_shows_all_text_as_text() -> None:
     assert not page.open
     assert page.text.count('<script>alert("&")</script>') == 2 + 2 + 2 * 4 + 1  # mesh, cell, pauses, host
     assert "rank 1: its last cell failed" in page.text
-    assert "and 5 more wait" in page.text
+    assert "and 5 more waiting" in page.text
     for shown in (page.text, snapshot_text(now)):
         assert "\x1b" not in shown
 
@@ -123,11 +123,11 @@ def test_pictures_are_small(size: int, most: int) -> None:
     mesh = fake_mesh(size, faults=0)
     mesh.advance(1)
     mesh.kill(range(0, size, 2))
-    assert len(snapshot_html(mesh.look())) < most
-    assert len(snapshot_text(mesh.look())) < 5_000
+    assert len(snapshot_html(mesh.snapshot())) < most
+    assert len(snapshot_text(mesh.snapshot())) < 5_000
 
 
 def test_a_mesh_that_is_down_says_so() -> None:
     down = MeshFacts("gpus", (("gpus", 1),), ("node0",), (0,), alive=False)
-    text = snapshot_text(look(1, mesh=down, conditions=RankConditions(dead={0})))
+    text = snapshot_text(snapshot(1, mesh=down, conditions=RankConditions(dead={0})))
     assert re.match(r"gpus · gpus=1 · 1 rank · down\n  1 dead", text)

@@ -9,7 +9,7 @@ import { messageOf } from "./errors.js";
  * @import { Action, CellSection, MeshSection } from "./protocol.d.ts"
  */
 
-const ASKS_FOR = 4000; // milliseconds in which a second press confirms
+const CONFIRM_WITHIN = 4000; // milliseconds in which a second press confirms
 
 /**
  * @typedef {object} ActionKind
@@ -31,14 +31,14 @@ const ACTIONS = [
   {
     name: "kill",
     title: "Kill",
-    hint: "End the processes at once; Heal starts them again",
+    hint: "Kill the processes; Heal restarts them",
     seconds: 30,
     confirms: true,
   },
   {
     name: "restart",
     title: "Restart",
-    hint: "Replace the processes with new ones; their memory is lost",
+    hint: "Restart the processes; their memory is lost",
     seconds: 300,
     confirms: true,
   },
@@ -55,7 +55,7 @@ const SHOWS = ["mesh", "cell", "counts", "selected"];
  * @param {Action} action
  * @param {{mesh: MeshSection | null, cell: CellSection | null, counts: Record<string, number>}} store
  */
-export function reasonAgainst(action, { mesh, cell, counts }) {
+export function reasonDisabled(action, { mesh, cell, counts }) {
   if (mesh === null) return "waiting for the kernel";
   if (!mesh.alive) return "the mesh is down";
   if (action === "interrupt" && cell === null && !counts.stuck) return "no cell is running";
@@ -87,8 +87,8 @@ class ActionButton {
   #action;
   #context;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
-  #timer; // runs while the button asks
-  #askedAbout = ""; // the ranks
+  #timer; // runs while the button waits for the second press
+  #pendingRanks = ""; // those that the second press is for
   #isBusy = false;
   #withdrawQuestion = () => {};
 
@@ -105,7 +105,7 @@ class ActionButton {
       dataset: { action: action.name },
       on: {
         click: (event) => this.#press(event.detail > 1),
-        blur: () => this.#stopAsking(),
+        blur: () => this.#stopConfirming(),
         keydown: (event) => this.#key(event),
       },
     });
@@ -114,12 +114,12 @@ class ActionButton {
 
   update() {
     const reason = this.#reason();
-    const isOther = this.#askedAbout !== this.#context.selection.text; // another view has selected other ranks
-    if (this.#timer && (reason !== null || isOther)) return this.#stopAsking();
+    const isOther = this.#pendingRanks !== this.#context.selection.text; // another view has selected other ranks
+    if (this.#timer && (reason !== null || isOther)) return this.#stopConfirming();
     setText(this.element, this.#title());
     // Not `disabled`: that would take the button from the keyboard, and from people who want to know the reason.
     setAttribute(this.element, "aria-disabled", reason !== null);
-    setAttribute(this.element, "data-asks", this.#timer !== undefined);
+    setAttribute(this.element, "data-confirming", this.#timer !== undefined);
     setAttribute(this.element, "data-busy", this.#isBusy);
     setAttribute(this.element, "title", reason === null ? this.#action.hint : `${this.#action.title}: ${reason}`);
   }
@@ -129,7 +129,7 @@ class ActionButton {
   }
 
   #reason() {
-    return this.#isBusy ? "in progress" : reasonAgainst(this.#action.name, this.#context.store);
+    return this.#isBusy ? "in progress" : reasonDisabled(this.#action.name, this.#context.store);
   }
 
   #title() {
@@ -146,7 +146,7 @@ class ActionButton {
 
   /** @param {KeyboardEvent} event */
   #key(event) {
-    if (event.key === "Escape") this.#stopAsking();
+    if (event.key === "Escape") this.#stopConfirming();
     if (event.repeat) event.preventDefault(); // a key that is held down would press again, and confirm
   }
 
@@ -160,14 +160,14 @@ class ActionButton {
   }
 
   #ask() {
-    this.#askedAbout = this.#context.selection.text;
-    this.#timer = setTimeout(() => this.#stopAsking(), ASKS_FOR);
+    this.#pendingRanks = this.#context.selection.text;
+    this.#timer = setTimeout(() => this.#stopConfirming(), CONFIRM_WITHIN);
     const question = `Press again to ${this.#action.name} ${this.#targetText()}; Escape cancels`;
     this.#withdrawQuestion = this.#context.announce(question);
     this.update();
   }
 
-  #stopAsking() {
+  #stopConfirming() {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     this.#withdrawQuestion();
@@ -178,7 +178,7 @@ class ActionButton {
     const { request, selection, store, announce, show } = this.#context;
     const { name, title, seconds } = this.#action;
     this.#isBusy = true;
-    this.#stopAsking();
+    this.#stopConfirming();
     announce(`${title}: ${this.#targetText()}…`);
     try {
       const fields = { action: name, sel: selection.sel, cell: store.cell?.number ?? null };

@@ -146,7 +146,7 @@ export class Connection {
    */
   #receiveReply(content, buffers) {
     this.#endSilence();
-    const refused = () => new RequestError(content.error || "the kernel refused the request without a reason");
+    const refused = () => new RequestError(content.error || "the kernel rejected the request");
     this.#settle(content.id, (pending) =>
       content.ok ? pending.resolve({ content, buffers }) : pending.reject(refused()),
     );

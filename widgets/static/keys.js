@@ -15,7 +15,7 @@ const ATTRIBUTE = "data-lm-suppress-shortcuts";
  */
 export function keepKeys(root) {
   root.addEventListener("focusin", ({ target }) => /** @type {Element} */ (target).setAttribute(ATTRIBUTE, "true"));
-  root.addEventListener("keydown", letThrough, { capture: true });
+  root.addEventListener("keydown", allowModified, { capture: true });
 }
 
 /**
@@ -23,7 +23,7 @@ export function keepKeys(root) {
  *
  * @param {KeyboardEvent} event
  */
-function letThrough({ target, ctrlKey, metaKey }) {
+function allowModified({ target, ctrlKey, metaKey }) {
   if (!ctrlKey && !metaKey) return;
   const focused = /** @type {Element} */ (target);
   focused.removeAttribute(ATTRIBUTE);

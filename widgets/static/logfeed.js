@@ -26,10 +26,10 @@ export class LogFeed {
   #ask;
   #reader;
   #listeners;
-  #round = 0; // replies to questions of an earlier round are discarded
+  #generation = 0; // replies to questions of an earlier generation are discarded
   /** @type {Promise<void> | null} while older lines are requested */
   #older = null;
-  #turn = Promise.resolve(); // of the last question
+  #queue = Promise.resolve(); // of the last question
   #isAsking = false;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
@@ -49,7 +49,7 @@ export class LogFeed {
 
   /** Starts anew at the newest lines, after a change of the filter or the selection. */
   restart() {
-    this.#startRound();
+    this.#startGeneration();
     this.window.clear();
     this.#listeners.cleared();
     this.#askedAt = -Infinity;
@@ -79,7 +79,7 @@ export class LogFeed {
    * @param {number} serial
    */
   async moveTo(serial) {
-    this.#startRound();
+    this.#startGeneration();
     this.window.moveTo(serial);
     this.#listeners.cleared();
     await this.inTurn(() => this.#loadNewer());
@@ -92,18 +92,18 @@ export class LogFeed {
    * @param {() => Promise<void>} ask
    */
   inTurn(ask) {
-    this.#turn = this.#turn.then(() => this.#guard(ask));
-    return this.#turn;
+    this.#queue = this.#queue.then(() => this.#guard(ask));
+    return this.#queue;
   }
 
   stop() {
     this.#isStopped = true;
     clearTimeout(this.#timer);
-    this.#startRound();
+    this.#startGeneration();
   }
 
-  #startRound() {
-    this.#round += 1;
+  #startGeneration() {
+    this.#generation += 1;
   }
 
   // A reader further up has the lines below already, or does not need them yet.
@@ -120,10 +120,10 @@ export class LogFeed {
   }
 
   async #loadNewer() {
-    const round = this.#round;
+    const generation = this.#generation;
     const question = this.window.newerQuestion;
     const reply = await this.#ask(question);
-    if (round !== this.#round) return;
+    if (generation !== this.#generation) return;
     if (reply.end < question.after) return this.restart(); // the log is another one, of a mesh that was started again
     const added = this.window.takeNewer(reply);
     if (this.#reader.follows && reply.end - reply.next > BEHIND) this.restart();
@@ -132,24 +132,24 @@ export class LogFeed {
 
   async #askOlder() {
     if (this.window.reachesStart || !this.window.lines.length) return;
-    const round = this.#round;
+    const generation = this.#generation;
     const reply = await this.#ask(this.window.olderQuestion);
-    if (round === this.#round) this.#listeners.added(this.window.takeOlder(reply), true);
+    if (generation === this.#generation) this.#listeners.added(this.window.takeOlder(reply), true);
   }
 
   /** @param {() => Promise<void>} ask */
   async #guard(ask) {
     this.#isAsking = true;
-    const round = this.#round;
-    let trouble = "";
+    const generation = this.#generation;
+    let failure = "";
     try {
       await ask();
     } catch (error) {
-      trouble = messageOf(error);
+      failure = messageOf(error);
     }
     this.#isAsking = false;
-    if (round !== this.#round) return this.askSoon(); // other lines are needed now
-    if (trouble) this.#askedAt = performance.now() + PAUSE; // the same question would probably fail again
-    this.#listeners.failed(trouble);
+    if (generation !== this.#generation) return this.askSoon(); // other lines are needed now
+    if (failure) this.#askedAt = performance.now() + PAUSE; // the same question would probably fail again
+    this.#listeners.failed(failure);
   }
 }

@@ -94,6 +94,6 @@ function prefixOf(line) {
 
 /** @param {Line} line */
 function titleOf({ rank, stream, cell, time }) {
-  const when = time === null ? "not ended yet" : timeOfDay(time);
+  const when = time === null ? "not complete yet" : timeOfDay(time);
   return [`rank ${rank}`, stream, cell === null ? "no cell" : `cell ${cell}`, when].join(" · ");
 }

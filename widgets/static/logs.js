@@ -87,7 +87,7 @@ class LogsPanel {
     this.#feed = new LogFeed((question) => this.#ask(question), this.#list, {
       cleared: () => this.#cleared(),
       added: (lines, isAbove) => this.#added(lines, isAbove),
-      failed: (text) => this.#tools.complain(text),
+      failed: (text) => this.#tools.showError(text),
     });
     const frame = element("div", { class: "meshbook-log-frame" }, this.#scroller, this.#more);
     const foot = element("div", { class: "meshbook-log-foot" }, this.#note, ...this.#tools.below);
@@ -214,7 +214,7 @@ class LogsPanel {
     setText(this.#more, isCounted ? `↓ ${asCount(this.#fresh)} new` : "↓ Newest");
     setAttribute(this.#more, "hidden", this.#list.follows);
     setText(this.#note, this.#noteText());
-    this.#tools.search.setTally(this.#search.tally);
+    this.#tools.search.setMatchCount(this.#search.matchCount);
   }
 
   #noticeNow() {

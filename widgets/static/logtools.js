@@ -70,7 +70,7 @@ export function makeLogTools(on) {
      */
     setCells: (cells, running) => fillCells(cell, cells, running),
     /** @param {string} text "" for no complaint */
-    complain(text) {
+    showError(text) {
       setText(error, text);
       setAttribute(error, "hidden", !text);
       setAttribute(filter, "aria-invalid", text ? "true" : null);
@@ -82,11 +82,11 @@ export function makeLogTools(on) {
 function makeSearch(on) {
   const box = textBox(
     "Search",
-    "Mark this text in the lines (Enter: next, Shift+Enter: previous)",
+    "Highlight this text in the lines (Enter: next, Shift+Enter: previous)",
     later(() => on.search(box.value)),
   );
   box.dataset.focus = "yes";
-  const tally = element("span", { class: "meshbook-log-tally", "aria-live": "polite" });
+  const matchCount = element("span", { class: "meshbook-log-tally", "aria-live": "polite" });
   box.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && box.value) {
       event.stopPropagation();
@@ -102,13 +102,13 @@ function makeSearch(on) {
     box,
     action("↑", "Previous match (N)", () => on.step(-1)),
     action("↓", "Next match (n)", () => on.step(1)),
-    tally,
+    matchCount,
   ];
   return {
     parts,
     focus: () => box.focus(),
     /** @param {string} text */
-    setTally: (text) => setText(tally, text),
+    setMatchCount: (text) => setText(matchCount, text),
   };
 }
 

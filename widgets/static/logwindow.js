@@ -266,7 +266,7 @@ export class LogSearch {
   }
 
   /** "3 of 12", "12 found" or "not found". */
-  get tally() {
+  get matchCount() {
     if (!this.text) return "";
     if (!this.found.length) return "not found";
     const at = this.#place();

@@ -7,7 +7,7 @@
  */
 
 import { heatColour, shareOf } from "./heat.js";
-import { isWorrying, STATES, stateOf } from "./states.js";
+import { needsAttention, STATES, stateOf } from "./states.js";
 
 /**
  * @import { ChannelSection } from "./protocol.d.ts"
@@ -17,7 +17,7 @@ import { isWorrying, STATES, stateOf } from "./states.js";
 
 const SHADES = 64; // of the heat scale; finer ones cannot be told apart
 const UNKNOWN = SHADES; // the shade of an unknown value
-const WELL = STATES.length; // stands for all states that need no mark
+const HEALTHY = STATES.length; // stands for all states that need no mark
 const TILED = 11; // device pixels of a cell, from which on a shape stands on a tile of its colour
 
 export class Painter {
@@ -56,7 +56,7 @@ export class Painter {
     const { channel } = store;
     const state = store.states[rank];
     if (channel.name === "state") return this.#look(state, null);
-    return this.#look(isWorrying(state) ? state : WELL, shadeOf(store.values[rank], channel));
+    return this.#look(needsAttention(state) ? state : HEALTHY, shadeOf(store.values[rank], channel));
   }
 
   /**
@@ -96,7 +96,7 @@ export class Painter {
   #drawShade(state, shade) {
     if (shade === UNKNOWN) this.#tile(this.#theme.colour("quiet"), 0.16);
     else this.#tile(heatColour(shade / (SHADES - 1)), 1);
-    if (state !== WELL) this.#badge(state);
+    if (state !== HEALTHY) this.#badge(state);
   }
 
   /**

@@ -23,7 +23,10 @@ export function makePausedPanel({ store, selection }) {
     badge: () => (store.pauses.length ? String(store.pauses.length) : ""),
     update(changed) {
       if (!changed.has("pauses") && !changed.has("shown") && !changed.has("mesh")) return;
-      setText(note, store.pauses.length ? "They wait for an answer below their cell." : "No rank waits for you.");
+      setText(
+        note,
+        store.pauses.length ? "They are waiting for input below their cell." : "No rank is waiting for input.",
+      );
       list.replaceChildren(...store.pauses.map((pause) => rowOf(pause, selection)));
     },
   };

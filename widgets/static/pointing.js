@@ -43,7 +43,7 @@ class Pointing {
   #start = null;
   /** @type {number | null} the rank at which a range begins; the mesh may have shrunk since */
   #anchor = null;
-  #spoken = element("div", { role: "gridcell", id: newId("cursor") });
+  #ariaCell = element("div", { role: "gridcell", id: newId("cursor") });
 
   /**
    * @param {Grid} grid
@@ -60,7 +60,7 @@ class Pointing {
     for (const [name, value] of Object.entries({ role: "grid", "aria-label": label, "aria-multiselectable": "true" })) {
       scroller.setAttribute(name, value);
     }
-    scroller.append(element("div", { role: "row", class: "meshbook-unseen" }, this.#spoken));
+    scroller.append(element("div", { role: "row", class: "meshbook-unseen" }, this.#ariaCell));
     surface.addEventListener("pointerdown", this.#press);
     surface.addEventListener("pointermove", this.#move);
     surface.addEventListener("pointerup", this.#release);
@@ -222,9 +222,9 @@ class Pointing {
     this.#grid.cursor = rank;
     this.#grid.reveal(rank);
     this.#grid.drawMarks();
-    setText(this.#spoken, describeRank(rank, this.#context.store));
-    setAttribute(this.#spoken, "aria-selected", String(this.#context.selection.has(rank)));
-    this.#grid.scroller.setAttribute("aria-activedescendant", this.#spoken.id);
+    setText(this.#ariaCell, describeRank(rank, this.#context.store));
+    setAttribute(this.#ariaCell, "aria-selected", String(this.#context.selection.has(rank)));
+    this.#grid.scroller.setAttribute("aria-activedescendant", this.#ariaCell.id);
   }
 }
 

@@ -42,9 +42,9 @@ export function makeProgressPanel({ store, selection }) {
  */
 function makeBar(ranks, selection) {
   const done = element("div", { class: "meshbook-progress-done", style: { left: 0 } });
-  const apart = element("div", { class: "meshbook-progress-spread" });
+  const spreadBar = element("div", { class: "meshbook-progress-spread" });
   const limits = { "aria-valuemin": 0, "aria-valuemax": 100 };
-  const track = element("div", { class: "meshbook-progress-track", role: "progressbar", ...limits }, done, apart);
+  const track = element("div", { class: "meshbook-progress-track", role: "progressbar", ...limits }, done, spreadBar);
   const words = element("span", { class: "meshbook-progress-text" });
   const link = makeRanksLink(ranks, selection) ?? "";
   return {
@@ -55,9 +55,9 @@ function makeBar(ranks, selection) {
       const spread = high > low ? `; the ranks are at ${percent(low)} to ${percent(high)}` : "";
       const now = Math.round(fraction * 100);
       setStyle(done, "width", percent(fraction));
-      setStyle(apart, "left", percent(low));
-      setStyle(apart, "width", percent(Math.max(0, high - low)));
-      setAttribute(apart, "hidden", !spread);
+      setStyle(spreadBar, "left", percent(low));
+      setStyle(spreadBar, "width", percent(Math.max(0, high - low)));
+      setAttribute(spreadBar, "hidden", !spread);
       setAttribute(track, "aria-valuenow", now);
       setAttribute(track, "aria-valuetext", `${bar.text}${spread}`);
       setAttribute(track, "title", `${now} %${spread}`);

@@ -7,10 +7,9 @@ export type LiveLogLine = [rank: number, stream: string, cell: number | null, te
 export type LogLine = [serial: number, at: number, rank: number, stream: string, cell: number | null, text: string];
 
 /**
- * Which lines are wanted. Of `text` empty: all; `stream` empty: both; `cell` None: of all cells and of none.
+ * A query for lines. Empty `text`: all lines; empty `stream`: both; `cell` None: of all cells and of none.
  *
- * `regex`: the text is a regular expression, as Python's `regex` reads it. `case`: capital letters differ from
- * small ones. Colours are no part of what is compared.
+ * `regex`: the text is a regular expression of the package `regex`. `case`: match case. Colours are ignored.
  */
 export interface LogQuery {
   text?: string;
@@ -59,8 +58,8 @@ export interface ChannelSection {
 /**
  * The cell that runs in the foreground, or else the first job.
  *
- * `seconds` since it began; the view keeps counting. `waits` says what the cell waits for before it begins. `jobs` is
- * the number of background jobs.
+ * `seconds` since it began; the view keeps counting. `waits` describes what the cell waits for before it begins.
+ * `jobs` is the number of background jobs.
  */
 export interface CellSection {
   number: number | null;
@@ -337,7 +336,7 @@ export interface TimelineReply {
   notes: string[];
 }
 
-/** Done, and nothing to say. */
+/** Done; the reply has no content. */
 export interface EmptyReply {
 }
 

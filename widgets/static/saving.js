@@ -25,7 +25,7 @@ function copyByCommand(text) {
   area.select();
   const isCopied = document.execCommand("copy");
   area.remove();
-  if (!isCopied) throw new Error("the browser does not let this page copy");
+  if (!isCopied) throw new Error("the browser does not allow this page to copy");
 }
 
 /**

@@ -33,15 +33,15 @@ export const STATES = [
 ];
 
 const STALE = 7;
-const WORRYING = new Set([3, 5, 6, 7, 8]);
+const NEED_ATTENTION = new Set([3, 5, 6, 7, 8]);
 
 /**
  * Whether a person should look at a rank in this state: it is marked whatever the grid shows.
  *
  * @param {number} state
  */
-export function isWorrying(state) {
-  return WORRYING.has(state);
+export function needsAttention(state) {
+  return NEED_ATTENTION.has(state);
 }
 
 /**

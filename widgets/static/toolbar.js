@@ -54,7 +54,7 @@ function makeField({ store, selection }) {
     class: "meshbook-field",
     placeholder: "Select: 0-3, failed, hosts=1",
     "aria-label": "Select ranks",
-    title: "A selector as in %%mesh: 0-3, failed, ok, hosts=1, ::2, !3. Press / in the grid to come here",
+    title: "A selector as in %%mesh: 0-3, failed, ok, hosts=1, ::2, !3. Press / in the grid to focus this field",
     spellcheck: "false",
     autocomplete: "off",
   });

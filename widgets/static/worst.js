@@ -31,7 +31,7 @@ export function makeWorst(context) {
       if (!SHOWS.some((name) => changed.has(name))) return;
       const { name } = store.channel;
       setText(title, name === "state" ? "Needs attention" : `Highest: ${channelTitle(name)}`);
-      setText(none, name === "state" ? "All ranks are well." : "No values yet.");
+      setText(none, name === "state" ? "All ranks are healthy." : "No values yet.");
       setAttribute(none, "hidden", store.worst.length > 0);
       rows.update(store.worst, ({ rank }) => rank);
     },

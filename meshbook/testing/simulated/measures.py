@@ -18,10 +18,10 @@ _SMOOTH = 0.3  # smoothing factor per quarter of a second: a meter averages over
 class Measures:
     """The present values of all metrics, and a value a second of each."""
 
-    def __init__(self, size: int, dice: np.random.Generator) -> None:
-        self._dice = dice
-        self._base = _GIB * np.stack([dice.normal(2.0, 0.05, size), dice.normal(31.0, 0.4, size)])
-        self._leaks = int(dice.integers(size))  # this rank leaks memory
+    def __init__(self, size: int, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._base = _GIB * np.stack([rng.normal(2.0, 0.05, size), rng.normal(31.0, 0.4, size)])
+        self._leaks = int(rng.integers(size))  # this rank leaks memory
         self.now: npt.NDArray[np.float32] = np.zeros((len(METRICS), size), np.float32)
         self._history: npt.NDArray[np.float32] = np.full((HISTORY_SECONDS, len(METRICS), size), np.nan, np.float32)
         self._newest = 0
@@ -29,7 +29,7 @@ class Measures:
     def measure(self, activity: npt.NDArray[np.uint8], took: npt.NDArray[np.float64], now: float) -> None:
         """Update the metrics from the activity of the ranks and the length of their last step."""
         at_work, waiting = activity == Activity.RUNNING, activity == Activity.IN_COLLECTIVE
-        noise = self._dice.normal(0.0, 1.0, (3, len(activity)))
+        noise = self._rng.normal(0.0, 1.0, (3, len(activity)))
         memory = self._base + _GIB * 0.002 * noise[:2]
         memory[0, self._leaks] += _GIB * 0.004 * now
         self._approach("cpu", at_work * (0.97 + 0.02 * noise[2]) + waiting * 0.35 + 0.005)

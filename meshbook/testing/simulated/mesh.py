@@ -15,10 +15,9 @@ import numpy.typing as npt
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.vitals import METRICS, Activity, ActorLoad, Metric, ProcessDetail
 from meshbook.testing.simulated.faults import Kind, SimulatedFault, SimulatedFaults
+from meshbook.testing.simulated.log_texts import FakeLogWriter, failure_output, place, stacks_of
 from meshbook.testing.simulated.measures import Measures
-from meshbook.testing.simulated.timeline import timeline_of
-from meshbook.testing.simulated.training import Training
-from meshbook.testing.simulated.words import FakeLogWriter, last_words, place, stacks_of
+from meshbook.testing.simulated.training import Training, timeline_of
 from meshbook.widgets.protocol import TimelineReply
 from meshbook.widgets.source import (
     CellFacts,
@@ -55,7 +54,7 @@ def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: flo
 
     It is a `meshbook.widgets.source.Source`. Hosts have `per_host` ranks. The same seed and the same calls give the
     same mesh. `faults`: mean number of faults of the mesh per second; these end after some seconds. Raises ValueError
-    if `size` is no multiple of `per_host`, except for a mesh of a single host.
+    if `size` is not a multiple of `per_host`, except for a mesh of a single host.
     """
     return FakeMesh(size, per_host=per_host, seed=seed, faults=faults)
 
@@ -82,12 +81,12 @@ class FakeMesh:
         self._lock = threading.RLock()  # guards all attributes; a dashboard has threads of its own
         self._dashboard: Any = None
         self.facts = facts_of(size, per_host)
-        dice = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         self._ticks = 0
-        self._faults = SimulatedFaults(size, faults, dice)
-        self._training = Training(size, dice)
-        self._measures = Measures(size, dice)
-        self._beats = dice.random(size)  # when in each second a rank sends its heartbeat
+        self._faults = SimulatedFaults(size, faults, rng)
+        self._training = Training(size, rng)
+        self._measures = Measures(size, rng)
+        self._beats = rng.random(size)  # when in each second a rank sends its heartbeat
         self.nodes = {f"fake.{rank}": rank for rank in range(size)}
         self.logbook = Logbook(clock=lambda: EPOCH + self.seconds)
         self._writer = FakeLogWriter(self.logbook, list(self.nodes))
@@ -107,7 +106,7 @@ class FakeMesh:
     def dashboard(self) -> MeshDashboard:
         """Return a live dashboard of the mesh: time passes while a view is open, and the buttons work."""
         # Only a notebook has widgets, and their import takes a quarter of a second.
-        from meshbook.testing.simulated.board import FakeBackend
+        from meshbook.testing.simulated.backend import FakeBackend
         from meshbook.widgets.dashboard import MeshDashboard
 
         if self._dashboard is None or self._dashboard.comm is None:  # it was closed
@@ -132,9 +131,9 @@ class FakeMesh:
         return quarters * QUANTUM
 
     def _pass(self, now: float) -> None:
-        self._mended(self._faults.mend(now))
+        self._end_faults(self._faults.end_due(now))
         if (fault := self._faults.draw(now, QUANTUM)) is not None:
-            self._befallen(fault)
+            self._start_fault(fault)
         if self._ended_at is None:
             self._train(now)
         elif now - self._ended_at >= REST:
@@ -168,14 +167,14 @@ class FakeMesh:
     def break_down(self, kind: Kind, ranks: int | Iterable[int]) -> None:
         """Make ranks `killed`, `failed` (an error), `silent` (no heartbeat) or `paused`, until `heal`."""
         for rank in _listed(ranks, len(self)):
-            self._befallen(self._faults.add(kind, rank, self.seconds))
+            self._start_fault(self._faults.add(kind, rank, self.seconds))
 
     @alone
     def heal(self) -> list[int]:
         """End all faults of ranks; returns the ranks. Those that were killed are starting for two seconds."""
-        mended = self._faults.mend(self.seconds, list(self._faults.by_rank))
-        self._mended(mended)
-        return sorted(fault.rank for fault in mended)
+        ended = self._faults.end_due(self.seconds, list(self._faults.by_rank))
+        self._end_faults(ended)
+        return sorted(fault.rank for fault in ended)
 
     @alone
     def interrupt(self) -> int | None:
@@ -196,18 +195,18 @@ class FakeMesh:
         """Take the stacks of the ranks: the `stacks` of the next snapshot."""
         self._stacks = stacks_of(time_of_day(self.seconds), self._activity(), self._faults)
 
-    def _befallen(self, fault: SimulatedFault) -> None:
+    def _start_fault(self, fault: SimulatedFault) -> None:
         self._training.hold(fault.rank)
-        self._writer.write(fault.rank, *last_words(fault.kind))
+        self._writer.write(fault.rank, *failure_output(fault.kind))
         if fault.kind == "killed":
             self._note("failed", fault.rank, "killed by SIGKILL")
 
-    def _mended(self, faults: Iterable[SimulatedFault]) -> None:
+    def _end_faults(self, faults: Iterable[SimulatedFault]) -> None:
         for fault in faults:
             if fault.kind != "killed":  # a killed rank is only starting now
                 self._training.release([fault.rank], self.seconds)
             if fault.kind == "starting":
-                self._note("healed", fault.rank, f"it was away for {self.seconds - fault.since:.0f} s")
+                self._note("healed", fault.rank, f"dead for {self.seconds - fault.since:.0f} s")
 
     def _note(self, kind: str, rank: int, text: str) -> None:
         self._events.append(MeshEvent(time_of_day(self.seconds), kind, (rank,), text))
@@ -215,18 +214,21 @@ class FakeMesh:
     # -- the source of a dashboard (`meshbook.widgets.source.Source`) ----------------
 
     @alone
-    def look(self) -> MeshSnapshot:
+    def snapshot(self) -> MeshSnapshot:
         """Return the present state of the mesh."""
-        runs = self._ended_at is None
+        runs, of = self._ended_at is None, self._faults.of
+        done = self._training.count / STEPS
+        seconds = self.seconds - self._training.first
+        text = f"train {done:4.0%} {self._training.count}/{STEPS}"
         return MeshSnapshot(
             self.facts,
             self._measures.vitals(self._activity(), self._age()),
-            self._conditions(),
-            cell=self._cell_facts() if runs else None,
+            RankConditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused")),
+            cell=CellFacts(self._cell, f"cell {self._cell}", seconds, range(len(self))) if runs else None,
             pauses=[
                 PausedRanks((rank,), "in the debugger", place(self._cell)) for rank in sorted(self._faults.of("paused"))
             ],
-            bars=[self._bar()] if runs else [],
+            bars=[ProgressBar(text, done, range(len(self)), done, done)] if runs else [],
             events=tuple(self._events),
             stacks=self._stacks,
         )
@@ -259,18 +261,6 @@ class FakeMesh:
                 age[rank] += self.seconds - self._faults.by_rank[rank].since
         return age
 
-    def _conditions(self) -> RankConditions:
-        of = self._faults.of
-        return RankConditions(dead=of("killed"), starting=of("starting"), error=of("failed"), paused=of("paused"))
-
-    def _cell_facts(self) -> CellFacts:
-        began = self._training.first
-        return CellFacts(self._cell, f"cell {self._cell}", self.seconds - began, range(len(self)))
-
-    def _bar(self) -> ProgressBar:
-        done = self._training.count / STEPS
-        return ProgressBar(f"train {done:4.0%} {self._training.count}/{STEPS}", done, range(len(self)), done, done)
-
     def _detail(self, rank: int, activity: Activity) -> ProcessDetail:
         waits = activity is Activity.IN_COLLECTIVE
         loader = ActorLoad("loader", int(self._measures.now[METRICS.index("queued"), rank]), "next_batch")
@@ -302,5 +292,5 @@ def time_of_day(seconds: float) -> str:
 def _listed(ranks: int | Iterable[int], size: int) -> list[int]:
     listed = [ranks] if isinstance(ranks, int) else list(ranks)
     if wrong := [rank for rank in listed if not 0 <= rank < size]:
-        raise ValueError(f"there is no rank {wrong[0]}: the mesh has {size}")
+        raise ValueError(f"invalid rank {wrong[0]}; the mesh has {size} ranks")
     return listed

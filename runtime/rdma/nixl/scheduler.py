@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.queues import get_within
+from meshbook.runtime.threads import get_within
 
 Course: TypeAlias = Generator[bool, None, None]
 SPIN = 200e-6  # seconds of polling without a pause: shorter waits are not worth one

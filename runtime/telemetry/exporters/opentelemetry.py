@@ -44,7 +44,9 @@ class OpenTelemetryExport:
         present = provider if provider is not None else api.get_meter_provider()
         is_given = provider is not None or isinstance(present, sdk.MeterProvider)
         self._own: Any = None if is_given else _make_provider(sdk)
-        self.target = "the program's own meter provider" if is_given else _endpoint()
+        variables = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        endpoint = next(filter(None, map(os.environ.get, variables)), "http://localhost:4318")
+        self.target = "the program's own meter provider" if is_given else endpoint
         self._read = _Steady(read)
         self._observation = api.Observation
         used: Any = present if is_given else self._own
@@ -100,20 +102,12 @@ def _make_provider(sdk: Any) -> Any:
     module, package = _EXPORTERS.get(protocol or "http/protobuf", _EXPORTERS["http/protobuf"])
     exporter = _import(module, package).OTLPMetricExporter()
     reader = _import("opentelemetry.sdk.metrics.export", "opentelemetry-sdk").PeriodicExportingMetricReader(exporter)
-    # Without `atexit`: the session that owns this provider shuts it down.
-    return sdk.MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
-
-
-def _resource() -> Any:
-    """Return the resource from the standard variables; its name is meshbook if they give none."""
+    # The resource comes from the standard variables; its name is meshbook if they give none.
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resources = _import("opentelemetry.sdk.resources", "opentelemetry-sdk")
-    return resources.Resource.create({} if named else {"service.name": "meshbook"})
-
-
-def _endpoint() -> str:
-    named = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return next(filter(None, map(os.environ.get, named)), "http://localhost:4318")
+    resource = resources.Resource.create({} if named else {"service.name": "meshbook"})
+    # Without `atexit`: the session that owns this provider shuts it down.
+    return sdk.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
 
 
 def _import(module: str, package: str) -> Any:
@@ -122,5 +116,5 @@ def _import(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MetricsError(
-            f"metrics for OpenTelemetry need the library {package}: pip install 'meshbook[metrics]'"
+            f"metrics for OpenTelemetry require the package {package}; run pip install 'meshbook[metrics]'"
         ) from error

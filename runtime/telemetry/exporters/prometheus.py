@@ -27,7 +27,7 @@ class PrometheusEndpoint:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
             raise MetricsError(
-                "metrics for Prometheus need the library prometheus_client: pip install 'meshbook[metrics]'"
+                "metrics for Prometheus require the package prometheus_client; run pip install 'meshbook[metrics]'"
             ) from error
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(read))
@@ -38,7 +38,7 @@ class PrometheusEndpoint:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise MetricsError(
-                f"metrics cannot be served at {address}:{port}: {why}. Give another port, or 0 for any that is free"
+                f"cannot serve metrics at {address}:{port}: {why}; choose another port, or 0 for any free port"
             ) from error
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
         self._address = address

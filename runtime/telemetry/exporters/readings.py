@@ -51,21 +51,21 @@ class Sample(NamedTuple):
     activity: str = ""
 
 
-UP: Final = Measurement("meshbook_rank_up", "meshbook.rank.up", "1", "1 while the process of the rank lives, else 0")
+UP: Final = Measurement("meshbook_rank_up", "meshbook.rank.up", "1", "1 if the process of the rank is running, else 0")
 AGE: Final = Measurement(
     "meshbook_rank_heartbeat_age_seconds",
     "meshbook.rank.heartbeat.age",
     "s",
-    "Time since the process gave a sign of life",
+    "Time since the last heartbeat of the process",
 )
 ACTIVITY: Final = Measurement(
-    "meshbook_rank_activity", "meshbook.rank.activity", "1", "1 for what the main thread of the rank is at, else 0"
+    "meshbook_rank_activity", "meshbook.rank.activity", "1", "1 for the current activity of the main thread, else 0"
 )
 OF_METRICS: Final[dict[Metric, Measurement]] = {
     "cpu": Measurement("meshbook_rank_cpu_cores", "meshbook.rank.cpu", "{cpu}", "CPU cores in use by the process"),
     "memory": Measurement(
         *("meshbook_rank_memory_bytes", "meshbook.rank.memory", "By"),
-        "Memory of the process; what processes share is divided among them",
+        "Memory of the process; shared pages are divided among the processes that share them",
     ),
     "gpu_memory": Measurement(
         "meshbook_rank_gpu_memory_bytes", "meshbook.rank.gpu.memory", "By", "GPU memory in use by the process"
@@ -74,34 +74,34 @@ OF_METRICS: Final[dict[Metric, Measurement]] = {
         "meshbook_rank_gpu_utilization_ratio",
         "meshbook.rank.gpu.utilization",
         "1",
-        "Share of the time in which the GPU of the rank was at work",
+        "Fraction of time in which the GPU of the rank was busy",
     ),
     "step": Measurement(
-        "meshbook_rank_step_duration_seconds", "meshbook.rank.step.duration", "s", "Time of the last step of training"
+        "meshbook_rank_step_duration_seconds", "meshbook.rank.step.duration", "s", "Duration of the last training step"
     ),
     "queued": Measurement(
         "meshbook_rank_queued_messages",
         "meshbook.rank.queued",
         "{message}",
-        "Messages that wait in the queues of the actors of the rank",
+        "Messages waiting in the queues of the actors of the rank",
     ),
     "sent": Measurement(
-        "meshbook_rank_sent_messages_per_second", "meshbook.rank.sent", "{message}/s", "Messages sent a second"
+        "meshbook_rank_sent_messages_per_second", "meshbook.rank.sent", "{message}/s", "Messages sent per second"
     ),
     "received": Measurement(
         "meshbook_rank_received_messages_per_second",
         "meshbook.rank.received",
         "{message}/s",
-        "Messages received a second",
+        "Messages received per second",
     ),
     "bytes_sent": Measurement(
-        "meshbook_rank_sent_bytes_per_second", "meshbook.rank.sent.bytes", "By/s", "Bytes of messages sent a second"
+        "meshbook_rank_sent_bytes_per_second", "meshbook.rank.sent.bytes", "By/s", "Bytes of messages sent per second"
     ),
     "bytes_received": Measurement(
         "meshbook_rank_received_bytes_per_second",
         "meshbook.rank.received.bytes",
         "By/s",
-        "Bytes of messages received a second",
+        "Bytes of messages received per second",
     ),
 }
 MEASUREMENTS: Final = (UP, AGE, ACTIVITY, *OF_METRICS.values())
@@ -130,8 +130,8 @@ def _values(measurement: Measurement, reading: MeshReading) -> Sequence[float]:
 
 
 def _activities(reading: MeshReading) -> Iterator[Sample]:
-    told = zip(reading.ranks, reading.hosts, reading.is_up, reading.vitals.activity, reading.vitals.age, strict=True)
-    for rank, host, is_up, activity, age in told:
+    rows = zip(reading.ranks, reading.hosts, reading.is_up, reading.vitals.activity, reading.vitals.age, strict=True)
+    for rank, host, is_up, activity, age in rows:
         if is_up and math.isfinite(age):
             for each in Activity:
                 yield Sample(reading.mesh, rank, host, float(each == activity), each.name.lower())

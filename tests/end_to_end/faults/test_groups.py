@@ -78,7 +78,7 @@ def is_stuck(*functions: str) -> bool:
 
 def _below_recording(frame: Any) -> Any:
     """The frame that waits, or the one that has called it by way of what records waits."""
-    while frame.f_back is not None and frame.f_code.co_filename.endswith("spans_of_collectives.py"):
+    while frame.f_back is not None and frame.f_code.co_filename.endswith("collective_spans.py"):
         frame = frame.f_back
     return frame
 

@@ -439,7 +439,7 @@ def test_only_the_client_starts_hosts(spawn):
             return str(error)
         return ""
 
-    assert "started by the client" in probe.slice(hosts=0).run.call_one(start).get(PATIENCE)
+    assert "only the client can start hosts" in probe.slice(hosts=0).run.call_one(start).get(PATIENCE)
 
 
 def test_closing_the_session_ends_all_hosts(own_session: Session):

@@ -64,7 +64,7 @@ attempt(lambda: count(spawn(2)))
 close_session()
 """
     )
-    said = ("LaunchError: 16 more processes take", "64, at most 64", "ulimit -n", "start fewer processes")
+    said = ("LaunchError: 16 more processes need", "64, at most 64", "ulimit -n", "start fewer processes")
     assert lacks(script.read_line(), *said) == []
     assert script.read_line() == "ok 2"
 

@@ -10,8 +10,7 @@ from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector,
 from meshbook.magics.introspection.options import complete_cell_options, complete_verb
 from meshbook.magics.introspection.reply import reply_of
 from meshbook.magics.introspection.selectors import SelectorScope
-from meshbook.runtime.cells.completing import Match
-from meshbook.runtime.cells.snapshot import Snapshot
+from meshbook.runtime.cells.completion import Match, Snapshot
 
 SCENE = SelectorScope(
     {"mesh": {"hosts": 2, "gpus": 4}, "trainers": {"gpus": 2}, "many": {"ranks": 1000}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshbook.magics.introspection.inspector import format_agreement
-from meshbook.runtime.cells.inspecting import Inspected
+from meshbook.runtime.cells.object_info import Inspected
 
 SAME, OTHER, THIRD, NOTHING = Inspected("a", "1"), Inspected("b", "2"), Inspected("c", "Tensor (3,)"), Inspected()
 

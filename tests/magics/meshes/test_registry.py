@@ -330,7 +330,7 @@ def test_what_is_known_of_ranks_follows_a_resize(meshes: Meshes, session: FakeSe
     taken: Future[None] = Future.completed(None)
     smaller: Any = FakeProcs(session, Extent.of(gpus=2), "mesh")
     smaller.nodes = [mesh.procs.nodes[2], mesh.procs.nodes[0]]
-    smaller.all_of = lambda actors: SimpleNamespace(take_place=SimpleNamespace(call=lambda: taken))
+    smaller.all_of = lambda actors: SimpleNamespace(update_names=SimpleNamespace(call=lambda: taken))
     assert begin(smaller, []) is taken
     assert (mesh.procs, mesh.extent) == (smaller, Extent.of(gpus=2))
     assert (mesh.busy, mesh.names) == ({0: 7}, {1: ("model",)})

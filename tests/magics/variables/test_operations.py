@@ -28,7 +28,7 @@ MESH: Any = SimpleNamespace(
         ({"class": 1}, "'class' is not a name"),
         ({3: 1}, "3 is not a name"),
         ({"a": 1, "b": threading.Lock()}, "nothing was pushed: b cannot be pickled: TypeError: cannot pickle"),
-        ({"a": bytes(100_000)}, "bytes are more than a message may have (100,000): move less at once"),
+        ({"a": bytes(100_000)}, "bytes exceed the maximum message size (100,000)"),
     ],
 )
 def test_what_cannot_be_pushed(values: dict[Any, Any], problem: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime import queues
+from meshbook.runtime import threads as runtime_threads
 from meshbook.runtime.actor.future import Future
 
 PATIENCE = 10.0
@@ -250,7 +250,7 @@ def test_repr() -> None:
 
 def test_a_ctrl_c_that_came_just_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that another thread took: nothing wakes the wait of the main thread."""
-    monkeypatch.setattr(queues, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(runtime_threads, "SIGNAL_CHECK_SECONDS", 0.01)
     main = threading.get_ident()
 
     def take() -> None:

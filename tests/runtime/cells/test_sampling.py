@@ -24,8 +24,8 @@ def test_a_process_samples_its_own_threads() -> None:
     seen_often = threading.Event()
 
     class Noted(Sampling):
-        def _look(self, seconds: float) -> None:
-            super()._look(seconds)
+        def _sample(self, seconds: float) -> None:
+            super()._sample(seconds)
             if self._count > 5:
                 seen_often.set()
 

@@ -40,13 +40,13 @@ from meshbook.runtime.telemetry.vitals import (
     STALE_AFTER,
     WATCHED_SECONDS,
     Activity,
-    ProcessWords,
+    ProcessReport,
     VitalsBatch,
 )
 from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 10.0
-WORDS = ProcessWords(7)
+WORDS = ProcessReport(7)
 
 
 @dataclass
@@ -80,12 +80,12 @@ def meter(tmp_path: Path, processes: Processes) -> ProcessSampler:
 @pytest.fixture
 def tick(tmp_path: Path) -> Callable[..., None]:
     """Lets the process m.0 give a sign of life."""
-    signs = StatusWriter()
-    signs.open(tmp_path, "m.0", 0)
+    status = StatusWriter()
+    status.open(tmp_path, "m.0", 0)
 
-    def tick(at: float, words: ProcessWords = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
-        signs.clock = lambda: at
-        signs.tick(words, traffic)
+    def tick(at: float, words: ProcessReport = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        status.clock = lambda: at
+        status.tick(words, traffic)
 
     return tick
 
@@ -131,24 +131,24 @@ def test_who_gives_no_sign_ages_and_has_no_rates(
 
 
 def test_words_are_told_where_they_have_changed(meter: ProcessSampler, tick: Callable[..., None]) -> None:
-    def told() -> dict[str, ProcessWords]:
+    def told() -> dict[str, ProcessReport]:
         batch = meter.measure([living()], NOTHING, 100.0)
-        return {node: msgspec.msgpack.decode(said, type=ProcessWords) for node, said in batch.words.items()}
+        return {node: msgspec.msgpack.decode(said, type=ProcessReport) for node, said in batch.words.items()}
 
-    tick(100.0, ProcessWords(7, (("a", 0, ""),)))
-    assert told() == {"m.0": ProcessWords(7, (("a", 0, ""),))}
+    tick(100.0, ProcessReport(7, (("a", 0, ""),)))
+    assert told() == {"m.0": ProcessReport(7, (("a", 0, ""),))}
     assert told() == {}
-    tick(101.0, ProcessWords(7, (("a", 2, "step"),)))
-    assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
+    tick(101.0, ProcessReport(7, (("a", 2, "step"),)))
+    assert told() == {"m.0": ProcessReport(7, (("a", 2, "step"),))}
     meter.send_all_words()
-    assert told() == {"m.0": ProcessWords(7, (("a", 2, "step"),))}
+    assert told() == {"m.0": ProcessReport(7, (("a", 2, "step"),))}
 
 
 def test_the_process_that_writes_is_measured_and_not_what_has_started_it(
     meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
 ) -> None:
     processes.uses |= {7: Usage(0.0, 1.0), 8: Usage(0.0, 2.0)}
-    tick(100.0, ProcessWords(8))
+    tick(100.0, ProcessReport(8))
     assert columns(meter.measure([living(pid=7)], NOTHING, 100.0))["memory"] == 2.0
     assert processes.kept == {8}
 

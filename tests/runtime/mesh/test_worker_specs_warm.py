@@ -11,7 +11,7 @@ import numpy.testing
 import pytest
 
 from meshbook.runtime.collectives import membership
-from meshbook.runtime.config import CELLS, OVERRIDES, TORCH, Settings, settings_in_force
+from meshbook.runtime.config import CELLS, OVERRIDES, TORCH, Settings, current_settings
 from meshbook.runtime.mesh import worker_specs
 from meshbook.runtime.mesh.worker_specs import imports_torch_later
 
@@ -78,24 +78,24 @@ def _script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_script_preloads_for_torch_alone() -> None:
-    settings = settings_in_force()
+    settings = current_settings()
     assert (settings.preload, settings.preload_for_torch) == (TORCH, True)
 
 
 def test_a_notebook_preloads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshbook.runtime.config.in_a_notebook", lambda: True)
-    settings = settings_in_force()
+    settings = current_settings()
     assert (settings.preload, settings.preload_for_torch) == (f"{TORCH},{CELLS}", False)
 
 
 @pytest.mark.parametrize("chosen", ["", "numpy", TORCH])
 def test_a_preload_of_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     monkeypatch.setenv("MESHBOOK_PRELOAD", chosen)
-    settings = settings_in_force()
+    settings = current_settings()
     assert (settings.preload, settings.preload_for_torch) == (chosen, False)
 
 
 def test_a_preload_of_the_program_is_honoured() -> None:
     OVERRIDES.set({"preload": "numpy"})
-    settings = settings_in_force()
+    settings = current_settings()
     assert (settings.preload, settings.preload_for_torch) == ("numpy", False)

@@ -271,7 +271,7 @@ def test_what_was_moved_is_told_and_who_cannot_say(session: Session) -> None:
     buffer.write_from(b"abc").get(PATIENCE)
     procs.slice(gpus=1).kill().get(PATIENCE)
     table = procs.transfers().get(PATIENCE)
-    assert [(row.by, row.owner, row.way, row.direction, row.bytes, row.transfers) for row in table] == [
+    assert [(row.by, row.owner, row.backend, row.direction, row.bytes, row.transfers) for row in table] == [
         ("controller", "rank 0", "process memory", "read", 2 * SIZE, 2),
         ("controller", "rank 0", "process memory", "write", 3, 1),
     ]

@@ -258,7 +258,7 @@ def test_a_handle_of_a_run_that_has_ended_is_an_error_at_once(first: Client, sta
 def test_a_run_of_another_user_is_an_error(first: Client, second: Client) -> None:
     second.say("import meshbook.runtime.config as config")
     second.say("config.os.getuid = lambda: 12345")
-    assert "must belong to you" in second.say("error(counter.add.call)")
+    assert "must be owned by you" in second.say("error(counter.add.call)")
 
 
 def test_a_client_of_another_version_is_refused(first: Client, second: Client) -> None:

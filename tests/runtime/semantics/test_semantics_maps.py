@@ -106,7 +106,7 @@ def test_an_error_names_item_rank_and_host_and_stops_no_other(world: Any) -> Non
     ) as caught:
         result.get(PATIENCE)
     error = pickle.loads(pickle.dumps(caught.value))
-    assert (error.item, error.type_name, error.said) == (2, "ValueError", "not two")
+    assert (error.item, error.type_name, error.text) == (2, "ValueError", "not two")
     assert isinstance(error.exception, ValueError)
     assert "in refuse_two" in str(error)
     assert list(caught.value.failures) == [2]

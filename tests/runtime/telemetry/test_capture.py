@@ -19,8 +19,8 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
-from meshbook.runtime.telemetry.last_words import last_words
 from meshbook.runtime.telemetry.output import OutputChunk
+from meshbook.runtime.telemetry.stderr_tail import read_last_lines
 from meshbook.runtime.telemetry.streams import RankStream
 
 PATIENCE = 10.0
@@ -44,7 +44,7 @@ class Taken:
     def write(self, origin: str, stream: str, text: str) -> None:
         self.written.append((origin, stream, text))
 
-    def ring(self) -> None:
+    def flush_soon(self) -> None:
         self.rung += 1
 
 
@@ -256,7 +256,7 @@ def test_the_end_of_a_cell_sends_what_it_wrote_by_whichever_way(
 def test_stderr_is_kept_for_the_day_the_process_dies(tmp_path: Path, captured: Captured) -> None:
     captured.capture.stdout.write("not this\n")
     captured.capture.stderr.write("but this\n")
-    assert last_words(tmp_path, "node", 5) == ("but this",)  # at once: there may be no flush
+    assert read_last_lines(tmp_path, "node", 5) == ("but this",)  # at once: there may be no flush
 
 
 def test_threads_do_not_mix_their_lines_and_lose_none(captured: Captured) -> None:
@@ -285,7 +285,7 @@ class Sleeping(Captured):
         self._came = threading.Condition()
         self.capture._send_chunk = self._add
         self.capture._sent_at = -IDLE_SECONDS
-        self.capture.look(is_idle=True)
+        self.capture.poll(is_idle=True)
         self.capture._thread.start()
 
     def _add(self, chunk: OutputChunk) -> None:
@@ -324,16 +324,16 @@ def test_what_is_written_wakes_the_thread_that_sends(sleeping: Sleeping, as_cell
 
 
 def test_the_heartbeat_wakes_the_thread_for_a_file_that_has_grown(sleeping: Sleeping, tmp_path: Path) -> None:
-    sleeping.capture.look(is_idle=True)
+    sleeping.capture.poll(is_idle=True)
     assert sleeping.capture._asleep
     (tmp_path / "node.err").write_bytes(b"from C\n")
-    sleeping.capture.look(is_idle=True)
+    sleeping.capture.poll(is_idle=True)
     sleeping.wait_for("from C")
     sleeping.wait_asleep()
 
 
 def test_a_busy_process_is_followed_without_the_heartbeat(sleeping: Sleeping, tmp_path: Path) -> None:
-    sleeping.capture.look(is_idle=False)
+    sleeping.capture.poll(is_idle=False)
     (tmp_path / "node.out").write_bytes(b"from C\n")
     sleeping.wait_for("from C")
 
@@ -459,11 +459,11 @@ def test_what_cannot_be_sent_costs_no_later_line(tmp_path: Path) -> None:
 def fail():
     raise OSError("not now")
 
-trim, capture._last_words.trim = capture._last_words.trim, fail
+trim, capture._stderr_tail.trim = capture._stderr_tail.trim, fail
 print("first")
 wait_for("first")
 wait_for("OSError: not now")
-capture._last_words.trim = trim
+capture._stderr_tail.trim = trim
 print("second")
 wait_for("second")
 capture.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.telemetry.escapes import MOST_CHARACTERS, only_colours
-from meshbook.runtime.telemetry.output import Chunk, OutputChunk, OutputStore
+from meshbook.runtime.telemetry.output import ESCAPE_CHARACTERS, Chunk, OutputChunk, OutputStore, only_colours
 
 RED = "\x1b[31m"
 PLAIN = "\x1b[0m"
@@ -59,8 +58,8 @@ def test_a_sequence_may_come_in_two_chunks(cut: int) -> None:
 def test_a_sequence_without_an_end_is_text() -> None:
     shown = Shown()
     for _ in range(10):
-        shown.add("\x1b]0;" + "x" * MOST_CHARACTERS)
-    assert len(shown.text()) > 8 * MOST_CHARACTERS
+        shown.add("\x1b]0;" + "x" * ESCAPE_CHARACTERS)
+    assert len(shown.text()) > 8 * ESCAPE_CHARACTERS
     assert "\x1b" not in shown.text()
 
 
@@ -69,3 +68,14 @@ def test_rows_have_colours_alone() -> None:
     shown.add("", live=f"{RED}bar\x1b]0;title\x07\x1b[")
     [chunk] = shown.chunks
     assert chunk.live == f"{RED}bar"
+
+
+def test_half_a_sequence_is_dropped_with_its_cell() -> None:
+    store = OutputStore()
+    for origin in ("9.0.1", "9.0.2"):
+        store.open(origin, lambda chunk: None)
+        store.add(OutputChunk(origin, "mesh", 0, "stdout", "a\x1b["))
+    store.close("9.0.1")
+    assert [writer[2] for writer in store._halves] == ["9.0.2"]
+    store.forget("mesh")
+    assert not store._halves

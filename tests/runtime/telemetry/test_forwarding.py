@@ -79,7 +79,7 @@ def test_what_is_not_to_be_shown_is_not(screen: Watched, forwarder: Forwarder) -
 def test_a_line_without_an_end_is_shown_though_nothing_follows(
     screen: Watched, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshbook.runtime.telemetry.lines.PATIENCE", 0.01)
+    monkeypatch.setattr("meshbook.runtime.telemetry.lines.UNFINISHED_SECONDS", 0.01)
     forwarder.take(chunk("prompt"))
     assert screen.next() == ["prompt\n"]
 
@@ -151,7 +151,7 @@ def test_what_a_screen_does_not_take_for_long_is_shown_whole(
 ) -> None:
     """It was in a file meanwhile, and lines that began in one piece of it and end in another are still lines."""
     monkeypatch.setattr("meshbook.runtime.telemetry.overflow.MEMORY_CHARACTERS", 100)
-    monkeypatch.setattr("meshbook.runtime.telemetry.lines.PATIENCE", 1e-5)
+    monkeypatch.setattr("meshbook.runtime.telemetry.lines.UNFINISHED_SECONDS", 1e-5)
     held = Forwarder(screen)
     screen.is_open.clear()
     held.take(chunk("first\n"))

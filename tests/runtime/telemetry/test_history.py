@@ -20,7 +20,7 @@ from meshbook.runtime.telemetry.vitals import (
     Activity,
     ActorLoad,
     ProcessDetail,
-    ProcessWords,
+    ProcessReport,
     VitalsBatch,
 )
 
@@ -36,7 +36,7 @@ class Clock:
 
 
 def batch(
-    *nodes: str, incarnation: int = 0, words: dict[str, ProcessWords] | None = None, **columns: float
+    *nodes: str, incarnation: int = 0, words: dict[str, ProcessReport] | None = None, **columns: float
 ) -> VitalsBatch:
     row = [columns.get(column, 0.0) for column in COLUMNS]
     said = {node: msgspec.msgpack.encode(each) for node, each in (words or {}).items()}
@@ -113,7 +113,7 @@ def test_it_forgets_what_is_older_than_that(history: History, clock: Clock) -> N
 
 def test_what_a_process_says_of_itself(history: History) -> None:
     assert history.detail("m.0") is None
-    words = ProcessWords(42, (("trainer", 3, "step"), ("cells", 0, "")), "all_reduce", "")
+    words = ProcessReport(42, (("trainer", 3, "step"), ("cells", 0, "")), "all_reduce", "")
     history.add(batch("m.0", words={"m.0": words}))
     history.add(batch("m.0"))  # nothing has changed
     loads = (ActorLoad("trainer", 3, "step"), ActorLoad("cells", 0))
@@ -121,7 +121,7 @@ def test_what_a_process_says_of_itself(history: History) -> None:
 
 
 def test_of_who_has_ended_the_past_is_known_and_the_present_is_not(history: History, clock: Clock) -> None:
-    history.add(batch("m.0", cpu=1.0, activity=Activity.RUNNING, words={"m.0": ProcessWords(1)}))
+    history.add(batch("m.0", cpu=1.0, activity=Activity.RUNNING, words={"m.0": ProcessReport(1)}))
     history.ended(ended("m.0"))
     history.add(batch("m.0", cpu=2.0))  # was on its way when the end was told
     clock.now += 3.0
@@ -164,7 +164,7 @@ def test_a_batch_that_comes_after_all_was_forgotten_brings_nothing_back(history:
     for node in nodes:
         history.ended(ended(node))
     history.forget("m")
-    history.add(batch(*nodes, words={"m.0": ProcessWords(1)}))  # was on its way
+    history.add(batch(*nodes, words={"m.0": ProcessReport(1)}))  # was on its way
     assert history._table is not None
     assert len(history._table) == 0
     assert history.detail("m.0") is None

@@ -136,7 +136,7 @@ def test_another_controller_goes_on_where_this_one_ended() -> None:
     logbook, other = a_logbook(), a_logbook()
     logbook.take("mesh.0", "9.0.1", "stdout", "one\ntwo\nthr", "10%")
     logbook.take("mesh.1", "9.0.1", "stderr", "four\n")
-    other.restore(logbook.estates())
+    other.restore(logbook.log_states())
     other.take("mesh.0", "9.0.1", "stdout", "ee\n", "")
     assert [(line.serial, line.text) for line in find(other).lines] == [
         (1, "one"),
@@ -252,12 +252,12 @@ def test_a_page_is_bounded_in_characters() -> None:
 @pytest.mark.parametrize(
     ("query", "how", "says"),
     [
-        (LogQuery("(", regex=True), {}, "regular expression cannot be read: missing )"),
-        (LogQuery("((a{1000}){1000}){1000}", regex=True), {}, "repeats too much"),
-        (LogQuery("(?x) (a{0,9}) {40000} ", regex=True), {}, "repeats too much"),
-        (LogQuery("[a-z]" * 1000, regex=True), {}, "1000 characters at most, and this one 5000"),
-        (LogQuery(), {"limit": 0}, "1 to 5000 lines"),
-        (LogQuery(), {"limit": 10**9}, "1 to 5000 lines"),
+        (LogQuery("(", regex=True), {}, "regular expression: missing )"),
+        (LogQuery("((a{1000}){1000}){1000}", regex=True), {}, "repeats too often"),
+        (LogQuery("(?x) (a{0,9}) {40000} ", regex=True), {}, "repeats too often"),
+        (LogQuery("[a-z]" * 1000, regex=True), {}, "5000 characters"),
+        (LogQuery(), {"limit": 0}, "1 and 5000 lines"),
+        (LogQuery(), {"limit": 10**9}, "1 and 5000 lines"),
     ],
 )
 def test_a_query_that_cannot_be_read_says_why(

@@ -165,7 +165,7 @@ from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
-from meshbook.runtime.telemetry.spans_of_collectives import watch_collectives
+from meshbook.runtime.telemetry.collective_spans import watch_collectives
 class Counted(StatusWriter):
     counts = []
     def collectives(self, count):

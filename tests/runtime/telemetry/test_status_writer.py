@@ -21,17 +21,17 @@ from meshbook.runtime.telemetry.status_page import (
     StatusPage,
     StatusPageReader,
     activity_of,
-    fit,
+    encode_report,
     page_file,
 )
 from meshbook.runtime.telemetry.status_writer import StatusWriter, watch_steps
-from meshbook.runtime.telemetry.vitals import Activity, ProcessWords
+from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
 
-WORDS = ProcessWords(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
+WORDS = ProcessReport(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
 
 
 @pytest.fixture
-def signs(tmp_path: Path) -> StatusWriter:
+def status(tmp_path: Path) -> StatusWriter:
     made = StatusWriter()
     assert made.open(tmp_path, "m.0", 2)
     return made
@@ -42,16 +42,16 @@ def reader(tmp_path: Path) -> StatusPageReader:
     return StatusPageReader(tmp_path)
 
 
-def test_what_is_written_is_read(signs: StatusWriter, reader: StatusPageReader) -> None:
-    signs.step(0.25)
-    signs.cell(True)
-    signs.tick(WORDS, (1, 2, 30, 40))
+def test_what_is_written_is_read(status: StatusWriter, reader: StatusPageReader) -> None:
+    status.step(0.25)
+    status.cell(True)
+    status.tick(WORDS, (1, 2, 30, 40))
     reading = reader.read("m.0", 2)
     assert reading is not None
     assert (reading.step, reading.queued, reading.traffic) == (0.25, 4, (1, 2, 30, 40))
     assert reading.tick > 0
     assert reading.activity == Activity.RUNNING
-    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessWords) == WORDS
+    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessReport) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -68,32 +68,32 @@ def test_what_counts_most_is_what_it_is_at(running: int, collectives: int, pause
     assert activity_of(running, collectives, pauses) == activity
 
 
-def test_a_pause_is_told_at_once(signs: StatusWriter, reader: StatusPageReader) -> None:
+def test_a_pause_is_told_at_once(status: StatusWriter, reader: StatusPageReader) -> None:
     told: list[str] = []
-    signs.when_changed = lambda: told.append(signs.pause)
-    signs.paused("in the debugger")
+    status.when_changed = lambda: told.append(status.pause)
+    status.paused("in the debugger")
     reading = reader.read("m.0", 2)
     assert reading is not None
     assert reading.activity == Activity.PAUSED
-    signs.paused("")
+    status.paused("")
     assert told == ["in the debugger", ""]
 
 
-def test_text_that_is_torn_is_not_read(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
-    signs.tick(WORDS, (0, 0, 0, 0))
+def test_text_that_is_torn_is_not_read(status: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
+    status.tick(WORDS, (0, 0, 0, 0))
     with page_file(tmp_path, "m.0").open("r+b") as file:
         file.seek(SIZE - TEXT_BYTES)
         file.write(b"?")
     reading = reader.read("m.0", 2)
     assert reading is not None
     assert (reading.words, reading.queued) == (None, 4)
-    signs.tick(WORDS, (0, 0, 0, 0))
+    status.tick(WORDS, (0, 0, 0, 0))
     assert (reader.read("m.0", 2) or reading).words is not None
 
 
-def test_a_length_that_is_torn_is_no_error(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
+def test_a_length_that_is_torn_is_no_error(status: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
     for length in (-5, 1 << 40):
-        signs.tick(WORDS, (0, 0, 0, 0))
+        status.tick(WORDS, (0, 0, 0, 0))
         with page_file(tmp_path, "m.0").open("r+b") as file:
             file.seek(8 * pages.LENGTH)
             file.write(struct.pack("=q", length))
@@ -105,20 +105,22 @@ def test_a_length_that_is_torn_is_no_error(signs: StatusWriter, reader: StatusPa
 def test_of_too_many_actors_the_busiest_are_told() -> None:
     actors = [(f"actor number {number} with a long name", number, "") for number in range(1000)]
     actors[7] = ("busy", 0, "step")
-    said = fit(ProcessWords(42, tuple(actors), "barrier", "in input()"))
+    said = encode_report(ProcessReport(42, tuple(actors), "barrier", "in input()"))
     assert len(said) <= TEXT_BYTES
-    words = msgspec.msgpack.decode(said, type=ProcessWords)
+    words = msgspec.msgpack.decode(said, type=ProcessReport)
     assert (words.pid, words.collective, words.pause) == (42, "barrier", "in input()")
     assert [actor[1] for actor in words.actors[:3]] == [0, 999, 998]
     assert len(words.actors) > 30
 
 
 def test_words_that_never_fit_leave_the_process_known() -> None:
-    assert msgspec.msgpack.decode(fit(ProcessWords(42, collective="x" * SIZE)), type=ProcessWords) == ProcessWords(42)
+    assert msgspec.msgpack.decode(
+        encode_report(ProcessReport(42, collective="x" * SIZE)), type=ProcessReport
+    ) == ProcessReport(42)
 
 
-def test_another_life_has_a_page_of_its_own(signs: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
-    signs.tick(WORDS, (0, 0, 0, 0))
+def test_another_life_has_a_page_of_its_own(status: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
+    status.tick(WORDS, (0, 0, 0, 0))
     assert reader.read("m.0", 2) is not None
     assert reader.read("m.0", 3) is None  # it is that of the one before
     after = StatusWriter()
@@ -139,19 +141,19 @@ def test_without_room_for_a_page_signs_are_given_to_nobody(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", no_room)
-    signs = StatusWriter()
-    assert not signs.open(tmp_path, "m.0", 0)
-    signs.cell(True)
-    signs.tick(WORDS, (0, 0, 0, 0))
-    with pytest.raises(OSError, match=r"m\.0 has no page"):
+    status = StatusWriter()
+    assert not status.open(tmp_path, "m.0", 0)
+    status.cell(True)
+    status.tick(WORDS, (0, 0, 0, 0))
+    with pytest.raises(OSError, match=r"m\.0 has no status page"):
         reader.read("m.0", 0)
     assert not StatusPage().open(tmp_path / "gone", "m.0", 0)
     assert reader.read("m.1", 0) is None
 
 
-def test_a_child_that_was_forked_writes_no_signs(signs: StatusWriter, reader: StatusPageReader) -> None:
-    signs.close()
-    signs.cell(True)
+def test_a_child_that_was_forked_writes_no_signs(status: StatusWriter, reader: StatusPageReader) -> None:
+    status.close()
+    status.cell(True)
     reading = reader.read("m.0", 2)
     assert reading is not None
     assert reading.activity == Activity.IDLE
@@ -201,7 +203,7 @@ class Talkative:
     """As much of a node as a heartbeat needs, whose actors cannot be told of."""
 
     def __init__(self) -> None:
-        self.signs = StatusWriter()
+        self.status = StatusWriter()
         self.recorder = types.SimpleNamespace(open={})
         self.address = types.SimpleNamespace(node="m.0")
         self.capture = None
@@ -223,5 +225,5 @@ def test_who_cannot_tell_what_it_is_at_lives(
     assert reading is not None
     assert reading.tick > 0
     assert reading.traffic == (1, 2, 3, 4)
-    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessWords) == ProcessWords(os.getpid())
+    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessReport) == ProcessReport(os.getpid())
     assert "m.0 cannot tell what it is at" in caplog.text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.telemetry.screens import INTERVAL, MOST_SCREENS, REST, Screens
 from meshbook.runtime.telemetry.terminal import MOST_ROWS, ROW_CHARACTERS, Emission, Terminal
+from meshbook.runtime.telemetry.terminals import INTERVAL, MOST_TERMINALS, REST, Terminals
 
 UP = "\x1b[A"
 ERASE = "\x1b[2K"
@@ -74,7 +74,7 @@ def test_rows_are_final_once_they_are_settled() -> None:
 
 
 def test_the_states_of_a_bar_are_sent_ten_times_a_second_at_most() -> None:
-    screens = Screens()
+    screens = Terminals()
     sent = [screens.feed("cell", "stderr", f"\r{step}%", step / 1000) for step in range(1000)]
     assert 9 <= len([emission for emission in sent if emission]) <= 10
     assert [emission.live for _, emission in screens.due(2.0)] == ["999%"]
@@ -82,13 +82,13 @@ def test_the_states_of_a_bar_are_sent_ten_times_a_second_at_most() -> None:
 
 
 def test_the_end_of_a_bar_does_not_wait() -> None:
-    screens = Screens()
+    screens = Terminals()
     screens.feed("cell", "stderr", "\r1%", 0.0)
     assert screens.feed("cell", "stderr", "\r100%\n", 0.01) == Emission("", "100%\n")
 
 
 def test_lines_do_not_wait_for_a_bar() -> None:
-    screens = Screens()
+    screens = Terminals()
     screens.feed("cell", "stdout", "\r1%", 0.0)
     assert screens.feed("cell", "stdout", "\r2%", 0.01) is None
     assert screens.feed("cell", "stderr", "line\n", 0.02) == Emission("line\n")
@@ -96,7 +96,7 @@ def test_lines_do_not_wait_for_a_bar() -> None:
 
 
 def test_the_end_of_a_cell_settles_what_it_shows() -> None:
-    screens = Screens()
+    screens = Terminals()
     screens.feed("cell", "stdout", "\r1%", 0.0)
     screens.feed("cell", "stdout", "\r2%", 0.01)
     screens.feed("other", "stdout", "\r3%", 0.0)
@@ -106,7 +106,7 @@ def test_the_end_of_a_cell_settles_what_it_shows() -> None:
 
 
 def test_complete_lines_are_final_after_a_while() -> None:
-    screens = Screens()
+    screens = Terminals()
     screens.feed("cell", "stdout", "\r100%\n", 0.0)
     assert list(screens.due(REST - INTERVAL)) == []
     assert [emission for _, emission in screens.due(REST)] == [Emission("100%\n", "")]
@@ -115,12 +115,12 @@ def test_complete_lines_are_final_after_a_while() -> None:
 
 
 def test_what_a_script_writes_passes_as_it_is() -> None:
-    assert Screens().feed("", "stdout", "\r1%\r2%", 0.0) == Emission("\r1%\r2%")
+    assert Terminals().feed("", "stdout", "\r1%\r2%", 0.0) == Emission("\r1%\r2%")
 
 
 def test_the_oldest_gives_its_terminal_up() -> None:
-    screens = Screens()
-    for number in range(MOST_SCREENS + 1):
+    screens = Terminals()
+    for number in range(MOST_TERMINALS + 1):
         screens.feed(str(number), "stdout", "\r1%", 0.0)
     assert list(screens.due(0.0)) == [(("0", "stdout"), Emission("1%", ""))]
     assert screens.feed("0", "stdout", "\r2%", 0.0) == Emission("", "2%")

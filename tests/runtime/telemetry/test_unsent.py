@@ -10,7 +10,7 @@ import pytest
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.output import SHOWN, Chunk, OutputChunk, OutputStore, SentMark, UnsentOutput
 from meshbook.runtime.telemetry.terminal import Terminal
-from meshbook.runtime.telemetry.unsent import HALF_BYTES, PAST_BYTES, UnsentFile, read_remains, unsent_file
+from meshbook.runtime.telemetry.unsent import HALF_BYTES, PAST_BYTES, UnsentFile, read_unsent, unsent_file
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         store.set_default(shown.append)
         for chunk in self.sent[:arrived]:
             store.take(chunk)
-        if (remains := read_remains(self.folder, "mesh.0")) is not None:
+        if (remains := read_unsent(self.folder, "mesh.0")) is not None:
             store.take(remains)
         return store.recent("mesh", 0)
 
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_what_has_left(process: Process) -> None:
     (process.folder / "mesh.0.out").write_bytes(b"by C\n")
     for _ in range(3):
         process.flush()
-    assert read_remains(process.folder, "mesh.0") is None
+    assert read_unsent(process.folder, "mesh.0") is None
     process.write("later\n")
     assert process.shown_after_its_end(len(process.sent)) == "text\nby C\nlater\n"
 
@@ -69,7 +69,7 @@ def test_what_went_past_python_belongs_to_the_cell_that_runs(process: Process, a
         file.write(b"one\n")
         process.flush()
         file.write(b"two\n")
-    remains = read_remains(process.folder, "mesh.0")
+    remains = read_unsent(process.folder, "mesh.0")
     assert remains is not None
     assert remains.origin == "cell"
     assert process.shown_after_its_end(arrived) == "one\ntwo\n"
@@ -121,9 +121,9 @@ def test_on_a_full_disk_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_that_is_damaged_is_none(tmp_path: Path) -> None:
     UnsentFile(tmp_path, "mesh.0")
-    assert read_remains(tmp_path, "mesh.0") is None  # of a process that had not said whose it is
+    assert read_unsent(tmp_path, "mesh.0") is None  # of a process that had not said whose it is
     unsent_file(tmp_path, "mesh.0").write_bytes(b"short")
-    assert read_remains(tmp_path, "mesh.0") is None
+    assert read_unsent(tmp_path, "mesh.0") is None
 
 
 def test_neighbours_come_in_one_piece() -> None:

@@ -2,7 +2,7 @@
 /** When buttons can be used, and how ranks are selected. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { reasonAgainst } from "../../../widgets/static/actions.js";
+import { reasonDisabled } from "../../../widgets/static/actions.js";
 import { RequestError } from "../../../widgets/static/errors.js";
 import { Selection } from "../../../widgets/static/selection.js";
 import { Store } from "../../../widgets/static/store.js";
@@ -13,22 +13,22 @@ const CELL = { number: 1, title: "", seconds: 0, ranks: "", waits: "", jobs: 0, 
 test("an action that cannot be used has a reason", () => {
   const quiet = { mesh: MESH, cell: null, counts: {} };
   const running = { ...quiet, cell: CELL };
-  assert.equal(reasonAgainst("kill", { ...quiet, mesh: null }), "waiting for the kernel");
-  assert.equal(reasonAgainst("kill", { ...quiet, mesh: { ...MESH, alive: false } }), "the mesh is down");
-  assert.equal(reasonAgainst("interrupt", quiet), "no cell is running");
+  assert.equal(reasonDisabled("kill", { ...quiet, mesh: null }), "waiting for the kernel");
+  assert.equal(reasonDisabled("kill", { ...quiet, mesh: { ...MESH, alive: false } }), "the mesh is down");
+  assert.equal(reasonDisabled("interrupt", quiet), "no cell is running");
   assert.equal(
-    reasonAgainst("interrupt", { ...running, cell: { ...CELL, interruptible: false } }),
+    reasonDisabled("interrupt", { ...running, cell: { ...CELL, interruptible: false } }),
     "this cell cannot be interrupted",
   );
-  assert.equal(reasonAgainst("heal", quiet), "no rank is dead");
+  assert.equal(reasonDisabled("heal", quiet), "no rank is dead");
 });
 
 test("an action that can be used has none", () => {
   const quiet = { mesh: MESH, cell: null, counts: {} };
-  assert.equal(reasonAgainst("kill", quiet), null);
-  assert.equal(reasonAgainst("interrupt", { ...quiet, cell: CELL }), null);
-  assert.equal(reasonAgainst("interrupt", { ...quiet, counts: { stuck: 1 } }), null);
-  assert.equal(reasonAgainst("heal", { ...quiet, counts: { dead: 1 } }), null);
+  assert.equal(reasonDisabled("kill", quiet), null);
+  assert.equal(reasonDisabled("interrupt", { ...quiet, cell: CELL }), null);
+  assert.equal(reasonDisabled("interrupt", { ...quiet, counts: { stuck: 1 } }), null);
+  assert.equal(reasonDisabled("heal", { ...quiet, counts: { dead: 1 } }), null);
 });
 
 /** @param {() => Promise<any>} answer */

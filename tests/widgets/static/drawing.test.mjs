@@ -6,7 +6,7 @@ import { CHANNELS, channelTitle, curveFor } from "../../../widgets/static/channe
 import { heatColour, shareOf } from "../../../widgets/static/heat.js";
 import { columnsOf } from "../../../widgets/static/hosts.js";
 import { curveOf } from "../../../widgets/static/spark.js";
-import { countsByState, isWorrying, ranksInState, stateOf, stateTitle } from "../../../widgets/static/states.js";
+import { countsByState, needsAttention, ranksInState, stateOf, stateTitle } from "../../../widgets/static/states.js";
 import { laneHeightOf } from "../../../widgets/static/timedraw.js";
 
 test("the heat scale goes from viridis' first colour to its last", () => {
@@ -39,7 +39,7 @@ test("each state has a title, and unknown numbers are drawn as stale", () => {
   assert.equal(stateTitle(2), "in a collective");
   assert.equal(stateTitle(99), "unknown");
   assert.equal(stateOf(99).name, "stale");
-  assert.deepEqual([0, 1, 2, 3, 4, 5, 6, 7, 8].filter(isWorrying), [3, 5, 6, 7, 8]);
+  assert.deepEqual([0, 1, 2, 3, 4, 5, 6, 7, 8].filter(needsAttention), [3, 5, 6, 7, 8]);
 });
 
 test("each channel has a title and a curve", () => {

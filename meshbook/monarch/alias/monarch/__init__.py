@@ -14,7 +14,7 @@ from meshbook.monarch.configuration import configure as configure
 from meshbook.monarch.configuration import configured as configured
 from meshbook.monarch.configuration import get_global_config as get_global_config
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
-from meshbook.monarch.healing import heal_mesh as heal_mesh
+from meshbook.monarch.functions import heal_mesh as heal_mesh
 from meshbook.monarch.keys import use_defaults
 from meshbook.monarch.modules import AliasModule
 from meshbook.runtime.geometry import Extent as Extent

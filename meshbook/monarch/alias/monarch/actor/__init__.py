@@ -1,13 +1,13 @@
 """`monarch.actor`: each name imported from where meshbook defines it."""
 
-from meshbook.monarch.debugging import debug_controller as debug_controller
-from meshbook.monarch.hosting import hosts_from_config as hosts_from_config
+from meshbook.monarch.functions import debug_controller as debug_controller
+from meshbook.monarch.functions import hosts_from_config as hosts_from_config
+from meshbook.monarch.functions import local_proc_mesh as local_proc_mesh
+from meshbook.monarch.functions import proc_mesh as proc_mesh
 from meshbook.monarch.identities import ProcId as ProcId
 from meshbook.monarch.identities import Uid as Uid
 from meshbook.monarch.keys import ChannelTransport as ChannelTransport
 from meshbook.monarch.modules import ActorModule
-from meshbook.monarch.older import local_proc_mesh as local_proc_mesh
-from meshbook.monarch.older import proc_mesh as proc_mesh
 from meshbook.monarch.telemetry import get_meter as get_meter
 from meshbook.monarch.telemetry import traced as traced
 from meshbook.runtime.actor.base import Actor as Actor
