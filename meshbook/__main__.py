@@ -51,23 +51,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook",
-        description="Install or remove the Jupyter kernelspec of this meshbook, examine it, look after detached runs.",
+        description="Install the Jupyter kernelspec of meshbook, check the installation, manage detached runs.",
     )
-    parser.add_argument("--version", action="store_true", help="show the version and leave")
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug")
-    summary = "look at the installation and the machine, and say what to do"
+    summary = "check the installation and the machine, and suggest fixes"
     verbs.add_parser("doctor", help=summary, description=summary)
-    summary = "list the runs on this host that were detached (%%mesh detach), and how they are"
+    summary = "list the detached runs (%%mesh detach) of this host and their status"
     verbs.add_parser("runs", help=summary, description=summary)
-    summary = "be the terminal at which actors of scripts stop at breakpoint(), until Ctrl-C"
+    summary = "serve as the terminal for breakpoint() in actors of scripts, until Ctrl-C"
     verbs.add_parser("debug", help=summary, description=summary)
-    summary = "end a detached run, with all of its processes"
+    summary = "end a detached run and all its processes"
     verbs.add_parser("end", help=summary, description=summary).add_argument(
-        "run", metavar="RUN", help="its id, the beginning of that, or the name of one of its meshes"
+        "run", metavar="RUN", help="id of the run, a prefix of it, or the name of one of its meshes"
     )
     for verb, summary in (
         ("install", "make the kernel visible to Jupyter"),
-        ("uninstall", "remove what install wrote"),
+        ("uninstall", "remove the kernel from Jupyter"),
     ):
         where = verbs.add_parser(verb, help=summary, description=summary).add_mutually_exclusive_group()
         where.add_argument("--user", action="store_true", help="for every Jupyter of this user (default)")
@@ -83,7 +83,7 @@ def list_runs() -> int:
     # Weight: the runtime, which the other verbs do not need.
     from meshbook.runtime.hosts.detached_runs import detached_runs, format_runs
 
-    print(format_runs(detached_runs()) or "no run is detached")
+    print(format_runs(detached_runs()) or "no detached runs")
     return 0
 
 
@@ -108,7 +108,7 @@ def debug() -> int:
     from meshbook.runtime.hosts.debugging import serve_terminal
 
     def tell() -> None:
-        print("waiting until an actor of a script comes to breakpoint(); Ctrl-C ends this", flush=True)
+        print("waiting for an actor of a script to reach breakpoint(); stop with Ctrl-C", flush=True)
 
     try:
         serve_terminal(runtime_root(settings_in_force()), tell)

@@ -56,7 +56,7 @@ def save(
     for an invalid step or count.
     """
     if step < 0 or (keep is not None and keep < 1):
-        raise ValueError(f"step counts from 0, and keep from 1: not step={step!r}, keep={keep!r}")
+        raise ValueError(f"step must be at least 0 and keep at least 1, not step={step!r}, keep={keep!r}")
     place = Path(folder).absolute() / f"step-{step}"
     ranks = _Ranks(alone)
     with _told(f"checkpoint {place} was not saved"):
@@ -85,8 +85,8 @@ def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | N
     place = Path(folder).absolute() / f"step-{found}"
     if found is None or not (place / METADATA).exists():
         there = ", ".join(map(str, steps(folder))) or "none"
-        wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise CheckpointError(f"there is {wanted} in {Path(folder).absolute()}: it has steps {there}")
+        missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise CheckpointError(f"{missing} in {Path(folder).absolute()}; existing steps: {there}")
     with _told(f"checkpoint {place} was not loaded"):
         _read(state, place, ranks)
     return found

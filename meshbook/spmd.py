@@ -82,10 +82,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook.spmd",
         description="Run a script on every rank of a mesh on this host, with the environment that torchrun gives it.",
-        epilog="The exit status is 0, or 1, or the script's own where all ranks that failed agree.",
+        epilog="The exit status is 0, the exit code that all failed ranks share, or 1.",
     )
     parser.add_argument(
-        "--procs", type=_natural, metavar="N", help="how many ranks (default: one per GPU, without any one per core)"
+        "--procs",
+        type=_natural,
+        metavar="N",
+        help="number of ranks (default: one per GPU, or else one per core)",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", help="a file, or with -m a module")
@@ -95,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _natural(text: str) -> int:
     if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, not {text!r}")
     return int(text)
 
 

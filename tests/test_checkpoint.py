@@ -92,7 +92,7 @@ class Unpicklable:
 
 
 def test_errors_say_what_and_where(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*: it has steps none"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*; existing steps: none"):
         checkpoint.load({}, tmp_path)
     checkpoint.save({"x": 1}, tmp_path, step=1)
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*steps 1"):
@@ -105,5 +105,5 @@ def test_errors_say_what_and_where(tmp_path: Path) -> None:
     checkpoint.load(state, tmp_path)
     assert state == {"x": 1}  # what was there stays
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-1"]
-    with pytest.raises(ValueError, match="keep from 1"):
+    with pytest.raises(ValueError, match="keep at least 1"):
         checkpoint.save({}, tmp_path, step=1, keep=0)

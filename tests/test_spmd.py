@@ -31,8 +31,8 @@ def test_the_command_line(given: list[str], expected: tuple[int | None, bool, st
     ("given", "said"),
     [
         ([], "SCRIPT"),
-        (["--procs", "0", "train.py"], "a number of at least 1, not '0'"),
-        (["--procs", "many", "train.py"], "a number of at least 1, not 'many'"),
+        (["--procs", "0", "train.py"], "an integer of at least 1, not '0'"),
+        (["--procs", "many", "train.py"], "an integer of at least 1, not 'many'"),
         (["nowhere.py"], "no such file: nowhere.py"),
     ],
 )

@@ -128,12 +128,12 @@ def test_a_second_terminal_takes_the_commands(
     open_terminal: Callable[..., Terminal], run_script: Callable[..., Any]
 ) -> None:
     second = open_terminal("-m", "meshbook", "debug")
-    second.wait_for("waiting until an actor")
+    second.wait_for("waiting for an actor")
     script = run_script(SCRIPT)
     debug(second)
     assert [script.read_line() for _ in range(2)] == ["answer 11", "answer 11"]
     refused = open_terminal("-m", "meshbook", "debug")
-    refused.wait_for("another terminal runs `python -m meshbook debug`")
+    refused.wait_for("already running in another terminal")
     assert refused.process.wait(PATIENCE) == 1
 
 
@@ -142,4 +142,4 @@ def test_without_a_terminal_the_error_says_what_to_do(run_script: Callable[..., 
     line = script.read_line()
     assert line.startswith("error trainer.step() on rank")
     assert "the script has no terminal" in line
-    assert "`python -m meshbook debug` in a second terminal" in line
+    assert "`python -m meshbook debug` in another terminal" in line

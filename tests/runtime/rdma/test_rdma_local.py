@@ -99,7 +99,7 @@ def closed() -> Any:
         (lambda: (ctypes.py_object * 2)(), TypeError, "Python objects"),
         (closed, ValueError, "closed"),
         (lambda: [1, 2], TypeError, "data is a list"),
-        (lambda: pa.array([1, 2]), TypeError, r"data is a Int64Array: .* such as its to_numpy\(\)"),
+        (lambda: pa.array([1, 2]), TypeError, r"data must be a tensor, .* not a Int64Array; pass its to_numpy\(\)"),
         (lambda: "text", TypeError, "data is a str"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_greeting_of_another_kind_or_version_is_none() -> None:
     greeting = protocol.pack_greeting(b"n" * 32)
     assert protocol.unpack_greeting(greeting) == b"n" * 32
     for other in (b"x" + greeting[1:], greeting[:9] + b"\x07" + greeting[10:]):
-        with pytest.raises(RefusedMessage, match="no host agent of this version"):
+        with pytest.raises(RefusedMessage, match="not a host agent of this version"):
             protocol.unpack_greeting(other)
 
 
