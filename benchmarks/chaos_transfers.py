@@ -81,7 +81,7 @@ class Chaos:
 
     def _spawn(self, way: str, count: int) -> Any:
         restarts = Restarts(most=1_000_000)
-        with OVERRIDES.during({"rdma_ways": f"{way},same process"}):
+        with OVERRIDES.during({"rdma_backends": f"{way},same process"}):
             return this_host().spawn_procs({"gpus": count}, name="chaos", on_failure="respawn", restarts=restarts)
 
     @property

@@ -133,7 +133,7 @@ class Pair:
 
     def __init__(self, way: str) -> None:
         self.way = way
-        with OVERRIDES.during({"rdma_ways": f"{way},same process"}):
+        with OVERRIDES.during({"rdma_backends": f"{way},same process"}):
             self.procs = this_host().spawn_procs(per_host={"gpus": 2})
         movers = self.procs.spawn("movers", Mover)
         self.owner: Any = movers.slice(gpus=0)

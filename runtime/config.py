@@ -39,7 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s
     stderr_lines: int = 20
     spans: int = 8192  # kept by each process for `%mesh trace`, with as many marks of calls; 0: none are recorded
-    rdma_ways: str = ""  # transfer backends for bulk data, separated by commas; empty: all of `runtime.rdma.backends`
+    rdma_backends: str = (
+        ""  # transfer backends for bulk data, separated by commas; empty: all of `runtime.rdma.backends`
+    )
     prometheus_port: int = 0  # at which the controller serves metrics on its loopback interface; 0: no metrics
     # Whether the controller shows what ranks print, and log from INFO on; in a notebook it does.
     enable_log_forwarding: bool = False

@@ -95,7 +95,7 @@ def test_errors_say_what_and_where(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*; existing steps: none"):
         checkpoint.load({}, tmp_path)
     checkpoint.save({"x": 1}, tmp_path, step=1)
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*steps 1"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*steps: 1"):
         checkpoint.load({}, tmp_path, step=2)
     with pytest.raises(CheckpointError, match=r"step-1 was not loaded\n(.|\n)*Missing key(.|\n)*unknown"):
         checkpoint.load({"unknown": torch.zeros(1)}, tmp_path)

@@ -1,6 +1,6 @@
 """Observation of a host's workers from outside: for ranks that do not answer, because they are stopped or stuck in C.
 
-No code of this module runs in the worker. What a rank reports about itself is in `meshbook.runtime.cells.thread_stacks`.
+No code of this module runs in the worker. For a rank's own report see `meshbook.runtime.cells.thread_stacks`.
 """
 
 from __future__ import annotations

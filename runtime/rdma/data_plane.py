@@ -61,7 +61,7 @@ class DataPlane:
         self.pid = os.getpid()
         self.leases = LeaseTable(str(self._folder))
         self.in_progress = ActiveTransfers(node.address.node)
-        allowed = [name.strip() for name in node.settings.rdma_ways.split(",") if name.strip()]
+        allowed = [name.strip() for name in node.settings.rdma_backends.split(",") if name.strip()]
         self._forgetters: list[Callable[[str, int], object]] = []  # of backends that keep state about buffers
         self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)

@@ -319,7 +319,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")
     with pytest.raises(
         DetachError,
-        match=r"was started by meshbook 0.0.1 on Python 3.7, but this is meshbook .*; attach from the same version",
+        match=r"was started by meshbook 0.0.1 on Python 3.7, but this is meshbook ",
     ):
         attaching.attach(status, "a test", lambda session: None)
 

@@ -105,7 +105,7 @@ class Transfer(Protocol):
     TransferTimeout or another TransferError, and Unsuitable if this backend does not reach the buffer.
     """
 
-    name: str  # as in `Settings.rdma_ways`
+    name: str  # as in `Settings.rdma_backends`
     is_immediate: bool
 
     def read(self, job: TransferJob) -> None:

@@ -144,10 +144,10 @@ def network() -> Iterator[Network]:
 class Hosts:
     """A session with the hosts h1 and h2, and an actor on each."""
 
-    def __init__(self, network: Network, before: list[str], rdma_ways: str = "host agent") -> None:
+    def __init__(self, network: Network, before: list[str], rdma_backends: str = "host agent") -> None:
         # Without naming a way, what is on this machine is reached by its memory, hosts or not.
         folder = os.environ["MESHBOOK_RUNTIME_DIR"]
-        self.session = Session(Settings(runtime_dir=folder, preload="", rdma_ways=rdma_ways))
+        self.session = Session(Settings(runtime_dir=folder, preload="", rdma_backends=rdma_backends))
         self.token = CURRENT.set(self.session.context)
         launcher = CommandLauncher({host: [*before, *network.command(host)] for host in ("h1", "h2")})
         self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"], addresses={}, python="")
@@ -315,7 +315,7 @@ def test_memory_of_other_hosts_is_read_and_written_by_their_agents(hosts: Hosts)
 
 def test_hosts_whose_processes_have_numbers_of_their_own(network: Network) -> None:
     """As on other machines. Nobody has to be told which way to take."""
-    hosts = Hosts(network, ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], rdma_ways="")
+    hosts = Hosts(network, ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], rdma_backends="")
     try:
         buffer = hosts.on("h1").run.call_one(lend, 1_000_003).get(PATIENCE)
         assert "-> host agent" in buffer.explain()

@@ -154,7 +154,9 @@ def shared(request: pytest.FixtureRequest, extra: Path | None) -> Iterator[tuple
             patch.setenv(name, value)
         if extra is not None:
             patch.syspath_prepend(extra)
-        session = Session(Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload="numpy", rdma_ways="nixl"))
+        session = Session(
+            Settings(runtime_dir=os.environ["MESHBOOK_RUNTIME_DIR"], preload="numpy", rdma_backends="nixl")
+        )
         token = CURRENT.set(session.context)
         pair = spawn_pair(session)
         ask(pair[1].pid.call_one())  # they are there when the first test begins

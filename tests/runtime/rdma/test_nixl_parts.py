@@ -198,7 +198,7 @@ def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytes
     world = World(100)
     world.run(np.zeros(100, np.uint8))
     world.agent.before = fail
-    with pytest.raises(Unsuitable, match="does not get there any more: no route"):
+    with pytest.raises(Unsuitable, match="no longer reaches the owner: no route"):
         world.run(np.zeros(100, np.uint8))
 
 

@@ -273,7 +273,7 @@ def test_all_ranks_have_the_array_and_the_pages_are_used_again(procs: ProcMesh) 
     copies.item(gpus=2).read_into(landed).get()  # the one that is as it was
     assert int(landed.sum()) == held
     buffer.drop().get()
-    with pytest.raises(meshbook.ActorError, match=r"no copy in this process: buffer\.broadcast_to"):
+    with pytest.raises(meshbook.ActorError, match=r"no copy in this process.* buffer\.broadcast_to"):
         readers.look.call(buffer).get()
     assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # who has an array of it keeps it
 
@@ -283,7 +283,7 @@ def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
     targets = readers.lend.call().get()
     RDMABuffer(np.full(50, 2, np.int32)).broadcast_to(targets).get()
     assert list(readers.sum_of_own.call().get().values()) == [100] * 3
-    with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, and 404 are broadcast"):
+    with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, but 404 are broadcast"):
         RDMABuffer(np.zeros(101, np.int32)).broadcast_to(targets)
     frozen = ValueMesh.of(targets.extent, [RDMABuffer(bytes(4))] * 3)
     with pytest.raises(ValueError, match="the buffer of rank 0 can only be read"):

@@ -210,7 +210,7 @@ def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) 
     played.driver.fails = ""
     played.way.read(job)
     played.driver.fails = "out of luck"
-    with pytest.raises(TransferError, match=r"did not move 20 bytes of owner: out of luck"):
+    with pytest.raises(TransferError, match=r"failed to copy 20 bytes of owner: out of luck"):
         played.way.read(job)
     played.leases.end(played.lease.number)
     played.driver.fails = ""
@@ -298,7 +298,7 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
 def test_from_gpu_to_gpu_by_messages_is_warned_of_once(played: Played) -> None:
     fallback = Fallback(lambda: "here")
     for is_write, kind in ((False, RDMAReadTransferWarning), (True, RDMAWriteTransferWarning)):
-        with pytest.warns(kind, match="owner on m.0 goes through memory of both CPUs"):
+        with pytest.warns(kind, match="owner on m.0 moves through CPU memory"):
             fallback.note_gpu("message", played.handle(), is_write=is_write)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

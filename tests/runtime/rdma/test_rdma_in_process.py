@@ -44,7 +44,7 @@ def test_bytes_go_to_and_fro(way: str, limit: int) -> None:
     """Where messages may not be large, their pieces are smaller."""
     threads = set(threading.enumerate())
     files = psutil.Process().num_fds()
-    session = InProcessSession(Settings(rdma_ways=way, max_message_bytes=limit))
+    session = InProcessSession(Settings(rdma_backends=way, max_message_bytes=limit))
     token = CURRENT.set(session.context)
     try:
         probe: Any = session.host.spawn_procs(per_host={"gpus": 2}).spawn("probe", Probe)

@@ -396,7 +396,10 @@ def test_a_process_that_may_not_reach_the_owner_goes_another_way(mortal: Any, pe
     mortal.be_private.call_one().get(PATIENCE)
     is_right, explained = peer.read_without_privilege.call_one(lend(mortal)).get(PATIENCE)
     assert is_right
-    assert "   process memory  this process may not reach the owner's memory (Operation not permitted)" in explained
+    assert (
+        "   process memory  this process is not permitted to access the owner's memory (Operation not permitted)"
+        in explained
+    )
 
 
 def test_a_disk_that_is_full(mortal: Any, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
@@ -439,7 +442,7 @@ def test_a_transfer_that_is_cancelled_stops(owner: Any, small_pieces: None) -> N
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        ((np.zeros(7, np.uint8),), {}, ValueError, "dst has 7 bytes, but 8 are read"),
+        ((np.zeros(7, np.uint8),), {}, ValueError, "dst has 7 bytes, but 8 are to be read"),
         (
             (np.zeros((8, 2), np.uint8)[:, 0],),
             {},
@@ -447,8 +450,8 @@ def test_a_transfer_that_is_cancelled_stops(owner: Any, small_pieces: None) -> N
             "not contiguous .*; read into contiguous memory",
         ),
         ((b"12345678",), {}, ValueError, "dst is read-only"),
-        (("text",), {}, TypeError, "dst is a str"),
-        ((np.zeros(8, np.uint8), 1, 8), {}, ValueError, "bytes 1 to 9 are exceed the buffer the buffer"),
+        (("text",), {}, TypeError, "dst must be .* not a str"),
+        ((np.zeros(8, np.uint8), 1, 8), {}, ValueError, "bytes 1 to 9 exceed the buffer"),
         ((np.zeros(8, np.uint8), -1), {}, ValueError, "exceed the buffer"),
         ((np.zeros(8, np.uint8), 0, -1), {}, ValueError, "exceed the buffer"),
         ((np.zeros(8, np.uint8), 1.5), {}, TypeError, "float"),
@@ -468,9 +471,9 @@ def test_what_cannot_work_is_refused_at_once(
 
 def test_writes_that_do_not_fit(session: Session) -> None:
     buffer = RDMABuffer(bytearray(8))
-    with pytest.raises(ValueError, match="bytes 0 to 9 are exceed the buffer"):
+    with pytest.raises(ValueError, match="bytes 0 to 9 exceed the buffer"):
         buffer.write_from(bytes(9))
-    with pytest.raises(ValueError, match="src has 3 bytes, and 4 are to be written"):
+    with pytest.raises(ValueError, match="src has 3 bytes, but 4 are to be written"):
         buffer.write_from(bytes(3), 0, 4)
     with pytest.raises(ValueError, match="is read-only"):
         RDMABuffer(b"12345678").write_from(bytes(8))

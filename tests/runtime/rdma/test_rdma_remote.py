@@ -89,7 +89,7 @@ def shared() -> Iterator[tuple[Session, dict[str, Any]]]:
     token = CURRENT.set(session.context)
     peers: dict[str, Any] = {}
     for way in WAYS:
-        with OVERRIDES.during({"rdma_ways": way}):
+        with OVERRIDES.during({"rdma_backends": way}):
             procs = session.host.spawn_procs()
         procs.initialized.get(PATIENCE)
         peers[way] = procs.spawn("peer", Peer)

@@ -456,7 +456,7 @@ def test_a_read_over_a_network_that_damages_everything_fails(
     memory: Memory, way: HostAgentBackend, relayed: Any
 ) -> None:
     relayed(to_server=False, at=None)
-    with pytest.raises(TransferError, match="broke 3 times: "):
+    with pytest.raises(TransferError, match="failed 3 times: "):
         way.read(job(memory, np.zeros(SIZE, np.uint8)))
 
 
@@ -630,7 +630,7 @@ def test_where_none_will_lead_it_is_not_tried_again(
 
 def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgentBackend) -> None:
     client.ask = lambda reply_handler: None
-    with pytest.raises(TransferTimeout, match="has not answered"):
+    with pytest.raises(TransferTimeout, match="did not answer"):
         way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
 
 
