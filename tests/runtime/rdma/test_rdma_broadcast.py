@@ -286,11 +286,11 @@ def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
     with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, but 404 are broadcast"):
         RDMABuffer(np.zeros(101, np.int32)).broadcast_to(targets)
     frozen = ValueMesh.of(targets.extent, [RDMABuffer(bytes(4))] * 3)
-    with pytest.raises(ValueError, match="the buffer of rank 0 can only be read"):
+    with pytest.raises(ValueError, match="the buffer of rank 0 is read-only"):
         RDMABuffer(np.zeros(1, np.int32)).broadcast_to(frozen)
-    with pytest.raises(TypeError, match="not a HostMesh: spawn_procs"):
+    with pytest.raises(TypeError, match="not a HostMesh"):
         RDMABuffer(np.zeros(1)).broadcast_to(this_host())
-    with pytest.raises(TypeError, match="in this one is a int"):
+    with pytest.raises(TypeError, match="contains a int"):
         RDMABuffer(np.zeros(1)).broadcast_to(ValueMesh.of(procs.extent, [1, 2, 3]))
     targets.item(gpus=1).drop().get()
     with pytest.raises(BufferDropped, match=r"2 of 3 ranks, but not\n +rank 1 \{'gpus': 1/3\} on .*dropped"):
