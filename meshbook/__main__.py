@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for verb, summary in (
         ("install", "make the kernel visible to Jupyter"),
-        ("uninstall", "remove what install wrote"),
+        ("uninstall", "remove the kernel from Jupyter"),
     ):
         where = verbs.add_parser(verb, help=summary, description=summary).add_mutually_exclusive_group()
         where.add_argument("--user", action="store_true", help="install for the current user (default)")

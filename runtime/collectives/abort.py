@@ -42,7 +42,7 @@ def abort_groups() -> list[str]:
     freed += cut(connections_to(stores))
     while (awaited := _awaited_store()) is not None and _answer(awaited):
         freed += 1
-    return aborted or ["a process group that was being made"] * bool(freed)
+    return aborted or ["a process group that was being created"] * bool(freed)
 
 
 def stuck_threads() -> dict[int, FrameType]:

@@ -91,7 +91,7 @@ def _device(local_rank: int) -> Any:
 
     count = torch.cuda.device_count()
     if not count:
-        raise RuntimeError("NCCL needs a GPU for each rank, and there is none here: backend='gloo' does without")
+        raise RuntimeError("NCCL needs a GPU for each rank, but this host has none; use backend='gloo'")
     return torch.device("cuda", local_rank % count)
 
 

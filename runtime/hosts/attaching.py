@@ -173,7 +173,9 @@ def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = 
     detached.
     """
     if run.version and run.version != present_version():
-        raise DetachError(f"run {run.run} is of {run.version}, and this is {present_version()}: attach from there")
+        raise DetachError(
+            f"run {run.run} was started by {run.version}, but this is {present_version()}; use the same version"
+        )
     folder = runtime_root(settings or current_settings()) / run.run
     return replace_session(lambda: _take(folder, who, prepare))
 
@@ -182,7 +184,7 @@ def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
     try:
         answer, connection = knock(folder, DoorRequest("attach", who))
     except DoorClosed as error:
-        raise DetachError(f"run {folder.name} cannot be attached to: {error}") from error
+        raise DetachError(f"cannot attach to run {folder.name}: {error}") from error
     if answer.run_state is None:
         connection.close()
         raise DetachError(answer.error)
@@ -205,7 +207,7 @@ def end(run: Status, who: str, settings: Settings | None = None) -> None:
     try:
         answer, connection = knock(folder, DoorRequest("end", who))
     except DoorClosed as error:
-        raise DetachError(f"run {run.run} cannot be ended: {error}") from error
+        raise DetachError(f"cannot end run {run.run}: {error}") from error
     if answer.error:
         connection.close()
         raise DetachError(answer.error)

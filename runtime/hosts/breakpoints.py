@@ -72,7 +72,7 @@ class Breakpoints:
         try:
             answer: PromptAnswer = reply_handler.futures[0].get()
         except MeshbookError as error:
-            return PromptAnswer("eof", f"the controller is gone: {error}")
+            return PromptAnswer("eof", f"the controller does not answer: {error}")
         return answer
 
 

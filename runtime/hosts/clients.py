@@ -75,7 +75,7 @@ class Clients:
         """Register a client and return the answer to it; an answer with an error registers nothing."""
         node = self._node
         if entry.version != present_version():
-            return ClientWelcome(error=f"it is of {present_version()}, and this process of {entry.version}")
+            return ClientWelcome(error=f"it was started by {present_version()}, but this process is {entry.version}")
         address = self._known[entry.node] = Home.of_first_host(self._folder).address(entry.node)
         node.routes.trust(address)
         return ClientWelcome(
@@ -117,7 +117,7 @@ class ClientConnection(Reader):
         except BlockingIOError:
             return
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("the connection to a client has ended: %s", error)
+            logger.warning("the connection to a client failed: %s", error)
             data = b""
         if not data:
             self.close()
@@ -128,5 +128,5 @@ class ClientConnection(Reader):
         if (entry := self._entry) is not None:
             self._entry = None
             left = "its client has left the run" if self._said == LEAVES else ""
-            hint = "" if left else "the client has ended without leaving the run"
+            hint = "" if left else "the client exited without leaving the run"
             self._clients.lose(ExitReport(entry.node, entry.pid, None, hint=hint, stopped=left))

@@ -59,7 +59,7 @@ def execute(spec: WorkerSpec, folder: Path) -> NoReturn:
 
 def _why(error: Exception, program: str) -> str:
     if isinstance(error, FileNotFoundError) and program == NUMACTL:
-        return "it is not installed on this host, and proc_bind needs it for all but 'cpus' and 'physcpubind' alone"
+        return "it is not installed on this host; without it, proc_bind supports only 'cpus' or 'physcpubind'"
     return str(error.strerror if isinstance(error, OSError) else error)
 
 

@@ -23,7 +23,7 @@ from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, Promp
 DOOR = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
 HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it
 NO_TERMINAL = (
-    "the script has no terminal: run it on one, or run `python -m meshbook debug` in a second terminal "
+    "the script has no terminal; run it in a terminal, or run `python -m meshbook debug` in another terminal "
     "and start the script again"
 )
 
@@ -60,7 +60,7 @@ class SecondTerminal:
             self._file.flush()
             line = self._file.readline()
         except OSError as error:
-            raise EOFError(f"the second terminal is gone: {error}") from None
+            raise EOFError(f"the second terminal was closed: {error}") from None
         if not line or (entered := json.loads(line)) is None:
             raise EOFError
         return str(entered)
@@ -140,7 +140,7 @@ class ScriptDebugger:
     def _admit(self, question: PromptQuestion) -> PromptAnswer:
         """Answer whether a rank may stop: it may if there is a terminal."""
         if question.kind != "stop":
-            return PromptAnswer("refused", "no cell runs that could ask for it")
+            return PromptAnswer("refused", "only a running cell can show this prompt")
         self._console = self._console or open_console(self._root())
         return PromptAnswer("text", "stop") if self._console is not None else PromptAnswer("refused", NO_TERMINAL)
 
@@ -165,7 +165,7 @@ def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -
     path = root / DOOR
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise RuntimeError("another terminal runs `python -m meshbook debug`")
+            raise RuntimeError("`python -m meshbook debug` is already running in another terminal")
     path.unlink(missing_ok=True)  # left by a terminal that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

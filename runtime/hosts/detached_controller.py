@@ -32,7 +32,7 @@ class DetachedController(Node):
         super().__init__(transport, run, settings, incarnation, takes_over=True)
         self._journal = journal
         transport.accept = self._note_and_accept
-        self.bulk.refuses = "what comes for a detached run is kept in a file, as it is"
+        self.bulk.refuses = "the messages for a detached run are written to a file"
         self.actors.host_inline(TELEMETRY, JournalOnly())
         self.actors.host_inline(ROSTER, WorkerRegistry())
 

@@ -47,13 +47,14 @@ def choose(wanted: str, settings: Settings | None = None) -> Status:
     if len(found) == 1:
         return found[0]
     if found:
-        raise DetachError(f"{wanted or 'that'} may mean {len(found)} runs, name one:\n" + format_runs(found))
+        which = f"{wanted!r} matches {len(found)} detached runs" if wanted else f"{len(found)} runs are detached"
+        raise DetachError(f"{which}; name one:\n{format_runs(found)}")
     if wanted and (root / wanted).is_dir():
-        raise DetachError(f"run {wanted} was not detached: its controller has it")
+        raise DetachError(f"run {wanted} is not detached: its controller is still running")
     if not wanted:
-        raise DetachError(f"no run is detached: there is none in {root}")
-    there = f"; there is\n{format_runs(free)}" if free else ""
-    raise DetachError(f"no detached run is called {wanted!r}: it has ended, or its time was over{there}")
+        raise DetachError(f"no detached runs in {root}")
+    others = f"; detached runs:\n{format_runs(free)}" if free else ""
+    raise DetachError(f"no detached run matches {wanted!r}: it has ended, or its time limit has passed{others}")
 
 
 def _is_meant(run: Status, wanted: str) -> bool:
@@ -66,7 +67,7 @@ def remark(settings: Settings | None = None) -> str:
     if not runs:
         return ""
     many = f"\n{len(runs) - 1} more: %mesh attach --list" if len(runs) > 1 else ""
-    return f"detached: {format_run(runs[0])}\n%mesh attach {runs[0].run} takes it over{many}"
+    return f"detached: {format_run(runs[0])}\nattach to it with %mesh attach {runs[0].run}{many}"
 
 
 def format_runs(runs: Sequence[Status]) -> str:
@@ -78,7 +79,7 @@ def format_run(run: Status) -> str:
     """Format a run: `3f9c01aa mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`."""
     meshes = ", ".join(_format_mesh(mesh) for mesh in run.meshes) or "no mesh"
     if run.held_by:
-        return f"{run.run}  on {run.host} · attached, by {run.held_by}"
+        return f"{run.run}  on {run.host} · attached by {run.held_by}"
     return f"{run.run}  {meshes} · on {run.host} · detached {clock(run.since)}, ends {clock(run.until)}"
 
 

@@ -99,7 +99,7 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
         meshes=tuple(MeshSummary(deed.name, tuple(deed.ranks)) for deed in left.deeds.procs),
         calls=part.calls,
     )
-    why = f"run {session.run} was detached: what was called runs on without its caller"
+    why = f"run {session.run} was detached; its calls continue without their caller"
     session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
     try:
         wait_for_door(session.folder.path)
@@ -111,17 +111,16 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
 def check(session: Session, seconds: float) -> None:
     """Raise an error if the session cannot be detached."""
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"a run is detached for a number of seconds above zero, not for {seconds!r}")
+        raise ValueError(f"seconds must be a positive number, not {seconds!r}")
     if not hasattr(os, "pidfd_open"):
         raise DetachError(
-            "runs are detached on Linux alone: this system has no pidfd_open, by which who attaches would see its end"
+            "detaching requires Linux: this system has no pidfd_open, by which a client detects the end of the agent"
         )
     if session.has_lost_agent:
-        raise DetachError("the host agent of this run has ended, and its processes with it: nothing is left to detach")
+        raise DetachError("the host agent of this run has ended, and all processes with it; nothing is left to detach")
     if hosts := [host.name for host in session.remote]:
         raise DetachError(
-            f"this run has other hosts than this one ({', '.join(hosts)}), which end with this process: "
-            "shut them down first"
+            f"this run has remote hosts ({', '.join(hosts)}), which end with this process; shut them down first"
         )
     owned_meshes_of(session.node)  # raises now for a mesh that is being healed
 
@@ -158,6 +157,6 @@ def load(data: bytes) -> ControllerState:
     try:
         left: Any = pickle.loads(data)
     except Exception as error:
-        raise DetachError(f"what its controller has left cannot be read here: {error}") from error
+        raise DetachError(f"the saved state of the run cannot be read here: {error}") from error
     assert isinstance(left, ControllerState)
     return left

@@ -54,7 +54,7 @@ def unhandled_fault_hook() -> Hook:
 def set_unhandled_fault_hook(hook: Hook) -> None:
     """Replace the hook; TypeError if it is not callable."""
     if not callable(hook):
-        raise TypeError(f"unhandled_fault_hook is called with a MeshFailure; {hook!r} cannot be called")
+        raise TypeError(f"unhandled_fault_hook must be callable with a MeshFailure, not {hook!r}")
     _FaultHook.current = staticmethod(hook)
 
 
@@ -115,7 +115,7 @@ class UnhandledFaults:
                 try:
                     thread.start()
                 except RuntimeError as error:  # too many threads already
-                    print(f"{failure}\n(the hook for faults was not called: {error})", file=sys.stderr)
+                    print(f"{failure}\n(unhandled_fault_hook was not called: {error})", file=sys.stderr)
                     return
                 self._thread = thread
         self._queue.put((owned_mesh, failure))

@@ -163,7 +163,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             failed = f"fork failed: {error.strerror}"
-            remedy = explain_limit(failed) or "see ulimit -v, and the memory of its cgroup"
+            remedy = explain_limit(failed) or "check ulimit -v and the memory limit of its cgroup"
             self._answer(Started(node, 0, f"{failed}; {remedy}"))
             return None
         if pid == 0:

@@ -132,7 +132,7 @@ class ForkServerClient:
         try:
             code = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "the fork server hung up"
+            return "the fork server closed its connection"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         log = "\n".join(last_lines(self._log, self._log_lines))
         return f"the fork server ended ({how})\n{log}".rstrip()

@@ -56,7 +56,7 @@ class Heartbeat:
             self._tell()
         except Exception:  # a failed status must not make a live process look dead
             if not self._has_failed:
-                logger.exception("%s cannot tell what it is at", self._node.address.node)
+                logger.exception("%s cannot write its status", self._node.address.node)
             self._has_failed = True
             self._node.status.tick(ProcessReport(os.getpid()), self._node.traffic())
 

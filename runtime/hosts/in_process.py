@@ -262,7 +262,7 @@ class ThreadStarter:
             worker.end(-9)
 
     def why_ended(self) -> str:
-        return "the threads were let go"
+        return "the worker threads were released"
 
     def release(self) -> None:
         for worker in self._workers.values():

@@ -64,7 +64,7 @@ class JoinedRun:
             transport = UnixTransport(self._name, Home.of_first_host(folder), welcome.settings)
         except OSError as error:
             self._connection.close()
-            raise SupervisionError(f"run {folder.name} cannot be joined: {error}") from error
+            raise SupervisionError(f"cannot join run {folder.name}: {error}") from error
         node = self.node = Node(transport, welcome.run, welcome.settings)
         node.controller, node.guide = welcome.controller, welcome.agent
         node.routes.trust(welcome.controller)
@@ -151,7 +151,7 @@ class PortRelays:
         """Return the address and number that the run uses for this port. PickleError for a port of another process."""
         own = client_context().actor_instance.node if process_run() else self._node
         if address not in (own.address, self._node.address):
-            raise PickleError(f"a port of {address.node} cannot be sent to another run: open one in this process")
+            raise PickleError(f"a port of {address.node} cannot be sent to another run; open one in this process")
         if address == self._node.address:
             return address, number
         key = address.url, number
@@ -238,7 +238,7 @@ def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelco
         check_private(folder)
         while not _connects(connection, folder):
             if time.monotonic() > end:
-                raise TimeoutError(f"it does not answer after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
+                raise TimeoutError(f"no answer within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
             time.sleep(LOOK_SECONDS)  # polling: an agent that is still starting cannot notify this process
         connection.settimeout(max(1.0, end - time.monotonic()))
         connection.sendall(msgspec.json.encode(entry) + b"\n")
@@ -248,13 +248,13 @@ def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelco
             raise FileNotFoundError
         welcome = msgspec.json.decode(line, type=ClientWelcome)
         if welcome.error:
-            raise SupervisionError(f"run {run} cannot be joined: {welcome.error}")
+            raise SupervisionError(f"cannot join run {run}: {welcome.error}")
     except BaseException as error:
         connection.close()
         if isinstance(error, FileNotFoundError | ConnectionError):
-            raise RunOver(f"{_why_over(run)}; or it is on another host than this process") from None
+            raise RunOver(f"{_why_over(run)}; or it is on another host") from None
         if isinstance(error, OSError | msgspec.DecodeError):
-            raise SupervisionError(f"run {run} cannot be joined: {error}") from error
+            raise SupervisionError(f"cannot join run {run}: {error}") from error
         raise
     return connection, welcome
 

@@ -82,7 +82,7 @@ def make_folder(settings: Settings, run: str) -> RunFolder:
         return RunFolder(root / run)
     except OSError as error:
         remedy = "set MESHBOOK_RUNTIME_DIR to a folder of your own on a local disk"
-        raise LaunchError(f"no folder for the run's sockets: {error}; {remedy}") from error
+        raise LaunchError(f"cannot make a folder for the run's sockets: {error}; {remedy}") from error
 
 
 def _make_and_lock(path: Path) -> int:

@@ -47,7 +47,7 @@ def address_towards(others: Sequence[str]) -> str:
     """
     ways = [(own, other) for other in others if (own := _source_towards(other))]
     if not ways:
-        raise OSError(f"this host has no route to any address of the controller's ({', '.join(others)})")
+        raise OSError(f"this host has no route to any address of the controller's host ({', '.join(others)})")
     return next((own for own, other in ways if own != other), ways[0][0])
 
 

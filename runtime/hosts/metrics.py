@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # their libraries are loaded only on demand
     from meshbook.runtime.telemetry.history import History
 
 logger = logging.getLogger(__name__)
-_OFF = ": meshbook.metrics.stop(), or %mesh metrics --off, ends that"
+_OFF = "; stop with meshbook.metrics.stop() or %mesh metrics --off"
 PORT = 9464  # which OpenTelemetry's own exporters for Prometheus use
 
 
@@ -78,7 +78,7 @@ class MetricsExport:
 
         with self._lock:
             if self._prometheus is not None:
-                raise MetricsError(f"metrics are served already, at {self._prometheus.url}{_OFF}")
+                raise MetricsError(f"metrics are already served at {self._prometheus.url}{_OFF}")
             self._prometheus = PrometheusEndpoint(self._read, port)
             return self._prometheus.url
 
@@ -88,7 +88,7 @@ class MetricsExport:
 
         with self._lock:
             if self._opentelemetry is not None:
-                raise MetricsError(f"metrics are exported already, to {self._opentelemetry.target}{_OFF}")
+                raise MetricsError(f"metrics are already exported to {self._opentelemetry.target}{_OFF}")
             # A provider makes no gauge twice, so each time uses another meter.
             self._sendings += 1
             self._opentelemetry = OpenTelemetryExport(self._read, provider, f"{self._run}.{self._sendings}")

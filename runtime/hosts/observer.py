@@ -1,6 +1,6 @@
 """Observation of a host's workers from outside: for ranks that do not answer, because they are stopped or stuck in C.
 
-None of it runs in the worker. For what a rank reports about itself see `meshbook.runtime.cells.thread_stacks`.
+No code of this module runs in the worker. For a rank's own report see `meshbook.runtime.cells.thread_stacks`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Observation:
         if self.state == "D":
             return f"waits in the operating system{self._waits_in} and cannot be interrupted"
         if self.threads is not None and not any(thread.owns_gil for thread in self.threads):
-            return "its threads do not come to answer"
+            return "its threads do not respond"
         doing = "computes" if self.state == "R" else f"waits{self._waits_in}"
         return f"holds the GIL in C ({doing})"
 

@@ -19,7 +19,7 @@ _KILLED = re.compile(r"(?P<what>(?:Memory cgroup )?[Oo]ut of memory): Killed pro
 _PAGES = re.compile(r"(?:anon|file|shmem)-rss:(\d+)kB")
 _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<group>[^,]+),.*\bpid=(?P<pid>\d+)")
 _UNLIMITED = 1 << 60  # version 1 reports no limit as a number near 2^63
-ADVICE = "give it more, run fewer ranks on this host, or let each hold less"
+ADVICE = "add memory, run fewer ranks on this host, or use less memory on each rank"
 
 
 def counts_as_kernel() -> bool:
@@ -90,7 +90,7 @@ def _read_kills(folder: Path) -> int:
 
 
 def read_limit(folder: Path) -> int | None:
-    """Run `main` in a process that belongs to the script: return how it ended, like a process's exit. Never raises."""
+    """Return the memory limit of this cgroup in bytes; None if it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max"
             limit = int((folder / name).read_text())
@@ -110,7 +110,7 @@ class KernelLog:
         self._recent: list[str] = []  # read while other processes were looked up
 
     @property
-    def is_there(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the log is readable."""
         return self._file >= 0
 
@@ -150,15 +150,14 @@ class OomDetector:
         if kill is not None:
             limited = self._groups.folder_of(kill.group) if kill.group else group
             where = _format_limit(limited) if kill.in_group else _format_total()
-            return f"the operating system killed it, out of memory: {where}, and it had {size(kill.rss)}; {ADVICE}"
+            return f"the operating system killed it (out of memory): {where}, and it used {size(kill.rss)}; {ADVICE}"
         if group is not None:
-            had = f", and it had up to {size(peak)}" if peak else ""
-            return f"most likely the operating system killed it, out of memory: {_format_limit(group)}{had}; {ADVICE}"
-        who = "it came from outside meshbook: "
-        if self._log.is_there:
-            reported = "the operating system reports no process that it killed out of memory"
-            return f"{who}from a person or a program; {reported}"
-        return f"{who}from a person or a program, or from the operating system, out of memory (see dmesg)"
+            used = f", and it used up to {size(peak)}" if peak else ""
+            return f"probably the operating system killed it (out of memory): {_format_limit(group)}{used}; {ADVICE}"
+        sender = "a user or a program outside meshbook sent the signal"
+        if self._log.is_readable:
+            return f"{sender}; the kernel's log has no out-of-memory kill of this process"
+        return f"{sender}, or the operating system was out of memory (see dmesg)"
 
     def close(self) -> None:
         self._log.close()
@@ -166,7 +165,7 @@ class OomDetector:
 
 def _format_total() -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"the machine has {size(total)} in all"
+    return f"the machine has {size(total)} in total"
 
 
 def _format_limit(group: Path | None) -> str:

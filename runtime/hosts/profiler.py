@@ -69,7 +69,7 @@ class Profiler(Actor):
         """Begin to profile those of these nodes that run here: return the error of each, or "" if it has begun."""
         pids = {node: pid for node in nodes if (pid := self._pid_of(node))}
         if (program := find_spy()) is None:
-            return dict.fromkeys(pids, "py-spy is not installed (meshbook[debug] has it)")
+            return dict.fromkeys(pids, "py-spy is not installed; run pip install 'meshbook[debug]'")
         begun = {node: _start(program, pid, rate) for node, pid in pids.items()}
         until = time.monotonic() + BEGINS_WITHIN
         why = {node: _wait_begun(spy, until) for node, spy in begun.items()}
@@ -120,7 +120,7 @@ def _wait_begun(spy: _ProfilerProcess, until: float) -> str:
         selector.register(spy.process.stdout, selectors.EVENT_READ)
         while _BEGUN not in spy.said:
             if not selector.select(max(0.0, until - time.monotonic())):
-                return f"py-spy had not begun after {BEGINS_WITHIN:g} s"
+                return f"py-spy did not start sampling within {BEGINS_WITHIN:g} s"
             if not (said := os.read(spy.process.stdout.fileno(), 4096)):
                 return _why(spy.said)
             spy.said += said
@@ -130,8 +130,8 @@ def _wait_begun(spy: _ProfilerProcess, until: float) -> str:
 def _why(said: bytes) -> str:
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     if any("ermission" in line for line in lines):
-        return "py-spy may not read other processes here (it needs root, or the capability SYS_PTRACE)"
-    return f"py-spy: {lines[-1].strip()}" if lines else "py-spy ended without a word"
+        return "py-spy is not permitted to read other processes; it needs root or the capability SYS_PTRACE"
+    return f"py-spy: {lines[-1].strip()}" if lines else "py-spy exited without output"
 
 
 def ask_profilers(procs: ProcMesh) -> ActorMesh:

@@ -123,8 +123,8 @@ class RemoteHosts:
         hidden = next((host for host in self if host.address and ip_of(host_of(host.address)) == LOOPBACK), None)
         if remote and hidden is not None and LOOPBACK not in own_addresses():
             raise LaunchError(
-                f"host {remote[0]} cannot be linked with host {hidden.name}, which listens on the loopback interface "
-                "alone: start both by one call, or name an address of this machine for it: addresses={...}"
+                f"host {remote[0]} cannot be linked with host {hidden.name}, which listens only on the loopback "
+                "interface; start both in one call, or pass an address of this machine for it: addresses={...}"
             )
         return {}
 
@@ -133,7 +133,7 @@ class RemoteHosts:
             host.process.kill()
             host.process.wait()
             if host.address is not None:
-                self._notify_lost(host, "it did not come up")
+                self._notify_lost(host, "it did not start")
 
     def _open_gateway(self) -> KeyPair:
         if self._keys is None:
@@ -157,7 +157,7 @@ class RemoteHosts:
         try:
             process = launcher.start(name, [python or sys.executable, "-P", "-m", AGENT_MODULE], log)
         except OSError as error:
-            raise LaunchError(f"host {name}: its command cannot be started: {error}") from error
+            raise LaunchError(f"host {name}: cannot run its command: {error}") from error
         with contextlib.suppress(BrokenPipeError):  # it has already ended; the missing answer reports that
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(spec) + b"\n")
@@ -187,14 +187,14 @@ class RemoteHosts:
         try:
             answer = msgspec.json.decode(line, type=AgentAnswer)
         except (msgspec.DecodeError, msgspec.ValidationError):
-            raise LaunchError(self._why_not(host, "its agent did not come up")) from None
+            raise LaunchError(self._why_not(host, "its agent did not start")) from None
         if answer.address is None:
             raise LaunchError(self._why_not(host, answer.error))
         host.address = answer.address
 
     def _why_mute(self, host: RemoteHost) -> str:
         seconds = self._settings.launch_timeout
-        return self._why_not(host, f"its agent had not answered after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
+        return self._why_not(host, f"its agent did not answer within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
 
     def _why_not(self, host: RemoteHost, what: str) -> str:
         lines = last_lines(host.log, self._settings.stderr_lines)
@@ -226,8 +226,8 @@ class RemoteHosts:
                 if host.process.poll() is not None:
                     raise LaunchError(self._why_not(host, "its agent ended while it was being linked"))
                 if time.monotonic() > end:
-                    remedy = "is a firewall between them? Another address can be named: addresses={...}"
-                    raise LaunchError(f"host {host.where} cannot be reached from {by}: {remedy}")
+                    remedy = "check for a firewall, or pass another address: addresses={...}"
+                    raise LaunchError(f"host {host.where} cannot be reached from {by}; {remedy}")
 
     def _add(self, hosts: Sequence[RemoteHost]) -> HostMesh:
         agents = [host.address for host in hosts if host.address is not None]
@@ -246,7 +246,7 @@ class RemoteHosts:
         silent = self._find(prefix)
         if by == self._first.node:
             if silent is not None:
-                self._lose(silent, self._why_silent(silent, seconds, ""))
+                self._lose(silent, self._why_silent(silent, seconds, "the controller's host"))
             return
         # The two hosts do not reach each other, but both reach this one. One of them may be found lost a moment later.
         reporter = next((host for host in self if host.node == by), None)
@@ -259,13 +259,13 @@ class RemoteHosts:
         """Lose the later of two hosts that cannot reach each other: they cannot both stay in the run."""
         if not (one.over or one.trouble or other.over or other.trouble):
             stays, goes = sorted((one, other), key=lambda host: host.number)
-            self._lose(goes, self._why_silent(goes, seconds, f" by host {stays.where}"))
+            self._lose(goes, self._why_silent(goes, seconds, f"host {stays.where}"))
 
-    def _why_silent(self, host: RemoteHost, seconds: float, by: str) -> str:
+    def _why_silent(self, host: RemoteHost, seconds: float, receiver: str) -> str:
         return (
-            f"host {host.where} is lost: it has not been heard for {seconds:.1f} s{by}\n"
-            "Does the machine run, and its network? It may be silent for MESHBOOK_HOST_TIMEOUT, "
-            f"{self._settings.host_timeout:g} s; its agent and all processes there end by themselves."
+            f"host {host.where} is lost: {receiver} received nothing from it for {seconds:.1f} s\n"
+            f"Check the machine and its network. The limit is {self._settings.host_timeout:g} s "
+            "(MESHBOOK_HOST_TIMEOUT). Its agent and all processes there exit on their own."
         )
 
     def _lose(self, host: RemoteHost, why: str) -> None:

@@ -75,7 +75,7 @@ class RemoteAgents:
         try:
             return address_towards([ip])
         except OSError as error:
-            raise OSError(f"no route leads from here to {ip}") from error
+            raise OSError(f"this host has no route to {ip}") from error
 
     @property
     def network(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ class RemoteAgents:
             try:
                 errand()
             except Exception:  # later errands report deaths, and hosts that are silent
-                logger.exception("an errand for other hosts could not be done")
+                logger.exception("a task for other hosts failed")
 
     def close(self, why: str) -> None:
         """Leave the run: close the gateway."""
@@ -157,7 +157,7 @@ class RemoteAgents:
 
     def stranded(self, request: LaneRequest) -> None:
         node = request.to.node
-        hint = f"its host ({describe(host_of(request.to))}) is no part of this run, or not any more"
+        hint = f"its host ({describe(host_of(request.to))}) is not part of this run, or has left it"
         report = self._node.peers.report_of(node)
         if report is None and host_of(request.to) in self._agents:
             return  # the host is back, and the sender is about to be notified

@@ -124,7 +124,7 @@ class RunLease:
         try:
             self._take_care(self._order, self._life + 2 if was_offered else self._order.incarnation + 1)
         except OSError:
-            logger.exception("the run cannot be kept")
+            logger.exception("cannot keep the run without its controller")
             return False
         if not was_offered:
             self._limit(self._order)
@@ -152,7 +152,7 @@ class RunLease:
             if self._state == "offered":  # it is given the time to complete or fail
                 self._node.loop.call_later(1.0, functools.partial(self._time_is_over, order))
                 return
-        logger.warning("the run ends: it was detached for %g s, and nobody has attached to it", order.seconds)
+        logger.warning("ending the run: no client attached to it within %g s", order.seconds)
         self._workers.finish()
 
     # -- the listener, on a thread of its own ------------------------------------------
@@ -171,7 +171,7 @@ class RunLease:
             try:
                 visitor, _ = door.accept()
             except OSError as error:  # no descriptor is left, for now
-                logger.warning("nobody can be let in at the door: %s", error)
+                logger.warning("cannot accept a connection at the run's socket: %s", error)
                 time.sleep(PAUSE_SECONDS)  # clients wait for longer than this
                 continue
             try:
@@ -179,7 +179,7 @@ class RunLease:
             except (OSError, msgspec.DecodeError):
                 visitor.close()
             except Exception:  # unforeseen; the listener must still serve the next client
-                logger.exception("somebody at the door could not be served")
+                logger.exception("a request at the run's socket failed")
                 visitor.close()
 
     def _serve(self, visitor: socket.socket) -> None:
@@ -215,11 +215,11 @@ class RunLease:
             if self._state != "detached":
                 return _say(visitor, DoorReply(error=self._why_not()))
         _say(visitor, DoorReply(status=self.status()))
-        logger.warning("the run is ended by %s", request.who)
+        logger.warning("ending the run: %s requested it", request.who)
         return self._workers.finish()
 
     def _why_not(self) -> str:
-        return f"run {self._spec.run} is attached already, by {self._held_by}"
+        return f"run {self._spec.run} is already attached by {self._held_by}"
 
     def status(self) -> Status:
         """Return the status of the run."""

@@ -89,7 +89,7 @@ class Session:
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # acquired once, by the first call that closes or leaves; never released
         self._has_left = False  # the run continues without this session
-        self._trouble = "the host agent ended, and its workers with it; close_session() makes room for a new one"
+        self._trouble = "the host agent ended, and its workers with it; call close_session() to start again"
         try:
             # First: the agent removes the folder if this process is killed before it has sent the agent's spec.
             self._agent = self._start_agent()
@@ -204,7 +204,7 @@ class Session:
         for node in self.roster.guests_of(AGENT):
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
-        self.remote.lose_all(f"the controller's host agent ended, and the way to other hosts with it: {report.cause}")
+        self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
 
     def _why_stopped(self) -> str:
         if self._closing.locked():
@@ -214,7 +214,7 @@ class Session:
     def _end_late_agent(self, answer: Future[Any]) -> None:
         """Kill an agent that has not answered by now. The node's loop calls this."""
         if not answer.done():
-            self._trouble = f"it had not started after {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+            self._trouble = f"it did not start within {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
             self._agent.kill()
 
     def watch(self, on: bool) -> None:
@@ -360,7 +360,7 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _format_fault(failure: str) -> str:
-    return f"nothing handled a failure, which ends this process: {failure}"
+    return f"an unhandled failure ends this process: {failure}"
 
 
 def _check_not_shut_down() -> None:
@@ -368,8 +368,8 @@ def _check_not_shut_down() -> None:
         raise SupervisionError(_format_fault(_Current.ended_by))
     if _Current.shutdown is not None:
         raise RuntimeError(
-            "shutdown_context() has ended meshbook in this process, where it cannot be started again: "
-            "start a new process, or call close_session() instead where another session is to follow"
+            "shutdown_context() has shut down meshbook in this process for good; start a new process, "
+            "or call close_session() instead if another session is to follow"
         )
 
 
@@ -397,7 +397,7 @@ def replace_session(make: Callable[[], S]) -> S:
         _check_not_shut_down()
         before = _Current.session
         if before is not None and len(before.node.ledger):
-            raise RuntimeError("this process has processes of its own: stop them first, or attach from another one")
+            raise RuntimeError("this process has running meshes; stop them first, or attach from another process")
         session = make()
         _Current.session = session
         atexit.register(_close_at_exit)
@@ -411,7 +411,7 @@ def leave_session(leave: Callable[[Session], T]) -> T:
     """Call `leave` with the session, and remove it from this process. RuntimeError if there is no session."""
     with _Current.lock:
         if _Current.session is None:
-            raise RuntimeError("there is no session to detach: nothing was started from here")
+            raise RuntimeError("no session to detach: this process has not started one")
         left = leave(_Current.session)
         _Current.session = None
         atexit.unregister(_close_at_exit)

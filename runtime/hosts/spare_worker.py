@@ -71,7 +71,7 @@ def _wait(folder: Path, node: str) -> WorkerSpec:
 
 
 def _refuse() -> Context:
-    raise RuntimeError("this is a spare process: it can reach actors and hosts once it has become a rank")
+    raise RuntimeError("this is a spare process; it can use actors and hosts once it has become a rank")
 
 
 def run(spec: WorkerSpec, folder: Path) -> None:

@@ -352,5 +352,5 @@ class Process(ProcessActor):
 
     def _disturbable(self) -> DisturbedTransport:
         if self._link is None:
-            raise RuntimeError("this worker is a thread of its controller's process: it has no link to disturb")
+            raise RuntimeError("this worker is a thread of its controller's process and has no link to disturb")
         return self._link

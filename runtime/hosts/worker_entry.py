@@ -19,7 +19,7 @@ PACKAGE = HERE.parent.parent  # meshbook/, from meshbook/runtime/hosts
 def main() -> None:
     """Become the worker of the spec that MESHBOOK_WORKER_SPEC names, or exit with the fault of this interpreter."""
     if "MESHBOOK_WORKER_SPEC" not in os.environ:
-        sys.exit(f"{__file__} is run by meshbook, as a worker: MESHBOOK_WORKER_SPEC is not set")
+        sys.exit(f"{__file__} is meshbook's entry point for workers; MESHBOOK_WORKER_SPEC is not set")
     file = Path(
         os.environ.pop("MESHBOOK_WORKER_SPEC")
     )  # removed, so that child processes of this worker do not inherit it
@@ -32,9 +32,7 @@ def main() -> None:
         # Only now can the package be imported, and it is the controller's version.
         from meshbook.runtime.hosts import spare_worker, worker
     except ImportError as error:
-        sys.exit(
-            f"{sys.executable} has not what meshbook needs: {error}. Run: {sys.executable} -m pip install meshbook"
-        )
+        sys.exit(f"{sys.executable} lacks a package of meshbook: {error}; run {sys.executable} -m pip install meshbook")
     spec = pickle.loads(pickled)
     worker.settle(spec)
     file.unlink()
@@ -46,7 +44,7 @@ def check_version(wanted: tuple[int, int]) -> None:
     here = tuple(sys.version_info[:2])
     if here != wanted:
         names = [".".join(map(str, version)) for version in (here, wanted)]
-        sys.exit(f"{sys.executable} is Python {names[0]}, but what it is to run comes from Python {names[1]}")
+        sys.exit(f"{sys.executable} is Python {names[0]}, but the controller runs Python {names[1]}; they must match")
 
 
 def import_from(package: Path) -> None:

@@ -259,7 +259,7 @@ class Workers:
         """Kill a command that runs without becoming the worker in time."""
         node, seconds = worker.address.node, self._settings.launch_timeout
         if not worker.ended.wait(seconds) and is_left(self._folder, node):
-            worker.trouble = f"it was not a worker after {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
+            worker.trouble = f"it was not a worker within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
             self.signal([node], signal.SIGKILL)
 
     # -- on the agent's main thread --------------------------------------------
@@ -371,7 +371,7 @@ class Workers:
         """Return "" for a process that became a worker before it ended."""
         if worker.trouble or not is_left(self._folder, worker.address.node):
             return worker.trouble
-        return f"it ended before it was a worker; its command: {worker.command}"
+        return f"it exited before it became a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
         """Report the workers of a fork server as ended: they die with it. This process adopts their children."""

@@ -90,11 +90,11 @@ class Driver:
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, name, None)
         if function is None:
-            raise CudaError(f"this driver has no {name}")
+            raise CudaError(f"the CUDA driver has no {name}")
         if status := function(*arguments):
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
-            why = text.value.decode(errors="replace") if text.value else "an error of that number"
+            why = text.value.decode(errors="replace") if text.value else "unknown error"
             raise CudaError(f"{name} of the CUDA driver: {why} ({status})")
 
 
@@ -104,4 +104,4 @@ def driver() -> Driver:
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:
-        raise CudaError(f"the CUDA driver is not here ({error})") from error
+        raise CudaError(f"the CUDA driver cannot be loaded ({error})") from error

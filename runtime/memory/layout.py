@@ -102,4 +102,4 @@ def words_at(address: int) -> Any:
 def expect_token(descriptor: int, token: int) -> None:
     """Raise OSError unless this file is the segment of that token."""
     if os.pread(descriptor, 8, TOKEN) != token.to_bytes(8, "little"):
-        raise OSError(errno.ESTALE, "another segment is there by now")
+        raise OSError(errno.ESTALE, "another segment has replaced it")

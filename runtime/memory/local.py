@@ -57,22 +57,22 @@ def local_memory(data: Any, what: str) -> LocalMemory:
         view = memoryview(data)
     except TypeError:
         kind = type(data).__qualname__
-        dense = ", such as its to_numpy()" if hasattr(data, "to_numpy") else ""
-        raise TypeError(f"{what} is a {kind}: a tensor, a NumPy array or a memoryview is wanted{dense}") from None
+        remedy = "; pass its to_numpy()" if hasattr(data, "to_numpy") else ""
+        raise TypeError(f"{what} must be a tensor, a NumPy array or a memoryview, not a {kind}{remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{what} is no memory that can be used: {error}") from error  # released, closed
+        raise ValueError(f"the memory of {what} cannot be used: {error}") from error  # released, closed
     return _of_view(view, what)
 
 
 def _of_tensor(tensor: Any, what: str, torch: Any) -> LocalMemory:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout) if not tensor.is_nested else "nested"
-        raise TypeError(f"{what} is a {kind} tensor, whose bytes alone do not make it: pass the tensors it is made of")
+        raise TypeError(f"{what} is a {kind} tensor, whose bytes do not define it; pass the tensors that it contains")
     if not tensor.is_contiguous():
         raise _scattered(what, tuple(tensor.shape), tensor.stride(), f"{what}.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
-        raise TypeError(f"{what} is a view that changes each number as it is read: pass {what}.{resolve}()")
+        raise TypeError(f"{what} is a lazy view, whose bytes are not its values; pass {what}.{resolve}()")
     if not tensor.numel():
         raise ValueError(f"{what} has no bytes: its shape is {tuple(tensor.shape)}")
     try:
@@ -112,12 +112,12 @@ def _of_view(view: memoryview, what: str) -> LocalMemory:
 
 def _scattered(what: str, shape: object, strides: object, dense: str) -> ValueError:
     # For a destination, a copy would be filled instead of it, and discarded.
-    remedy = "read into memory that is, and copy it there then" if what == "dst" else f"pass {dense}"
-    return ValueError(f"{what} is not contiguous (shape {shape}, strides {strides}): {remedy}")
+    remedy = "read into contiguous memory, and copy it from there" if what == "dst" else f"pass {dense}"
+    return ValueError(f"{what} is not contiguous (shape {shape}, strides {strides}); {remedy}")
 
 
 def _objects(what: str, kind: object) -> TypeError:
-    return TypeError(f"{what} has Python objects in it (type {kind}): their addresses mean nothing elsewhere")
+    return TypeError(f"{what} contains Python objects (type {kind}), whose addresses are valid only in this process")
 
 
 def _of_bytes(view: memoryview) -> LocalMemory:

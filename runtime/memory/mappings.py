@@ -98,7 +98,7 @@ class _Mapping:
     def accept(self, reference: SegmentReference) -> None:
         """Accept the message. Raises OSError if the sender has withdrawn it, since it was for another process."""
         if self._words[reference.word] != reference.ticket:
-            raise OSError(errno.ESTALE, "its sender has taken it back")
+            raise OSError(errno.ESTALE, "its sender has withdrawn it")
         self._words[reference.word] = reference.ticket + 1
         self.used_at = monotonic()
 
@@ -136,7 +136,7 @@ class Mappings:
     def open(self, reference: SegmentReference, lengths: Sequence[int]) -> list[memoryview]:
         """Return the parts of a message as writable views, without a copy. Raises OSError if they cannot be reached."""
         if reference.reader != self._own:
-            raise OSError(errno.ESTALE, "it was meant for a process that was here before")
+            raise OSError(errno.ESTALE, "it was sent to an earlier process")
         try:
             view = self._view(reference)
         except OSError as error:

@@ -58,9 +58,9 @@ class RDMAAction:
         handle = _buffer(src, "src", "read_remote(dst, src) reads the RDMABuffer src into dst, memory of this process")
         local = _memory(dst, "dst", "read_remote(dst, src) reads into dst, memory of this process; src is the buffer")
         if not local.is_writable:
-            raise ValueError("dst can only be read")
+            raise ValueError("dst is read-only")
         if local.size < handle.size:
-            raise ValueError(f"dst has {local.size:,} bytes, and the buffer src has {handle.size:,}")
+            raise ValueError(f"dst has {local.size:,} bytes, but the buffer src has {handle.size:,}")
         return self._add(Operation(handle, local.part(0, handle.size), is_write=False))
 
     def write_remote(self, dst: RDMABuffer, src: Any) -> Self:
@@ -73,9 +73,9 @@ class RDMAAction:
         )
         local = _memory(src, "src", "write_remote(dst, src) writes from src, memory of this process; dst is the buffer")
         if not handle.is_writable:
-            raise ValueError(f"the buffer dst of {handle.actor} can only be read")
+            raise ValueError(f"the buffer dst of {handle.actor} is read-only")
         if local.size > handle.size:
-            raise ValueError(f"src has {local.size:,} bytes, and the buffer dst has {handle.size:,}")
+            raise ValueError(f"src has {local.size:,} bytes, but the buffer dst has {handle.size:,}")
         return self._add(Operation(handle, local, is_write=True))
 
     def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> NoReturn:
@@ -113,8 +113,8 @@ class RDMAAction:
     def _collision(self, new: Operation) -> ValueError:
         number, other = next((n, each) for n, each in enumerate(self._operations, 1) if new.collides(each))
         return ValueError(
-            f"operation {len(self._operations) + 1}, {new}, and operation {number}, {other}, overlap in memory "
-            f"of this process that a read changes, and go at the same time: submit one after the other"
+            f"operation {len(self._operations) + 1} ({new}) and operation {number} ({other}) overlap in memory of this "
+            "process, and a read changes it; submit them one after the other"
         )
 
     def __repr__(self) -> str:
@@ -224,6 +224,6 @@ def _memory(given: Any, name: str, meant: str) -> LocalMemory:
 
 def _refuse_atomics(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"{name}: one-sided transfers here are not atomic. Let the owner do it: an endpoint of the actor that has the "
-        f"memory changes it and returns what was there, one call after the other"
+        f"{name} is not supported: one-sided transfers are not atomic. Use an endpoint of the actor that owns the "
+        "memory; it changes the value and returns the previous one"
     )

@@ -57,8 +57,8 @@ def is_ibverbs_available() -> bool:
 def is_rdma_available() -> bool:
     """Deprecated name of `is_ibverbs_available`."""
     warnings.warn(
-        "is_rdma_available() is deprecated, since there is more than one backend: "
-        "is_ibverbs_available() asks for a NIC, get_rdma_backend() for what is used",
+        "is_rdma_available() is deprecated; use is_ibverbs_available() for an RDMA NIC, or get_rdma_backend() for the "
+        "backend in use",
         DeprecationWarning,
         stacklevel=2,
     )
@@ -100,8 +100,8 @@ class Fallback:
         if self._is_by_tcp(way, handle) and self._first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
-                f"data from and to {owner} goes by TCP, since {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
-                f"configure({_FALLBACK}=False) makes this an error; buffer.explain() says which way is taken",
+                f"data from and to {owner} moves over TCP: {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
+                f"configure({_FALLBACK}=False) makes this an error; buffer.explain() shows the backend",
                 RDMATcpFallbackWarning,
                 stacklevel=2,
             )
@@ -112,8 +112,8 @@ class Fallback:
         if way == "message" and handle.is_on_gpu and first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
-                f"data between memory of a GPU here and that of {owner} goes through memory of both CPUs, and by "
-                f"messages, for which the owner has to be awake; buffer.explain() says why no other way leads there",
+                f"data between a GPU here and a GPU of {owner} moves through CPU memory and by messages, which the "
+                "owner's process must answer; buffer.explain() shows why no other backend is used",
                 RDMAWriteTransferWarning if is_write else RDMAReadTransferWarning,
                 stacklevel=2,
             )

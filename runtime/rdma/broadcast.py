@@ -42,15 +42,15 @@ def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
         handles: list[BufferHandle] = [handle_of(value) for value in to.values()]
         for rank, handle in enumerate(handles):
             if handle.size < size:
-                raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, and {size:,} are broadcast")
+                raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, but {size:,} are broadcast")
             if not handle.is_writable:
-                raise ValueError(f"the buffer of rank {rank} can only be read: its owner may not write to it")
+                raise ValueError(f"the buffer of rank {rank} is read-only, like the memory that its owner lends")
         return [Receiving(handle.owner, handle) for handle in handles]
     addresses = getattr(to, "_addresses", None)
     if addresses is None:
         raise TypeError(
             f"broadcast_to takes a mesh of processes or of actors, or a ValueMesh of RDMABuffers, not a "
-            f"{type(to).__qualname__}: spawn_procs() of a HostMesh makes processes"
+            f"{type(to).__qualname__}; spawn processes with spawn_procs() of a HostMesh"
         )
     return [Receiving(address) for address in addresses]
 
@@ -128,11 +128,11 @@ class Broadcast:
         lines = [f"    {self._place(rank)}: {error}" for rank, error in itertools.islice(errors.items(), 10)]
         if len(errors) > len(lines):
             lines.append(f"    and {len(errors) - len(lines)} more")
-        came = f"{self._source.size:,} bytes of {self._source.actor} came to {count - len(errors)} of {count} ranks"
+        reached = f"{self._source.size:,} bytes of {self._source.actor} reached {count - len(errors)} of {count} ranks"
         first = next(iter(errors.values()))
         kinds = {type(error) for error in errors.values()}
         kind = kinds.pop() if len(kinds) == 1 and isinstance(first, TransferError) else TransferError
-        error: BaseException = kind("\n".join([f"{came}, and not to", *lines]))
+        error: BaseException = kind("\n".join([f"{reached}, but not", *lines]))
         error.__cause__ = first
         return error
 

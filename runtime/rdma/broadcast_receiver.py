@@ -143,7 +143,7 @@ class Receiver(Actor):
     def _over(self, part: Part) -> None:
         with self._lock:
             arrival = self._arrivals.pop(part)
-        arrival.refuse("the time of the broadcast is over")
+        arrival.refuse("the broadcast timed out")
 
     def _on_a_thread(self, work: Callable[[], None]) -> None:
         here = contextvars.copy_context()

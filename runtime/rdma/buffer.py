@@ -70,9 +70,9 @@ class RDMABuffer:
         size = self._length(offset, length)
         local = local_memory(dst, "dst")
         if not local.is_writable:
-            raise ValueError("dst can only be read: it is bytes, or an array or a view that is not writable")
+            raise ValueError("dst is read-only: it is bytes, or an array or view that is not writable")
         if local.size < size:
-            raise ValueError(f"dst has {local.size:,} bytes, and {size:,} are read: it is smaller than the buffer")
+            raise ValueError(f"dst has {local.size:,} bytes, but {size:,} are to be read")
         return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=False)
 
     def write_from(
@@ -91,11 +91,11 @@ class RDMABuffer:
         fit into the buffer, or if the buffer is read-only. Otherwise as `read_into`.
         """
         if not self._handle.is_writable:
-            raise ValueError(f"the buffer of {self._handle.actor} can only be read: its owner may not write to it")
+            raise ValueError(f"the buffer of {self._handle.actor} is read-only, like the memory that its owner lends")
         local = local_memory(src, "src")
         size = self._length(offset, local.size if length is None else length)
         if local.size < size:
-            raise ValueError(f"src has {local.size:,} bytes, and {size:,} are to be written")
+            raise ValueError(f"src has {local.size:,} bytes, but {size:,} are to be written")
         return self._start(local.part(0, size), offset, timeout, checksum, progress, is_write=True)
 
     def _length(self, offset: int, length: int | None) -> int:
@@ -105,7 +105,7 @@ class RDMABuffer:
         count = size - offset if length is None else index(length)
         if offset < 0 or count < 0 or offset + count > size:
             end = offset + count
-            raise ValueError(f"bytes {offset:,} to {end:,} are not all inside the buffer, which has {size:,} bytes")
+            raise ValueError(f"bytes {offset:,} to {end:,} exceed the buffer, which has {size:,} bytes")
         return count
 
     def _start(
@@ -154,8 +154,8 @@ class RDMABuffer:
         local = own_station().find_here(self._handle)
         if local is None:
             raise LookupError(
-                f"{self!r} has no copy in this process: buffer.broadcast_to(mesh) brings one to each rank of a mesh, "
-                f"until the buffer is dropped; read_into() reads it once"
+                f"{self!r} has no copy in this process; make one on each rank with buffer.broadcast_to(mesh), or read "
+                "it once with read_into()"
             )
         return shaped(local, self._handle.form)
 
@@ -208,6 +208,6 @@ class RDMABuffer:
 def _handle_of(value: Any) -> BufferHandle:
     if not isinstance(value, RDMABuffer):
         raise TypeError(
-            f"broadcast_to takes a ValueMesh of RDMABuffers, and in this one is a {type(value).__qualname__}"
+            f"broadcast_to takes a ValueMesh of RDMABuffers, but this one contains a {type(value).__qualname__}"
         )
     return value._handle

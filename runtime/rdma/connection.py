@@ -48,7 +48,7 @@ class DataConnection:
             with self._within(deadline, socket.SO_RCVTIMEO):
                 count = self._socket.recv_into(rest, min(len(rest), PIECE), socket.MSG_WAITALL)
                 if not count:
-                    raise ConnectionError("it was closed by the other side")
+                    raise ConnectionError("the peer closed it")
                 rest = rest[count:]
 
     def send_message(self, data: bytes, deadline: Deadline) -> None:
@@ -109,7 +109,7 @@ class DataConnection:
             with contextlib.suppress(BlockingIOError):
                 yield
         except OSError as error:
-            raise ConnectionError(f"the connection broke: {error}") from error
+            raise ConnectionError(f"the connection failed: {error}") from error
 
     def interrupt(self) -> None:
         """Break the connection, from any thread: pending sends and receives raise ConnectionError."""
@@ -128,9 +128,9 @@ def admit(line: DataConnection, key: bytes, deadline: Deadline) -> None:
         asked = bytes(line.receive(protocol.NONCE, deadline))
         proof = bytes(line.receive(protocol.PROOF, deadline))
     except (ConnectionError, TransferTimeout) as error:
-        raise RefusedMessage("it broke the handshake off") from error
+        raise RefusedMessage("it aborted the handshake") from error
     if not protocol.is_proof(proof, key, "process", own, asked):
-        raise RefusedMessage("it does not know the key of this run")
+        raise RefusedMessage("it does not have the key of this run")
     line.send(protocol.prove(key, "agent", asked, own), deadline)
     line.seal_out, line.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
 
@@ -144,5 +144,5 @@ def be_admitted(line: DataConnection, key: bytes, deadline: Deadline) -> None:
     own = secrets.token_bytes(protocol.NONCE)
     line.send(own + protocol.prove(key, "process", asked, own), deadline)
     if not protocol.is_proof(bytes(line.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
-        raise RefusedMessage("who answers does not know the key of this run")
+        raise RefusedMessage("the peer does not have the key of this run")
     line.seal_out, line.seal_in = (protocol.Seal(key, who, asked + own) for who in ("process", "agent"))

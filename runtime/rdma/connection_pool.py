@@ -37,7 +37,7 @@ class ConnectionPool:
         with self._lock:
             if (known := self._agents.get(agent.node)) is None:
                 if self._closed:
-                    raise Unsuitable("this process is about to leave")
+                    raise Unsuitable("this process is leaving the run")
                 known = self._agents[agent.node] = AgentConnections(self._node, agent)
             return known
 
@@ -102,7 +102,7 @@ class AgentConnections:
             if not self._changed.wait_for(self._may_take, deadline.left):
                 raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
             if self._closed:
-                raise ConnectionError("the agent has ended, or this process is about to leave")
+                raise ConnectionError("the agent has ended, or this process is leaving the run")
             while self._free:
                 line, _ = self._free.pop()
                 if not line.has_something():
@@ -187,14 +187,16 @@ class AgentConnections:
             self.check_living()
             if isinstance(error, TimeoutError):
                 deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
-            why = f"its host agent's memory server at {at} cannot be reached ({error}): is there a firewall?"
+            why = f"its host agent's memory server at {at} cannot be reached ({error}); check for a firewall"
             raise self._unsuitable(why, error) from error
         line = DataConnection(connection)
         try:
             be_admitted(line, door.key, deadline)
         except RefusedMessage as error:
             line.close()
-            raise self._unsuitable(f"at {at} is not the memory server of its host agent: {error}", error) from error
+            raise self._unsuitable(
+                f"the server at {at} is not the memory server of its host agent: {error}", error
+            ) from error
         except ImportError as error:  # an interpreter with packages of its own
             line.close()
             raise self._unsuitable(f"this process lacks a package: {error}", error) from error
@@ -222,7 +224,7 @@ class AgentConnections:
                 self._door = reply_handler.futures[0].get()
             except TimeoutError:
                 raise TransferTimeout(
-                    f"{self._agent.node}, the host agent of the buffer's owner, has not answered after "
+                    f"{self._agent.node}, the host agent of the buffer's owner, did not answer within "
                     f"{deadline.seconds:g} s"
                 ) from None
             except ActorError as error:

@@ -200,9 +200,9 @@ class DataPlane:
 
     def _where(self, handle: BufferHandle) -> str:
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
-            return "this very process"
+            return "this process"
         if handle.run != self._node.run:
-            return f"of another run ({handle.run}), where no way of this one leads"
+            return f"a process of another run ({handle.run}), which this run cannot reach"
         if handle.agent == self._agent:
             return (
                 "a process of this host that has ended" if handle.process.has_ended else "another process of this host"
@@ -245,8 +245,8 @@ def own_station() -> DataPlane:
     """Return the data plane of this process. Raises RuntimeError if it has none."""
     station = context().actor_instance.node.data_plane
     if station is None:
-        raise RuntimeError("this process moves no data one-sidedly: it is neither a worker nor a controller of a run")
+        raise RuntimeError("this process cannot use RDMA buffers: it is neither a worker nor a controller of a run")
     assert isinstance(station, DataPlane)
     if station.pid != os.getpid():
-        raise RuntimeError("this process was forked from one of the run, and is none itself: it moves no data")
+        raise RuntimeError("this process cannot use RDMA buffers: it was forked from a process of the run")
     return station

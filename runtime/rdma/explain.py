@@ -14,14 +14,14 @@ CHOSEN = {
     "cuda ipc": "the GPU copies (CUDA IPC); the owner takes no part",
     "nixl": "the network card copies (NIXL); the owner takes no part",
     "host agent": "its host agent reaches the memory, and the bytes go over TCP; the owner takes no part",
-    "message": "the owner's process sends and receives the bytes: not while C code holds its GIL, nor while stopped",
+    "message": "the owner's process sends and receives the bytes, but not while C code holds its GIL or it is stopped",
 }
 
 
 def explain(handle: BufferHandle, where: str, verdicts: Sequence[BackendVerdict]) -> str:
     """Return a line about the buffer and one for each backend; an arrow marks the chosen one."""
     memory = f"memory of GPU {handle.device.removeprefix('cuda:')}" if handle.is_on_gpu else "memory of the CPU"
-    access = "" if handle.is_writable else ", which can only be read"
+    access = "" if handle.is_writable else ", read-only"
     of = f"{handle.actor} on {handle.owner.node}, {where}"
     width = max((len(each.name) for each in verdicts), default=0)
     return "\n".join(

@@ -138,7 +138,7 @@ class MemoryServer:
                 except (OSError, RuntimeError) as error:  # closed; or no file descriptors or threads are left
                     self._room.release()
                     if not self._closing.is_set():
-                        logger.warning("the memory server cannot take a connection: %s", error)
+                        logger.warning("the memory server cannot accept a connection: %s", error)
                         self._closing.wait(PAUSE_SECONDS)
 
     def _make_room(self) -> None:
@@ -211,7 +211,7 @@ class MemoryServer:
         if why := self._way.refusal(handle, None):
             raise Unsuitable(f"its host agent cannot reach it: {why}")
         if handle.lease.folder != self._folder or not self._is_ours(handle.process):
-            raise Unsuitable(f"its host agent knows no process {handle.process.pid} of this run")
+            raise Unsuitable(f"its host agent finds no process {handle.process.pid} in this run")
 
     def _read(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
         """Send the answer with the first piece. A later failure closes the connection, and the client asks again."""

@@ -52,7 +52,7 @@ class ActiveTransfers:
     def _open(self, folder: str) -> _Page:
         with self._lock:
             if self._closed:
-                raise TransferError("this process moves no data any more: its part in the run is over")
+                raise TransferError("this process has left the run and moves no more data")
             if (page := self._pages.get(folder)) is None:
                 page = self._pages[folder] = _Page(Path(folder), self._node)
             return page

@@ -48,9 +48,9 @@ class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.size < 1 or self.offset + self.size > self.handle.size:
-            raise ValueError("it asks for bytes outside of the buffer")
+            raise ValueError("it requests bytes outside the buffer")
         if not 0 <= self.seconds < float("inf"):
-            raise ValueError("it names no time")
+            raise ValueError("its time limit is invalid")
 
 
 # -- handshake -------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def unpack_greeting(data: bytes | bytearray) -> bytes:
     """Return the agent's nonce. Raises RefusedMessage if it is not an agent of this version."""
     magic, version, nonce = _GREETING.unpack(data)
     if (magic, version) != (MAGIC, VERSION):
-        raise RefusedMessage("who answers is no host agent of this version")
+        raise RefusedMessage("the peer is not a host agent of this version")
     return bytes(nonce)
 
 
@@ -109,7 +109,7 @@ class Seal:
         try:
             self._cipher.decrypt_into(self._next(), sealed, None, data)
         except self._invalid:
-            raise DamagedData("what came was changed on the way, or sent before") from None
+            raise DamagedData("the received data was changed in transit, or replayed") from None
 
     def _next(self) -> bytes:
         self._count += 1
@@ -144,7 +144,7 @@ def pack_answer(error: Exception | None = None) -> bytes:
 def unpack_answer(data: Buffer) -> Exception | None:
     """Return the error in the agent's answer; None on success."""
     if not data or data[0] > len(_ERRORS):
-        raise TransferError("the host agent answered nonsense")
+        raise TransferError("the host agent sent an invalid answer")
     status, text = data[0], bytes(data[1:])
     return None if status == OK else _ERRORS[status - 1](text.decode(errors="replace"))
 

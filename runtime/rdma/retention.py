@@ -57,7 +57,7 @@ class Retention:
         try:
             self._let_go_of_unused()
         except OSError as error:  # out of file descriptors: keep the memory and check again later
-            logger.debug("whether anybody is at dropped memory cannot be seen now: %s", error)
+            logger.debug("cannot check now whether dropped memory is in use: %s", error)
         finally:
             self._look_again()
 
@@ -66,7 +66,7 @@ class Retention:
             try:
                 self._release(each.lent)
             except Exception:  # the callers that dropped this and the other memory wait for their futures
-                logger.exception("memory that was dropped could not be withdrawn")
+                logger.exception("dropped memory could not be withdrawn")
             each.released.resolve(lambda: None)
 
     def _take_unused(self) -> list[_Kept]:

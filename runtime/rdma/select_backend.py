@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 AGAIN = 10.0  # seconds until a backend is tried again after a failure that may pass
 REMEMBERED = 4096  # failures that are kept; those of ended owners stay too, so the oldest are evicted
-LEFT_OUT = "left out by MESHBOOK_RDMA_BACKENDS"
-SPARE = "leads there as well, and is slower"
+LEFT_OUT = "excluded by MESHBOOK_RDMA_BACKENDS"
+SPARE = "would also work, but is slower"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BackendSelector:
     ) -> None:
         if unknown := set(allowed) - {way.name for way in ways}:
             names = ", ".join(way.name for way in ways)
-            raise ValueError(f"MESHBOOK_RDMA_BACKENDS names {', '.join(sorted(unknown))}: the ways are {names}")
+            raise ValueError(f"MESHBOOK_RDMA_BACKENDS has unknown names: {', '.join(sorted(unknown))}; valid: {names}")
         self._ways = ways
         self._allowed = allowed
         self._forbid = forbid
@@ -69,14 +69,14 @@ class BackendSelector:
         """Return the first backend that reaches the buffer. Raises TransferError with all reasons if none does."""
         if handle.run != self._run:
             raise TransferError(
-                f"the buffer of {handle.actor} on {handle.owner.node} is of another run ({handle.run}; this is "
-                f"{self._run}): handles lead to memory of their own run alone; make a new one in this run"
+                f"the buffer of {handle.actor} on {handle.owner.node} belongs to another run ({handle.run}; this is "
+                f"{self._run}); make a new buffer in this run"
             )
         for way in self._ways:
             if not self._refusal(way, handle, local):
                 return way
         reasons = "\n".join(f"    {way.name}: {self._refusal(way, handle, local)}" for way in self._ways)
-        raise TransferError(f"no way leads to the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
+        raise TransferError(f"no backend reaches the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
     def note(self, way: Transfer, handle: BufferHandle, error: Unsuitable) -> None:
         """Record that this backend does not reach such memory of this owner. Each reason is logged once."""
@@ -91,7 +91,7 @@ class BackendSelector:
             self._told.add((way.name, why))
         if is_new:
             owner = f"{handle.actor} on {handle.owner.node}"
-            logger.warning("data from or to %s goes another way than by %s, since %s", owner, way.name, why)
+            logger.warning("data from or to %s does not use %s: %s", owner, way.name, why)
 
     def explain(self, handle: BufferHandle, local: str | None) -> list[BackendVerdict]:
         """Return the verdict on each backend, in the order in which they are tried."""

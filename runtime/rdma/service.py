@@ -93,5 +93,5 @@ class RDMAService(Actor):
 
 def _part(local: LocalMemory, offset: int, size: int) -> LocalMemory:
     if offset < 0 or size < 0 or offset + size > local.size:
-        raise ValueError(f"bytes {offset:,} to {offset + size:,} of a buffer of {local.size:,}")
+        raise ValueError(f"bytes {offset:,} to {offset + size:,} exceed the buffer, which has {local.size:,} bytes")
     return local.part(offset, size)

@@ -57,7 +57,7 @@ class Threads:
             try:
                 work()
             except Exception:  # the thread must survive for other work
-                logger.exception("something that was given to a thread failed")
+                logger.exception("work on a thread failed")
             del work  # release what the work references while the thread waits
             with self._lock:
                 self._idle += 1

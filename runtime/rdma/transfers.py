@@ -128,7 +128,7 @@ class Transfers:
 
     def close(self) -> None:
         """Fail all waiting futures; transfers under way end after their current piece."""
-        self._watch.close(lambda what: TransferError(f"{what} was broken off: this process's part in the run is over"))
+        self._watch.close(lambda what: TransferError(f"{what} was cancelled: this process has left the run"))
         self._threads.close()
 
 

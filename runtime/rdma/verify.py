@@ -37,8 +37,8 @@ def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
 def _tell(job: TransferJob, start: int, size: int) -> str:
     first = job.offset + start
     return (
-        f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} are not those here: somebody wrote "
-        f"to them meanwhile. Agree on turns, or do it again"
+        f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} differ from those here: they were "
+        "written to during the transfer. Synchronize the accesses, or try again"
     )
 
 

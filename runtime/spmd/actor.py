@@ -188,7 +188,7 @@ def host_address(use_ipaddr: AddrType | str | None) -> str:
     try:
         return str(socket.getaddrinfo(name, None, family)[0][4][0])
     except socket.gaierror as error:
-        raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}): say master_addr=") from error
+        raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}); pass master_addr=") from error
 
 
 def free_port() -> int:

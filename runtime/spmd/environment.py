@@ -70,7 +70,7 @@ def _host_labels(spec: WorkerSpec) -> set[str]:
 def _check(hosts: Collection[int], extent: Extent, spec: WorkerSpec) -> None:
     if len(hosts) > len(set(hosts)) * spec.local_size:
         raise ValueError(
-            f"cannot tell the hosts of {dict(extent)}: its processes were spawned as "
-            f"{dict(zip(spec.world.labels, spec.world.sizes, strict=True))}, {spec.local_size} on a host. "
-            f"Say `hosts=`, the host of each rank, or call on a mesh that has the hosts' dimensions"
+            f"cannot determine the hosts of {dict(extent)}: its processes were spawned as "
+            f"{dict(zip(spec.world.labels, spec.world.sizes, strict=True))}, {spec.local_size} per host. "
+            "Pass `hosts=`, the host of each rank, or call a mesh that has the hosts' dimensions"
         )

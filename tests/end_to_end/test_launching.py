@@ -166,7 +166,7 @@ def test_numactl_stands_in_front(spawn_procs, tmp_path):
 def test_a_missing_numactl_is_named(spawn_procs, tmp_path):
     text = died(spawn_procs(env={"PATH": str(tmp_path)}, proc_bind=[{"membind": "0"}]))
     assert "exit code 127" in text
-    assert "cannot start 'numactl': it is not installed on this host, and proc_bind needs it" in text
+    assert "cannot start 'numactl': it is not installed on this host" in text
 
 
 # -- by which command ----------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_program_in_front_ends_with_its_worker_and_all_it_started(spawn_procs)
         (BootstrapCommand("/no/such/program"), ["exit code 127", "'/no/such/program': No such file or directory"]),
         (BootstrapCommand("no-such-program"), ["cannot start 'no-such-program': No such file or directory"]),
         (BootstrapCommand("/"), ["cannot start '/': Permission denied"]),
-        (BootstrapCommand("true"), ["exit code 0", "it ended before it was a worker; its command: true"]),
+        (BootstrapCommand("true"), ["exit code 0", "it exited before it became a worker; its command: true"]),
         (
             BootstrapCommand("sh", args=["-c", "echo 'no such device' >&2; exit 3"]),
             ["exit code 3", "its command: sh -c 'echo", "no such device"],
@@ -354,7 +354,7 @@ def test_another_interpreter(host, tmp_path, monkeypatch):
 def test_an_interpreter_without_packages(host, tmp_path):
     python = make_interpreter(tmp_path / "env", with_packages=False)
     text = died(host.with_python_executable(python).spawn_procs())
-    assert f"{python} has not what meshbook needs: No module named" in text
+    assert f"{python} lacks a package of meshbook: No module named" in text
 
 
 def test_an_interpreter_that_is_not_there(host):
@@ -490,7 +490,7 @@ def test_a_client_is_shut_down_for_good(run_script, runtime_dir):
     assert client.read_line() == "None"
     assert client.read_line() in ("SupervisionError", "ProcessDied")
     for _ in range(4):
-        assert client.read_line().startswith("shutdown_context() has ended meshbook in this process")
+        assert client.read_line().startswith("shutdown_context() has shut down meshbook in this process")
     assert client.process.wait(PATIENCE) == 0
 
 

@@ -203,7 +203,7 @@ def test_metrics_are_scraped_while_a_cell_runs_until_they_are_switched_off(stock
     assert f'meshbook_rank_activity{{{labels},rank="0"}} 0.0' in scrape(url)
     gate.touch()
     stock_notebook.wait(cell)
-    assert "served already" in stock_notebook.run_failing("%mesh metrics --prometheus 0").error["evalue"]
+    assert "already served at" in stock_notebook.run_failing("%mesh metrics --prometheus 0").error["evalue"]
     assert "no metrics are exported" in stock_notebook.run("%mesh metrics --off").stdout
     with pytest.raises(urllib.error.URLError):
         scrape(url)

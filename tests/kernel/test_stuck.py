@@ -237,7 +237,7 @@ def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_lo
     (mesh.folder / "go").touch()
     wait_until_seen(pid, is_in("init_process_group"))
     assert mesh.run("%mesh interrupt --break").stdout == (
-        "broke process groups (a process group that was being made): initialize them again\nranks 0-2 run no cell\n"
+        "broke process groups (a process group that was being created): initialize them again\nranks 0-2 run no cell\n"
     )
     assert run_once_free(mesh, "%%mesh 0\nkept").result == "[0] 0"
     (mesh.folder / "go").unlink()

@@ -105,7 +105,7 @@ def explain(machine: Machine, log: list[str], *, pid: int = 4711, readable: bool
             self._recent = log
 
         @property
-        def is_there(self) -> bool:
+        def is_readable(self) -> bool:
             return readable
 
     memory = OomDetector(Log(), machine.groups())
@@ -118,22 +118,23 @@ def explain(machine: Machine, log: list[str], *, pid: int = 4711, readable: bool
 def test_it_is_told_as_it_is_known(machine: Machine) -> None:
     job = machine.top / "job"
     told = explain(machine, OF_GROUP)
-    limit = f"out of memory: its cgroup {job} may use 512 MiB"
-    assert told.startswith(f"the operating system killed it, {limit}, and it had 101 MiB")
+    limit = f"(out of memory): its cgroup {job} may use 512 MiB"
+    assert told.startswith(f"the operating system killed it {limit}, and it used 101 MiB")
     told = explain(machine, OF_MACHINE, pid=4712)
-    assert told.startswith("the operating system killed it, out of memory: the machine has ")
-    assert "and it had 2.0 GiB; give it more" in told
+    assert told.startswith("the operating system killed it (out of memory): the machine has ")
+    assert "and it used 2.0 GiB; add memory" in told
     told = explain(machine, [], killed="job")
-    said = f"most likely the operating system killed it, {limit}, and it had up to 200 MiB"
+    said = f"probably the operating system killed it {limit}, and it used up to 200 MiB"
     assert told.startswith(said)
 
 
 @pytest.mark.parametrize(
     ("readable", "said"),
     [
-        (True, "from a person or a program; the operating system reports no process that it killed out of memory"),
-        (False, "from a person or a program, or from the operating system, out of memory (see dmesg)"),
+        (True, "; the kernel's log has no out-of-memory kill of this process"),
+        (False, ", or the operating system was out of memory (see dmesg)"),
     ],
 )
 def test_nothing_is_known(machine: Machine, readable: bool, said: str) -> None:
-    assert explain(machine, OF_MACHINE, readable=readable) == f"it came from outside meshbook: {said}"
+    told = explain(machine, OF_MACHINE, readable=readable)
+    assert told == f"a user or a program outside meshbook sent the signal{said}"

@@ -110,7 +110,7 @@ def test_a_host_without_such_an_address(monkeypatch: pytest.MonkeyPatch) -> None
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(OSError, match=r"has no IPv6 address .* say master_addr="):
+    with pytest.raises(OSError, match=r"has no IPv6 address .* pass master_addr="):
         host_address("IPv6")
     with pytest.raises(ValueError, match="IPv5"):
         host_address("IPv5")

@@ -136,7 +136,7 @@ def test_on_one_host_all_are_local(cut: Cut) -> None:
 )
 def test_who_hides_the_hosts_is_told_what_to_do(cut: Cut) -> None:
     with pytest.raises(
-        ValueError, match=r"cannot tell the hosts of .* spawned as {'hosts': 2, 'gpus': 3}, 3 on a host"
+        ValueError, match=r"cannot determine the hosts of .* spawned as {'hosts': 2, 'gpus': 3}, 3 per host"
     ):
         hosts_of(cut(SPAWNED.region).extent, born(SPAWNED, 3))
 

@@ -67,7 +67,7 @@ class Deadline:
 def deadline_in(timeout: float) -> Deadline:
     """Return the deadline in `timeout` seconds. Raises TypeError or ValueError for an invalid one, such as None."""
     if timeout is None:
-        raise TypeError("a transfer needs a time limit: timeout is a number of seconds")
+        raise TypeError("timeout must be a number of seconds, not None")
     check_timeout(timeout)
     return Deadline(timeout)
 

@@ -56,16 +56,16 @@ class CudaIpcBackend:
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if not handle.device.startswith(gpu.CUDA):
-            return "the memory is not that of a GPU"
+            return "the memory is not on a GPU"
         if handle.process.system != self._system:
-            return "the owner is on another host, or in another namespace of processes"
+            return "the owner is on another host, or in another pid namespace"
         if handle.process.pid == os.getpid():
-            return "the owner lives in this very process, which CUDA IPC does not open for itself"
+            return "the owner is this process, and CUDA IPC works only between processes"
         offer = _unpack(handle)
         if offer.why_not:
             return offer.why_not
         if not gpu.is_in_use():
-            return "this process uses no GPU so far"
+            return "this process has not used a GPU yet"
         if gpu.number_here(handle.device) is None:
             return "that GPU is not visible to this process (CUDA_VISIBLE_DEVICES)"
         return ""
@@ -81,7 +81,7 @@ class CudaIpcBackend:
             offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
         except CudaError as error:
             offer = CudaIpcOffer(
-                why_not=f"the owner cannot share it ({error}); does torch use expandable_segments there?"
+                why_not=f"the owner cannot share it ({error}); check whether torch uses expandable_segments there"
             )
         return msgspec.msgpack.encode(offer)
 
@@ -116,7 +116,7 @@ class CudaIpcBackend:
             self._driver().copy(number, to, source, size)
         except CudaError as error:
             self._memory.check(job.handle)  # report a drop rather than its consequence
-            raise TransferError(f"the GPU did not move {size:,} bytes of {job.handle.actor}: {error}") from error
+            raise TransferError(f"the GPU failed to copy {size:,} bytes of {job.handle.actor}: {error}") from error
 
     @contextlib.contextmanager
     def _opened(self, handle: BufferHandle, number: int) -> Iterator[int]:
@@ -127,7 +127,7 @@ class CudaIpcBackend:
             try:
                 base, is_first = stack.enter_context(self._imports.use(allocation, buffer))
             except CudaError as error:
-                raise Unsuitable(f"CUDA does not open the owner's memory here ({error})") from error
+                raise Unsuitable(f"CUDA cannot open the owner's memory here ({error})") from error
             if is_first:
                 self._follow(handle)
             yield base
@@ -146,16 +146,16 @@ class CudaIpcBackend:
         try:
             self._driver().close(allocation[0], address)
         except CudaError as error:  # no caller waits for this
-            logger.warning("memory of another process's GPU could not be closed: %s", error)
+            logger.warning("GPU memory of another process could not be closed: %s", error)
 
 
 def _unpack(handle: BufferHandle) -> CudaIpcOffer:
     packed = handle.offers.get(CudaIpcBackend.name)
-    return CudaIpcOffer(why_not="its owner offers nothing for it") if packed is None else _decoder.decode(packed)
+    return CudaIpcOffer(why_not="the owner offers no CUDA IPC handle") if packed is None else _decoder.decode(packed)
 
 
 _decoder = msgspec.msgpack.Decoder(CudaIpcOffer)
 
 
 def _tell(job: TransferJob, done: int) -> str:
-    return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} are done)"
+    return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} done)"

@@ -31,7 +31,7 @@ class HostAgentBackend:
         if handle.agent is None:
             return "the owner has no host agent"
         if handle.is_on_gpu or local not in (None, CPU):
-            return "the memory is that of a GPU"
+            return "the memory is on a GPU"
         return self._lines.trouble(handle.agent)
 
     def read(self, job: TransferJob) -> None:
@@ -43,7 +43,7 @@ class HostAgentBackend:
             except ConnectionError as error:
                 last = str(error)
                 transfer.lines.check_living()
-        raise TransferError(f"the connection to the host agent of {job.handle.actor} broke {TRIES} times: {last}")
+        raise TransferError(f"the connection to the host agent of {job.handle.actor} failed {TRIES} times: {last}")
 
     def write(self, job: TransferJob) -> None:
         """Write without retries: bytes of a first attempt could reach the owner after those of a second."""
@@ -53,7 +53,7 @@ class HostAgentBackend:
         except ConnectionError as error:
             transfer.lines.check_living()
             where = f"to the host agent of {job.handle.actor}"
-            raise TransferError(f"the connection {where} broke during a write: {error}") from error
+            raise TransferError(f"the connection {where} failed during a write: {error}") from error
 
     def _begin(self, job: TransferJob, verb: str, preposition: str) -> _AgentTransfer:
         assert job.handle.agent is not None
@@ -125,4 +125,4 @@ class _AgentTransfer:
 
     def _tell(self) -> str:
         what = self._verb.format(f"{self._job.local.size:,} bytes")
-        return f"{what} {self._job.handle.actor} by its host agent ({self._done:,} are done)"
+        return f"{what} {self._job.handle.actor} by its host agent ({self._done:,} done)"

@@ -60,7 +60,7 @@ class MessageBackend:
 
         def take(start: int, size: int, answer: Any) -> None:
             if answer != "ok":
-                only_read = TransferError(f"the memory of {job.handle.actor} can only be read")
+                only_read = TransferError(f"the memory of {job.handle.actor} is read-only")
                 raise dropped(job.handle) if answer == "dropped" else only_read
 
         self._move(job, ask, take)
@@ -94,7 +94,7 @@ class MessageBackend:
                 with contextlib.suppress(TimeoutError):
                     future.wait_here(min(LOOK_SECONDS, job.deadline.left))
         except SupervisionError as error:
-            raise OwnerGone(f"{handle.actor} ({handle.owner.node}) does not answer any more: {error}") from error
+            raise OwnerGone(f"{handle.actor} ({handle.owner.node}) no longer answers: {error}") from error
 
     def _call(self, job: TransferJob, endpoint: str, offset: int, what: Any) -> Future[Any]:
         reply_handler = PerRank(1)
@@ -114,4 +114,4 @@ class MessageBackend:
 
 def _tell(job: TransferJob, done: int) -> str:
     what = f"{job.local.size:,} bytes by messages from or to {job.handle.actor}"
-    return f"moving {what}, whose process has to take part ({done:,} are done),"
+    return f"moving {what}, whose process must answer ({done:,} done),"

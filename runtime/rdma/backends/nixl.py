@@ -58,7 +58,7 @@ class NixlBackend:
         if local is not None and not _is_reached(local):
             return f"NIXL does not reach memory of {local}"
         if (packed := handle.offers.get(self.name)) is None:
-            return "its owner does not offer it: it is no worker, or has no RDMA NIC or no NIXL (meshbook[rdma])"
+            return "the owner does not offer it: it is not a worker, or has no RDMA NIC or no NIXL (meshbook[rdma])"
         return unpack(packed).why
 
     def why_not(self) -> str:
@@ -86,7 +86,7 @@ class NixlBackend:
             packed = offer.result(REGISTERING).pack()
         except (NixlError, TransferError, TimeoutError) as error:
             why = str(error) or f"it was not done after {REGISTERING:g} s"
-            return NixlOffer(why=f"NIXL cannot be used where its owner is: {why}").pack()
+            return NixlOffer(why=f"the owner cannot use NIXL: {why}").pack()
         with self._lock:
             self._lent[lease.number] = local
         return packed
@@ -146,7 +146,7 @@ class NixlBackend:
             try:
                 agent = NixlAgent(f"{self._node.run}/{self._node.address.node}/{self._node.incarnation}")
             except NixlError as error:
-                why = f"NIXL could not be started here ({error}; UCX_LOG_LEVEL=info tells more)"
+                why = f"NIXL failed to start here ({error}; set UCX_LOG_LEVEL=info for details)"
                 with self._lock:
                     self._why_not = why
                 raise NixlError(why) from error

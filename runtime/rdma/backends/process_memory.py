@@ -35,8 +35,8 @@ class ProcessMemoryBackend:
         if not process.is_available():
             return "this system has no Cross Memory Attach"
         if handle.process.system != self._system:
-            return "the owner is on another host, or in another namespace of processes"
-        return "the memory is that of a GPU" if handle.is_on_gpu or local not in (None, CPU) else ""
+            return "the owner is on another host, or in another pid namespace"
+        return "the memory is on a GPU" if handle.is_on_gpu or local not in (None, CPU) else ""
 
     def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
@@ -66,7 +66,7 @@ class ProcessMemoryBackend:
         try:
             return self._in_progress.at(lease, job.deadline.left)
         except OSError as error:
-            why = f"no word can be left for the owner in {lease.folder} ({error.strerror})"
+            why = f"cannot mark the transfer for the owner in {lease.folder} ({error.strerror})"
             raise Unsuitable(why, error) from error
 
     def check(self, handle: BufferHandle) -> None:
@@ -123,7 +123,7 @@ def _read_word(handle: BufferHandle) -> int:
 
 def _tell(job: TransferJob, done: int, *, is_write: bool) -> str:
     verb, prep = ("writing", "to") if is_write else ("reading", "from")
-    return f"{verb} {job.local.size:,} bytes {prep} {job.handle.actor} by process memory ({done:,} are done)"
+    return f"{verb} {job.local.size:,} bytes {prep} {job.handle.actor} by process memory ({done:,} done)"
 
 
 def _explain(handle: BufferHandle, error: OSError) -> Exception:
@@ -131,12 +131,12 @@ def _explain(handle: BufferHandle, error: OSError) -> Exception:
     if isinstance(error, ProcessLookupError):
         return gone(handle)
     if error.errno in NOT_ALLOWED:
-        return Unsuitable(f"this process may not reach the owner's memory ({error.strerror})")
+        return Unsuitable(f"this process is not permitted to access the owner's memory ({error.strerror})")
     if handle.process.has_ended:
         return gone(handle)
     if error.errno == errno.EFAULT:
         where = f"{handle.address:#x} in {handle.owner.node} (pid {handle.process.pid})"
-        return TransferError(f"the memory of {handle.actor} at {where} is not mapped there any more: {error.strerror}")
+        return TransferError(f"the memory of {handle.actor} at {where} is no longer mapped: {error.strerror}")
     return TransferError(f"the memory of {handle.actor} cannot be reached: {error}")
 
 
@@ -149,7 +149,8 @@ def check_lease(handle: BufferHandle, word: int) -> None:
 def dropped(handle: BufferHandle) -> BufferDropped:
     """Return the error for an ended lease."""
     return BufferDropped(
-        f"the buffer of {handle.size:,} bytes of {handle.actor} was dropped, or its actor has ended: ask for a new one"
+        f"the buffer of {handle.size:,} bytes of {handle.actor} was dropped, or its actor has ended; "
+        "get a new buffer from its owner"
     )
 
 

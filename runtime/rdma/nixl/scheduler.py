@@ -54,7 +54,7 @@ class TransferScheduler:
             try:
                 self._begin()
             except RuntimeError as error:  # too many threads
-                settle(outcome, TransferError(f"the thread for it cannot be started: {error}"))
+                settle(outcome, TransferError(f"cannot start the thread of NIXL: {error}"))
                 return
             self._new.put((supervisor, outcome))  # under the lock: an entry after the final None would wait forever
 
@@ -124,4 +124,4 @@ def settle(outcome: Future[Any], error: BaseException | None) -> None:
 
 
 def _leaving() -> TransferError:
-    return TransferError("this process is about to leave, and moves no data any more")
+    return TransferError("this process is leaving the run and moves no more data")

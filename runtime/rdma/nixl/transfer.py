@@ -49,7 +49,7 @@ class TransferContext:
             except NixlError as error:
                 peer.is_broken, why = True, str(error)
         yield from self._wait_for_news(job)
-        raise Unsuitable(f"NIXL does not get there{' any more' if peer.has_answered else ''}: {why}")
+        raise Unsuitable(f"NIXL {'no longer reaches' if peer.has_answered else 'does not reach'} the owner: {why}")
 
     def _wait_for_news(self, job: TransferJob) -> Course:
         patience = Deadline(min(NEWS, job.deadline.left))
@@ -124,7 +124,7 @@ class _NixlTransfer:
         """Run one request to its very end: until then bytes may arrive, whether or not a thread waits for them."""
         self.job.deadline.check(lambda: what(self.job))
         if self.outcome.done():
-            raise TransferError("nobody waits for it any more")
+            raise TransferError("its caller no longer waits for it")
         agent, first = self.mover.agent, Deadline(min(FIRST_ANSWER, self.job.deadline.left / 2))
         request = agent.begin(self.offer.agent, here, there, is_write=is_write)
         self.peer.under_way += 1
@@ -150,7 +150,7 @@ class _NixlTransfer:
         if self.mover.has_ended(self.job.handle):
             settle(self.outcome, gone(self.job.handle))
         elif not self.peer.has_answered and not first.left:
-            settle(self.outcome, Unsuitable(f"NIXL got no answer from there within {first.seconds:.1f} s"))
+            settle(self.outcome, Unsuitable(f"NIXL got no answer from the owner within {first.seconds:.1f} s"))
 
 
 def what(job: TransferJob) -> str:

@@ -145,7 +145,7 @@ def test_ranks_that_wait_for_one_that_does_not_come_are_freed(spawn_procs, missi
     # The others are a step further than rank 0, if that is there: they wait for what it or the missing one puts there.
     where = ("_create_c10d_store", "_agree_on_next", "_new_process_group_helper")
     aborted = abort_stuck(procs.spawn("watchers", Rank).slice(gpus=here), *where)
-    assert ["a process group that was being made"] in [what for _, what in aborted]
+    assert ["a process group that was being created"] in [what for _, what in aborted]
     assert all("DistNetworkError" in why for _, why in stuck.get(PATIENCE).values())
 
 

@@ -184,7 +184,7 @@ def test_a_broadcast_reads_each_host_once(spawn):
     stopped = pids(probe)[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
-        with pytest.raises(TransferError, match=r"3 of 4 ranks, and not to\n +rank 0"):
+        with pytest.raises(TransferError, match=r"3 of 4 ranks, but not\n +rank 0"):
             buffer.broadcast_to(procs, timeout=2.5).get(PATIENCE)
     finally:
         os.kill(stopped, signal.SIGCONT)
@@ -388,9 +388,9 @@ def test_hosts_that_are_shut_down(session: Session):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["/no/such/program"], "host bad: its command cannot be started: .*No such file"),
-        (["sh", "-c", "echo the reason >&2; exit 3", "sh"], "host bad: its agent did not come up; .*\n    the reason"),
-        (["sh", "-c", "echo hello"], "host bad: its agent did not come up"),
+        (["/no/such/program"], "host bad: cannot run its command: .*No such file"),
+        (["sh", "-c", "echo the reason >&2; exit 3", "sh"], "host bad: its agent did not start; .*\n    the reason"),
+        (["sh", "-c", "echo hello"], "host bad: its agent did not start"),
     ],
     ids=["no command", "one that ends", "another answer"],
 )

@@ -84,7 +84,7 @@ def test_a_rank_that_is_killed_out_of_memory(limited: Path, run_script: Any) -> 
     hint = script.read_line()
     assert "the operating system killed it, out of memory: its cgroup " in hint
     assert f"{limited.name} may use 600 MiB" in hint
-    assert "give it more, run fewer ranks on this host, or let each hold less" in hint
+    assert "add memory, run fewer ranks on this host" in hint
     assert script.read_line() == "[1]"
     assert script.process.wait(PATIENCE) == 0
     psutil.wait_procs(family, timeout=PATIENCE)  # its cgroup goes with the last of them
@@ -121,5 +121,5 @@ def test_who_is_killed_by_a_person_had_memory(spawn_procs: Any) -> None:
     os.kill(probe.run.call_one(speak).get(PATIENCE), 9)
     with pytest.raises(ProcessDied) as caught:
         probe.run.call_one(speak).get(PATIENCE)
-    assert caught.value.report.hint.startswith("it came from outside meshbook: from a person or a program")
+    assert caught.value.report.hint.startswith("a user or a program outside meshbook sent the signal")
     assert caught.value.report.stderr == ("said before",)

@@ -93,7 +93,7 @@ def test_a_killed_worker(spawn_procs):
         assert f"Killed(sig=9) (SIGKILL, {error.report.node}, pid {killed.pid})" in str(error)
         assert "Endpoint call probe.run() failed" in str(error)
         assert error.report.stderr == ("through Python", "past Python")
-        assert "it came from outside meshbook" in str(error)
+        assert "outside meshbook sent the signal" in str(error)
     late = probe.run.call_each(os.getpid)
     assert late[1].done()
     assert died(late[1]).report.pid == killed.pid

@@ -30,7 +30,7 @@ OTHER = SampledThread("MainThread", False, ())
         (Observation(1, "R"), "holds the GIL in C (computes)"),
         (Observation(1, "S", "futex_wait_queue", (HOLDER,)), "holds the GIL in C (waits in futex_wait_queue)"),
         (Observation(1, "S", "0"), "holds the GIL in C (waits)"),
-        (Observation(1, "S", "ep_poll", (OTHER,)), "its threads do not come to answer"),
+        (Observation(1, "S", "ep_poll", (OTHER,)), "its threads do not respond"),
     ],
 )
 def test_why_a_rank_does_not_answer(seen: Observation, said: str) -> None:

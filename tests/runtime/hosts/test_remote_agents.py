@@ -24,4 +24,4 @@ def test_an_errand_that_fails_keeps_no_other_from_being_done(caplog: Any) -> Non
     others.run(lambda: cast("Any", None).call())
     others.run(lambda: done.put("done"))
     assert done.get(timeout=PATIENCE) == "done"
-    assert caplog.messages == ["an errand for other hosts could not be done"]
+    assert caplog.messages == ["a task for other hosts failed"]

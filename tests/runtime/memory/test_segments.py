@@ -172,27 +172,27 @@ def test_who_was_taken_for_ended_gives_nothing_back_of_who_came_after_him(pool, 
 def test_a_message_is_opened_once(pool, mappings):
     (reference,) = lend(pool)
     mappings.open(reference, LENGTHS)
-    with pytest.raises(OSError, match="taken it back"):
+    with pytest.raises(OSError, match="withdrawn it"):
         mappings.open(reference, LENGTHS)
 
 
 def test_a_descriptor_that_is_another_segment_by_now_is_refused(pool, mappings):
     (reference,) = lend(pool)
-    with pytest.raises(OSError, match="another segment is there"):
+    with pytest.raises(OSError, match="another segment has replaced it"):
         mappings.open(msgspec.structs.replace(reference, token=reference.token + 2), LENGTHS)
 
 
 def test_a_message_for_another_process_is_refused(pool, mappings):
     (reference,) = lend(pool)
     stranger = ProcessMark(1, 1, "another")
-    with pytest.raises(OSError, match="was here before"):
+    with pytest.raises(OSError, match="to an earlier process"):
         mappings.open(msgspec.structs.replace(reference, reader=stranger), LENGTHS)
 
 
 def test_what_nobody_has_seen_can_be_had_back(pool, mappings):
     (reference,) = lend(pool)
     assert [bytes(part) for part in pool.parts_of(reference, LENGTHS)] == [bytes(part) for part in PARTS]
-    with pytest.raises(OSError, match="taken it back"):
+    with pytest.raises(OSError, match="withdrawn it"):
         mappings.open(reference, LENGTHS)
 
 

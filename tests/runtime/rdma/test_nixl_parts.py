@@ -198,7 +198,7 @@ def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytes
     world = World(100)
     world.run(np.zeros(100, np.uint8))
     world.agent.before = fail
-    with pytest.raises(Unsuitable, match="does not get there any more: no route"):
+    with pytest.raises(Unsuitable, match="no longer reaches the owner: no route"):
         world.run(np.zeros(100, np.uint8))
 
 
@@ -294,7 +294,7 @@ def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "is_installed", lambda: True)
     assert refusal(msgspec.structs.replace(handle, owner=ours.address)) == "the owner is this process"
     assert refusal(handle, "mps:0") == "NIXL does not reach memory of mps:0"
-    assert "its owner does not offer it" in refusal(handle)
+    assert "the owner does not offer it" in refusal(handle)
     failed = {"nixl": NixlOffer(why="it cannot be registered there").pack()}
     assert refusal(msgspec.structs.replace(handle, offers=failed)) == "it cannot be registered there"
     assert refusal(msgspec.structs.replace(handle, offers={"nixl": NixlOffer("peer", 1).pack()})) == ""

@@ -168,11 +168,11 @@ def test_mistakes_are_told_at_once() -> None:
         (lambda: action.read_remote(buffer, data), TypeError, "src is a ndarray, not an RDMABuffer"),
         (lambda: action.write_remote(data, buffer), TypeError, "dst is a ndarray, not an RDMABuffer"),
         (lambda: action.write_remote(buffer, buffer), TypeError, "src is an RDMABuffer"),
-        (lambda: action.write_remote(buffer, 3), TypeError, "src is a int"),
-        (lambda: action.read_remote(data[:3], buffer), ValueError, "dst has 12 bytes, and the buffer src has 64"),
+        (lambda: action.write_remote(buffer, 3), TypeError, "src must be .* not a int"),
+        (lambda: action.read_remote(data[:3], buffer), ValueError, "dst has 12 bytes, but the buffer src has 64"),
         (lambda: action.write_remote(buffer, np.zeros(17, np.float32)), ValueError, "src has 68 bytes"),
         (lambda: action.write_remote(buffer, np.zeros((4, 8))[:, ::2]), ValueError, "not contiguous"),
-        (lambda: action.read_remote(bytes(64), buffer), ValueError, "only be read"),
+        (lambda: action.read_remote(bytes(64), buffer), ValueError, "read-only"),
         (lambda: action.submit(timeout=-1), ValueError, "zero or more"),
         (lambda: action.fetch_add(buffer, data, 1), NotImplementedError, "endpoint"),
         (lambda: action.compare_and_swap(buffer, data, 1, 2), NotImplementedError, "endpoint"),
@@ -181,7 +181,7 @@ def test_mistakes_are_told_at_once() -> None:
             wrong()
     assert action.submit().get() is None  # nothing of these is in it
     action.read_remote(np.zeros(16, np.float32), buffer).write_remote(buffer, data)
-    with pytest.raises(ValueError, match=r"operation 3, read_remote.*operation 2, write_remote"):
+    with pytest.raises(ValueError, match=r"operation 3 .*operation 2 "):
         action.read_remote(data, buffer)
     action.submit().get()
     buffer.drop().get()

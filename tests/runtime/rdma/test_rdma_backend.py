@@ -78,4 +78,4 @@ def test_it_is_forbidden_and_told_once_where_it_is_between_hosts(way: str, syste
         fallback.note(way, handle)
         fallback.note(way, handle)
     assert [each.category for each in caught] == [RDMATcpFallbackWarning] * is_by_tcp
-    assert all("trainer on a goes by TCP" in str(each.message) for each in caught)
+    assert all("trainer on a moves over TCP" in str(each.message) for each in caught)

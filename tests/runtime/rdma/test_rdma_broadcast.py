@@ -273,7 +273,7 @@ def test_all_ranks_have_the_array_and_the_pages_are_used_again(procs: ProcMesh) 
     copies.item(gpus=2).read_into(landed).get()  # the one that is as it was
     assert int(landed.sum()) == held
     buffer.drop().get()
-    with pytest.raises(meshbook.ActorError, match=r"no copy in this process: buffer\.broadcast_to"):
+    with pytest.raises(meshbook.ActorError, match=r"no copy in this process.* buffer\.broadcast_to"):
         readers.look.call(buffer).get()
     assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # who has an array of it keeps it
 
@@ -283,17 +283,17 @@ def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
     targets = readers.lend.call().get()
     RDMABuffer(np.full(50, 2, np.int32)).broadcast_to(targets).get()
     assert list(readers.sum_of_own.call().get().values()) == [100] * 3
-    with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, and 404 are broadcast"):
+    with pytest.raises(ValueError, match="the buffer of rank 0 has 400 bytes, but 404 are broadcast"):
         RDMABuffer(np.zeros(101, np.int32)).broadcast_to(targets)
     frozen = ValueMesh.of(targets.extent, [RDMABuffer(bytes(4))] * 3)
-    with pytest.raises(ValueError, match="the buffer of rank 0 can only be read"):
+    with pytest.raises(ValueError, match="the buffer of rank 0 is read-only"):
         RDMABuffer(np.zeros(1, np.int32)).broadcast_to(frozen)
-    with pytest.raises(TypeError, match="not a HostMesh: spawn_procs"):
+    with pytest.raises(TypeError, match="not a HostMesh"):
         RDMABuffer(np.zeros(1)).broadcast_to(this_host())
-    with pytest.raises(TypeError, match="in this one is a int"):
+    with pytest.raises(TypeError, match="contains a int"):
         RDMABuffer(np.zeros(1)).broadcast_to(ValueMesh.of(procs.extent, [1, 2, 3]))
     targets.item(gpus=1).drop().get()
-    with pytest.raises(BufferDropped, match=r"2 of 3 ranks, and not to\n +rank 1 \{'gpus': 1/3\} on .*dropped"):
+    with pytest.raises(BufferDropped, match=r"2 of 3 ranks, but not\n +rank 1 \{'gpus': 1/3\} on .*dropped"):
         RDMABuffer(np.full(50, 3, np.int32)).broadcast_to(targets).get()
     assert list(readers.sum_of_own.call().get().values()) == [150, 100, 150]
 
@@ -319,12 +319,12 @@ def test_who_is_dead_or_stopped_is_named_and_the_others_have_it() -> None:
     buffer = RDMABuffer(np.full(1000, 5, np.int32))
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        with pytest.raises(TransferError, match=r"2 of 3 ranks, and not to\n +rank 0 .*no answer after 1 s"):
+        with pytest.raises(TransferError, match=r"2 of 3 ranks, but not\n +rank 0 .*no answer after 1 s"):
             buffer.broadcast_to(procs, timeout=1).get()
     finally:
         os.kill(pids[0], signal.SIGCONT)
     os.kill(pids[2], signal.SIGKILL)
-    with pytest.raises(TransferError, match=r"2 of 3 ranks, and not to\n +rank 2 .*SIGKILL"):
+    with pytest.raises(TransferError, match=r"2 of 3 ranks, but not\n +rank 2 .*SIGKILL"):
         buffer.broadcast_to(procs).get()
     assert [reader.look.call_one(buffer).get()[2] for reader in (readers.slice(gpus=rank) for rank in (0, 1))] == [
         5000

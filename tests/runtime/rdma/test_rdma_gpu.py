@@ -205,12 +205,12 @@ def test_the_gpu_copies_from_and_to_where_the_buffer_lies(played: Played) -> Non
 def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) -> None:
     landed, job = played.job(20)
     played.driver.fails = "out of luck"
-    with pytest.raises(Unsuitable, match=r"does not open .*out of luck"):
+    with pytest.raises(Unsuitable, match=r"cannot open .*out of luck"):
         played.way.read(job)
     played.driver.fails = ""
     played.way.read(job)
     played.driver.fails = "out of luck"
-    with pytest.raises(TransferError, match=r"did not move 20 bytes of owner: out of luck"):
+    with pytest.raises(TransferError, match=r"failed to copy 20 bytes of owner: out of luck"):
         played.way.read(job)
     played.leases.end(played.lease.number)
     played.driver.fails = ""
@@ -223,11 +223,11 @@ def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) 
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ({"device": "cpu"}, "not that of a GPU"),
-        ({"process": own_mark()}, "this very process"),
+        ({"device": "cpu"}, "not on a GPU"),
+        ({"process": own_mark()}, "the owner is this process"),
         ({"process": msgspec.structs.replace(own_mark(), pid=1, system="other")}, "another host"),
         ({"device": "cuda:other"}, "not visible to this process"),
-        ({"offers": {}}, "offers nothing"),
+        ({"offers": {}}, "offers no CUDA IPC handle"),
         ({"offers": {"cuda ipc": msgspec.msgpack.encode(CudaIpcOffer(why_not="for a reason"))}}, "for a reason"),
         ({}, ""),
     ],
@@ -242,7 +242,7 @@ def test_it_says_why_it_does_not_lead_there(played: Played, change: dict[str, An
 def test_memory_that_cannot_be_shared_says_so_in_its_handle(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     played.driver.fails = "invalid argument"
     another = msgspec.structs.replace(played.handle(), process=msgspec.structs.replace(own_mark(), pid=1))
-    assert "cannot share it (invalid argument); does torch use expandable_segments" in played.way.refusal(another, None)
+    assert "cannot share it (invalid argument)" in played.way.refusal(another, None)
     assert played.way.offer(replace(played.local, device="cpu"), played.lease) is None
 
 
@@ -259,7 +259,7 @@ class HostWay:
         self.memory = memory
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        return "" if local in (None, "cpu") or self.name == "message" else "the memory is that of a GPU"
+        return "" if local in (None, "cpu") or self.name == "message" else "the memory is on a GPU"
 
     def read(self, job: TransferJob) -> None:
         job.local.view()[:] = self.memory[job.offset : job.offset + job.local.size]
@@ -298,7 +298,7 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
 def test_from_gpu_to_gpu_by_messages_is_warned_of_once(played: Played) -> None:
     fallback = Fallback(lambda: "here")
     for is_write, kind in ((False, RDMAReadTransferWarning), (True, RDMAWriteTransferWarning)):
-        with pytest.warns(kind, match="owner on m.0 goes through memory of both CPUs"):
+        with pytest.warns(kind, match="owner on m.0 moves through CPU memory"):
             fallback.note_gpu("message", played.handle(), is_write=is_write)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

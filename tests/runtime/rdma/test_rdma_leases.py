@@ -153,7 +153,7 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
         moving.close()
         assert leases_in_use(tmp_path) == {7}
     assert leases_in_use(tmp_path) == set()
-    with pytest.raises(TransferError, match="moves no data any more"):
+    with pytest.raises(TransferError, match="moves no more data"):
         moving.at(lease, 1)
 
 

@@ -98,9 +98,9 @@ def closed() -> Any:
         (lambda: np.array([1, "a"], object), TypeError, "Python objects"),
         (lambda: (ctypes.py_object * 2)(), TypeError, "Python objects"),
         (closed, ValueError, "closed"),
-        (lambda: [1, 2], TypeError, "data is a list"),
-        (lambda: pa.array([1, 2]), TypeError, r"data is a Int64Array: .* such as its to_numpy\(\)"),
-        (lambda: "text", TypeError, "data is a str"),
+        (lambda: [1, 2], TypeError, "data must be .* not a list"),
+        (lambda: pa.array([1, 2]), TypeError, r"data must be a tensor, .* not a Int64Array; pass its to_numpy\(\)"),
+        (lambda: "text", TypeError, "data must be .* not a str"),
     ],
 )
 def test_what_is_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:

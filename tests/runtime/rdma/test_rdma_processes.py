@@ -313,7 +313,7 @@ def test_memory_that_is_dropped_in_the_midst_is_kept_until_then(owner: Any, smal
     assert found == [False, True]
     owner.wait_dropped.call_one().get(PATIENCE)
     assert not owner.is_kept.call_one().get(PATIENCE)
-    with pytest.raises(BufferDropped, match="ask for a new one"):
+    with pytest.raises(BufferDropped, match="get a new buffer"):
         move(np.zeros(SIZE, np.uint8)).get(PATIENCE)
 
 
@@ -388,7 +388,7 @@ def test_memory_of_an_actor_that_ends_in_the_midst_is_kept_until_then(
 def test_memory_that_is_not_there_any_more(mortal: Any) -> None:
     buffer = mortal.lend_unmapped.call_one().get(PATIENCE)
     for move in (buffer.read_into, buffer.write_from):
-        with pytest.raises(TransferError, match="is not mapped there any more"):
+        with pytest.raises(TransferError, match="is no longer mapped"):
             move(np.zeros(SIZE, np.uint8)).get(PATIENCE)
 
 
@@ -396,7 +396,10 @@ def test_a_process_that_may_not_reach_the_owner_goes_another_way(mortal: Any, pe
     mortal.be_private.call_one().get(PATIENCE)
     is_right, explained = peer.read_without_privilege.call_one(lend(mortal)).get(PATIENCE)
     assert is_right
-    assert "   process memory  this process may not reach the owner's memory (Operation not permitted)" in explained
+    assert (
+        "   process memory  this process is not permitted to access the owner's memory (Operation not permitted)"
+        in explained
+    )
 
 
 def test_a_disk_that_is_full(mortal: Any, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
@@ -439,17 +442,22 @@ def test_a_transfer_that_is_cancelled_stops(owner: Any, small_pieces: None) -> N
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        ((np.zeros(7, np.uint8),), {}, ValueError, "dst has 7 bytes, and 8 are read"),
-        ((np.zeros((8, 2), np.uint8)[:, 0],), {}, ValueError, "not contiguous .*: read into memory that is, and copy"),
-        ((b"12345678",), {}, ValueError, "dst can only be read"),
-        (("text",), {}, TypeError, "dst is a str"),
-        ((np.zeros(8, np.uint8), 1, 8), {}, ValueError, "bytes 1 to 9 are not all inside the buffer"),
-        ((np.zeros(8, np.uint8), -1), {}, ValueError, "not all inside"),
-        ((np.zeros(8, np.uint8), 0, -1), {}, ValueError, "not all inside"),
+        ((np.zeros(7, np.uint8),), {}, ValueError, "dst has 7 bytes, but 8 are to be read"),
+        (
+            (np.zeros((8, 2), np.uint8)[:, 0],),
+            {},
+            ValueError,
+            "not contiguous .*; read into contiguous memory",
+        ),
+        ((b"12345678",), {}, ValueError, "dst is read-only"),
+        (("text",), {}, TypeError, "dst must be .* not a str"),
+        ((np.zeros(8, np.uint8), 1, 8), {}, ValueError, "bytes 1 to 9 exceed the buffer"),
+        ((np.zeros(8, np.uint8), -1), {}, ValueError, "exceed the buffer"),
+        ((np.zeros(8, np.uint8), 0, -1), {}, ValueError, "exceed the buffer"),
         ((np.zeros(8, np.uint8), 1.5), {}, TypeError, "float"),
         ((np.zeros(8, np.uint8),), {"timeout": -1}, ValueError, "zero or more"),
         ((np.zeros(8, np.uint8),), {"timeout": float("nan")}, ValueError, "finite"),
-        ((np.zeros(8, np.uint8),), {"timeout": None}, TypeError, "needs a time limit"),
+        ((np.zeros(8, np.uint8),), {"timeout": None}, TypeError, "must be a number of seconds"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(
@@ -463,11 +471,11 @@ def test_what_cannot_work_is_refused_at_once(
 
 def test_writes_that_do_not_fit(session: Session) -> None:
     buffer = RDMABuffer(bytearray(8))
-    with pytest.raises(ValueError, match="bytes 0 to 9 are not all inside"):
+    with pytest.raises(ValueError, match="bytes 0 to 9 exceed the buffer"):
         buffer.write_from(bytes(9))
-    with pytest.raises(ValueError, match="src has 3 bytes, and 4 are to be written"):
+    with pytest.raises(ValueError, match="src has 3 bytes, but 4 are to be written"):
         buffer.write_from(bytes(3), 0, 4)
-    with pytest.raises(ValueError, match="can only be read: its owner may not write to it"):
+    with pytest.raises(ValueError, match="is read-only"):
         RDMABuffer(b"12345678").write_from(bytes(8))
 
 
@@ -485,5 +493,5 @@ def test_a_copy_within_the_process_where_both_overlap(session: Session) -> None:
 def test_a_forked_child_is_told_that_it_moves_no_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a copy of the memory, and of the page on which its parent says what it is at."""
     monkeypatch.setattr(session.node.data_plane, "pid", os.getppid())
-    with pytest.raises(RuntimeError, match="was forked from one of the run"):
+    with pytest.raises(RuntimeError, match="it was forked from"):
         RDMABuffer(bytearray(8))

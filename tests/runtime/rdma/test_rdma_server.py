@@ -226,7 +226,7 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
         thread = threading.Thread(target=answer)
         thread.start()
         client.door = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.door.key)
-        with pytest.raises(Unsuitable, match="does not know the key"):
+        with pytest.raises(Unsuitable, match="does not have the key"):
             way.read(job(memory, np.zeros(1, np.uint8)))
         thread.join()
 
@@ -456,7 +456,7 @@ def test_a_read_over_a_network_that_damages_everything_fails(
     memory: Memory, way: HostAgentBackend, relayed: Any
 ) -> None:
     relayed(to_server=False, at=None)
-    with pytest.raises(TransferError, match="broke 3 times: "):
+    with pytest.raises(TransferError, match="failed 3 times: "):
         way.read(job(memory, np.zeros(SIZE, np.uint8)))
 
 
@@ -526,7 +526,7 @@ def test_a_read_goes_on_where_its_connection_broke(
 
 def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
     memory.before = lambda number: next(iter(serving._lines)).interrupt()
-    with pytest.raises(TransferError, match="broke during a write"):
+    with pytest.raises(TransferError, match="failed during a write"):
         way.write(job(memory, np.zeros(SIZE, np.uint8)))
 
 
@@ -623,14 +623,14 @@ def test_where_none_will_lead_it_is_not_tried_again(
     memory: Memory, client: Client, way: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", Mock(side_effect=OSError(errno.EHOSTUNREACH, "No route to host")))
-    with pytest.raises(Unsuitable, match=r"No route to host.*is there a firewall"):
+    with pytest.raises(Unsuitable, match=r"No route to host.*check for a firewall"):
         way.read(job(memory, np.zeros(1, np.uint8)))
     assert "cannot be reached" in way.refusal(memory.handle(), None)
 
 
 def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgentBackend) -> None:
     client.ask = lambda reply_handler: None
-    with pytest.raises(TransferTimeout, match="has not answered"):
+    with pytest.raises(TransferTimeout, match="did not answer"):
         way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
 
 
@@ -698,7 +698,7 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
     way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
     assert not failures
     assert (data == memory.data).all()
-    assert "the memory server cannot take a connection: [Errno 24] Too many open files" in caplog.text
+    assert "the memory server cannot accept a connection: [Errno 24] Too many open files" in caplog.text
 
 
 def test_many_transfers_at_once(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:

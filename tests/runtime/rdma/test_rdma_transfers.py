@@ -99,9 +99,9 @@ def test_the_first_way_that_does_not_refuse() -> None:
     [
         ("here", "cpu", "cpu", ""),
         ("here", "cpu", None, ""),
-        ("there", "cpu", "cpu", "on another host, or in another namespace of processes"),
-        ("here", "cuda:1-2", "cpu", "that of a GPU"),
-        ("here", "cpu", "cuda:0", "that of a GPU"),
+        ("there", "cpu", "cpu", "on another host, or in another pid namespace"),
+        ("here", "cuda:1-2", "cpu", "on a GPU"),
+        ("here", "cpu", "cuda:0", "on a GPU"),
     ],
 )
 def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, local: str | None, words: str) -> None:
@@ -140,16 +140,16 @@ def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: i
 def test_ways_that_are_left_out() -> None:
     ways = [Memory("near"), Memory("far", refuses="too far")]
     chooser = BackendSelector(ways, ["far"])
-    with pytest.raises(TransferError, match=f"no way leads .*\n    near: {LEFT_OUT}\n    far: too far"):
+    with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {LEFT_OUT}\n    far: too far"):
         chooser.choose(handle_of(), None)
-    with pytest.raises(ValueError, match="names fat: the ways are near, far"):
+    with pytest.raises(ValueError, match="unknown names: fat; valid: near, far"):
         BackendSelector(ways, ["fat"])
 
 
 def test_a_handle_of_another_run_leads_nowhere() -> None:
     """It was pickled to a file; processes of this run have the same names."""
     chooser = BackendSelector([Memory("near")], run="new")
-    with pytest.raises(TransferError, match=r"is of another run \(old; this is new\): .* make a new one in this run"):
+    with pytest.raises(TransferError, match=r"belongs to another run \(old; this is new\)"):
         chooser.choose(handle_of(run="old"), None)
     assert chooser.explain(handle_of(run="old"), None) == []
     assert chooser.choose(handle_of(run="new"), None).name == "near"
@@ -158,7 +158,7 @@ def test_a_handle_of_another_run_leads_nowhere() -> None:
 def test_the_ways_as_text() -> None:
     verdicts = [BackendVerdict("same process", False, "no"), BackendVerdict("message", True, "")]
     lines = explain(handle_of(size=2048, is_writable=False), "on this host", verdicts).splitlines()
-    assert lines[0] == "2.0 kB of <Owner o> on owner, on this host: memory of the CPU, which can only be read"
+    assert lines[0] == "2.0 kB of <Owner o> on owner, on this host: memory of the CPU, read-only"
     assert lines[1] == "   same process  no"
     assert lines[2].startswith("-> message       the owner's process sends")
     assert "memory of GPU 1-2" in explain(handle_of(device="cuda:1-2"), "there", verdicts)
@@ -241,7 +241,7 @@ def test_an_unsuitable_way_is_tried_once(plane: Callable[..., Plane]) -> None:
 
 
 def test_no_way(plane: Callable[..., Plane]) -> None:
-    with pytest.raises(TransferError, match="no way leads"):
+    with pytest.raises(TransferError, match="no backend reaches"):
         plane(Memory("near", refuses="too far")).start().get(PATIENCE)
 
 
@@ -255,7 +255,7 @@ def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], si
         way.data[size - 1] += 1
 
     way.before = change
-    with pytest.raises(ChecksumMismatch, match="somebody wrote"):
+    with pytest.raises(ChecksumMismatch, match="written to during"):
         used.start(size, checksum=True).get(PATIENCE)
 
 
@@ -307,7 +307,7 @@ def test_whoever_waits_when_a_process_leaves_its_run_gets_an_error(plane: Callab
     stuck.entered.get(timeout=PATIENCE)  # type: ignore[attr-defined]
     used.transfers.close()
     for each in (future, used.start()):
-        with pytest.raises(TransferError, match="part in the run is over"):
+        with pytest.raises(TransferError, match="has left the run"):
             each.get(PATIENCE)
 
 

@@ -261,7 +261,7 @@ threading.Event().wait()
 """
     code, out, err = run(folder, source)
     assert code == 1, err
-    assert out.startswith("nothing handled a failure, which ends this process: "), out
+    assert out.startswith("an unhandled failure ends this process: "), out
     assert "mortal" in out
 
 
@@ -290,7 +290,7 @@ def test_32_a_client_is_shut_down_once_and_for_all(folder: Path) -> None:
     assert code == 0, err
     lines = out.splitlines()
     assert lines[:2] == ["4 None []"] * 2, "agent, fork server and two workers"
-    refused = "shutdown_context() has ended meshbook in this process, where it cannot be started again"
+    refused = "shutdown_context() has shut down meshbook in this process"
     assert [line.partition(":")[0] for line in lines[2:6]] == [refused] * 4
     assert lines[6:] == ["[]", "the exit handler ran"]
 

@@ -77,7 +77,7 @@ def test_prometheus_scrapes_what_is_known(metrics: MetricsExport) -> None:
 def test_an_endpoint_ends_and_begins_again(metrics: MetricsExport) -> None:
     first = metrics.serve(0)
     assert metrics.status() == [f"Prometheus: {first}"]
-    with pytest.raises(MetricsError, match=r"served already, at http://127\.0\.0\.1:"):
+    with pytest.raises(MetricsError, match=r"already served at http://127\.0\.0\.1:"):
         metrics.serve(0)
     metrics.close()
     with pytest.raises(urllib.error.URLError):

@@ -226,4 +226,4 @@ def test_who_cannot_tell_what_it_is_at_lives(
     assert reading.tick > 0
     assert reading.traffic == (1, 2, 3, 4)
     assert msgspec.msgpack.decode(reading.words or b"", type=ProcessReport) == ProcessReport(os.getpid())
-    assert "m.0 cannot tell what it is at" in caplog.text
+    assert "m.0 cannot write its status" in caplog.text
