@@ -7,6 +7,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.cells.runner import CellRunner
+from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.ranks import RankNames
@@ -16,7 +17,7 @@ from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells
 from meshbook.magics.shell.trim_tracebacks import fold_frames
 from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
-from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.syntax.argparsing import HelpRequested, quoted
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell

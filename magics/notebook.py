@@ -12,16 +12,16 @@ from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.maps import show_progress
 from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.errors import SelectionError, VariableError
 from meshbook.magics.meshes.registry import Meshes, NotebookMesh
 from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.syntax.argparsing import suggestion
 from meshbook.magics.syntax.mode import MeshMode
-from meshbook.magics.syntax.selectors import SelectedRegion, SelectionError, parse, resolve
+from meshbook.magics.syntax.selectors import SelectedRegion, parse, resolve
 from meshbook.magics.syntax.settings import NotebookSettings
 from meshbook.magics.tracing.collect import CellTimes
 from meshbook.magics.tracing.profiler import ProfilerState
 from meshbook.magics.variables.mesh_handle import NotebookProcMesh
-from meshbook.magics.variables.requests import VariableError
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 

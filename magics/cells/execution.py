@@ -22,14 +22,13 @@ from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
 from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, format_remedy
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import collect_whereabouts, describe_whereabouts
 from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
-from meshbook.magics.results.cell_error import CellError, make_cell_error
 from meshbook.magics.results.costs import summarise_costs
 from meshbook.magics.results.missing_names import explain_missing
 from meshbook.magics.results.result import MeshResult, Sources
@@ -45,10 +44,6 @@ from meshbook.runtime.node.call_table import PerRank
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress
 TICK = 0.25  # seconds between two publications of output
 _serial = itertools.count(1)
-
-
-class CellDetached(UserError, MeshbookError):
-    """The run of a cell was detached: its ranks continue without this notebook."""
 
 
 class CellExecution:

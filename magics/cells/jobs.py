@@ -15,23 +15,17 @@ from typing import Any
 
 from meshbook.magics.cells.background import BackgroundCell, BackgroundLoop
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
-from meshbook.magics.cells.execution import CellDetached, CellExecution
-from meshbook.magics.errors import UserError
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.errors import CellDetached, CellError, JobError
 from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import HEADER_STYLE
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.variables.operations import ask_nobody
-from meshbook.runtime.errors import MeshbookError
 
 MOST_KEPT = 64  # ended jobs that are still listed; a reference to an older one stays valid
 MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date
 HINT = "await it, or .result(), .cancel(); %mesh jobs lists all"
-
-
-class JobError(UserError, MeshbookError):
-    """There is no such job, or the job does not support the request."""
 
 
 class Job:

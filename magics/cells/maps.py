@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.runtime.actor.future import Future

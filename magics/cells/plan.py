@@ -10,14 +10,14 @@ from meshbook.magics.cells.cell import PreparedCell
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.push_pull import CellTransfers
 from meshbook.magics.cells.rank_errors import check_able
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh, format_up
+from meshbook.magics.errors import MeshError, UsageError
+from meshbook.magics.meshes.registry import NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.shell.interrupts import run_interruptible
-from meshbook.magics.syntax.argparsing import UsageError
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.magics.variables.requests import of_a_line
 from meshbook.runtime.geometry import Region

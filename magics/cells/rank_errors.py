@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied

@@ -15,12 +15,12 @@ from meshbook.magics.cells.jobs import Job, table_of
 from meshbook.magics.cells.local import run_with_local
 from meshbook.magics.cells.plan import CellPlanner
 from meshbook.magics.cells.timing import Timer, parse_timer, time_often, time_once
+from meshbook.magics.errors import CellError, UsageError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.syntax.argparsing import HelpRequested, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 

@@ -26,7 +26,7 @@ from meshbook.magics.meshes.whereabouts import (
     collect_whereabouts,
     format_whereabouts,
 )
-from meshbook.magics.results.cell_error import EndedBy
+from meshbook.magics.results.error_groups import EndedBy
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError

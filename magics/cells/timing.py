@@ -12,8 +12,9 @@ from typing import Any
 
 from IPython.core.magics.execution import TimeitResult
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, UsageError, count, read, variable, words
+from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, count, read, variable, words
 from meshbook.runtime.amounts import format_seconds
 
 SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython

@@ -19,6 +19,7 @@ from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.views import Targets
+from meshbook.magics.errors import NoEnginesRegistered
 from meshbook.magics.meshes.registry import DEFAULT_NAME, Meshes, NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.variables.requests import RankRequest
@@ -205,7 +206,7 @@ class Client:
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
         """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
-            raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
+            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""

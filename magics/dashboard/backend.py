@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
 from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.lifecycle import wait_for
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.cells.supervision import ABORT_WITHIN
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import (
     RankWhereabouts,
     answers_of,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.magics.cells.admission import RankQueues
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
@@ -30,10 +30,6 @@ RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selecto
 MOST_DEFAULT_RANKS = 8  # CPU ranks that start by default; a machine with 128 cores needs an explicit number
 
 Progress = Callable[[int, int], None]  # (ready ranks, all ranks)
-
-
-class MeshError(UserError, MeshbookError):
-    """A mesh that does not exist, exists already, or cannot do what was requested."""
 
 
 def _nothing() -> None:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import NotInDebugger, UserError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
@@ -199,10 +199,6 @@ class DebuggerGroups:
         lines += [f"{name_ranks(ranks)} not stopped: {where}" for where, ranks in _by_place(running)]
         lines += [f"{name_ranks(done)} done"] if done else []
         return "".join(f"{line}\n" for line in lines)
-
-
-class NotInDebugger(UserError):
-    """The command is for ranks that are not stopped."""
 
 
 def format_places(places: Mapping[int, str]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from meshbook.magics.cells.cell import PreparedCell
 from meshbook.magics.cells.rank_errors import check_able
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, count
 from meshbook.magics.verbs.base import Verb, add_selection

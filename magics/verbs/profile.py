@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from meshbook.magics.errors import MeshError, UsageError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import Parser, UsageError, seconds, selector
+from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.messages import Display
 from meshbook.magics.output.publisher import publisher_for

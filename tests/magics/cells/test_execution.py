@@ -19,9 +19,9 @@ from meshbook.magics.cells import execution as module
 from meshbook.magics.cells.cell import PreparedCell as MeshCell
 from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.messages import Publication, Stream
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions

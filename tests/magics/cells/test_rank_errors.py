@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from meshbook.magics.cells.rank_errors import check_able, error_of_lost, format_lost, format_stuck
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import registry as module
-from meshbook.magics.meshes.registry import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
+from meshbook.magics.meshes.registry import Meshes, NotebookMesh, default_extent, wait_ready
 from meshbook.magics.meshes.status import history_of, state_of
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future

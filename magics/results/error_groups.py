@@ -1,28 +1,20 @@
-"""The errors of a cell as one: a traceback per distinct failure, causes first, consequences in one line.
+"""The errors of a cell's ranks: grouped into distinct ones, and formatted. Causes come first, with one traceback each.
 
-Not for catching errors on a rank (`meshbook.runtime.cells`) or publishing them: IPython shows what is raised.
-
-    CellError                 a cell failed on at least one rank; `by_rank` has each rank's error
-    └── one class per name    made on demand: the notebook shows `ZeroDivisionError`, not `CellError`
+Pure. Not for the exception that the cell raises (`magics.errors`).
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from IPython.core.getipython import get_ipython
+from typing import TYPE_CHECKING
 
 from meshbook.runtime.cells.outcome import RankError, format_place
-from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
 
 if TYPE_CHECKING:  # An error only holds results and does not use them.
-    from meshbook.magics.results.result import MeshResult
+    pass
 
 MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently
 MOST_ALIKE = 16  # shown in one line each below the traceback that applies to them, too
@@ -60,7 +52,7 @@ class ErrorGroup:
     @property
     def title(self) -> str:
         """`[ranks 0-2,5] ZeroDivisionError: division by zero`, or `[ranks 0-2,5 of b] ...`"""
-        return f"[{self.who}] {_last_line(self.error).partition(chr(10))[0]}"
+        return f"[{self.who}] {format_error(self.error).partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,82 +73,8 @@ class EndedBy:
 PLAIN = EndedBy()
 
 
-class CellError(MeshbookError):
-    """A cell failed: `by_rank` has every rank's error, `groups` the distinct ones, `result` the partial result.
-
-    It pickles without `result`, which refers to the running mesh.
-    """
-
-    def __init__(
-        self,
-        errors: Mapping[int, RankError],
-        order: Sequence[int],
-        result: MeshResult | None = None,
-        ending: EndedBy = PLAIN,
-        mesh: str = "",
-    ) -> None:
-        self.by_rank = dict(sorted(errors.items()))
-        self.groups = group_errors(errors, order, mesh)
-        self._mesh = mesh
-        self.result = result
-        self._order = tuple(order)
-        self._ending = ending
-        super().__init__(summarise(self.groups, ending))
-
-    @property
-    def ename(self) -> str:
-        """The name of the first error, in front ends' terms."""
-        return self.groups[0].error.type_name
-
-    @property
-    def evalue(self) -> str:
-        """The text of the first error."""
-        return self.groups[0].error.message
-
-    def print_traceback(self) -> None:
-        """Print the traceback that the notebook shows."""
-        print("\n".join(self._render_traceback_()))
-
-    @property
-    def is_interrupt(self) -> bool:
-        """Whether the cell was interrupted rather than failed."""
-        return are_interrupts(self.groups)
-
-    def raise_from_rank(self, rank: int) -> NoReturn:
-        """Raise a rank's own exception, chained to this error; a separate CellError if it could not be pickled."""
-        if rank not in self.by_rank:
-            raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
-        error = self.by_rank[rank]
-        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result, mesh=self._mesh) from self
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython calls this by name, instead of formatting the frames of the controller.
-        return [_red(str(self))] if _is_brief() else render(self.groups, self._ending)
-
-    def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
-        return make_cell_error, (self.by_rank, self._order, None, self._ending, self._mesh)
-
-
-def make_cell_error(
-    errors: Mapping[int, RankError],
-    order: Sequence[int],
-    result: MeshResult | None = None,
-    ending: EndedBy = PLAIN,
-    mesh: str = "",
-) -> CellError:
-    """Make the error to raise for a cell; its class is named after the first group's error.
-
-    `order` are the ranks in the order of failure; `mesh` is the name of their mesh, if there are several. An
-    interrupted cell gets a class named KeyboardInterrupt, but never the real one: asyncio lets that escape from a task,
-    and it ends the event loop, which belongs to the kernel. A cell that its time limit interrupted gets a TimeoutError.
-    """
-    if not errors:
-        raise ValueError("a cell without errors has not failed")
-    groups = group_errors(errors, order)
-    return _class_named(_name_of(groups, ending))(errors, order, result, ending, mesh)
-
-
-def _name_of(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
+def name_error(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
+    """Return the name of the class of the cell's error."""
     if not are_interrupts(groups):
         return groups[0].error.type_name
     return _TIMEOUT if ending.timed_out else _INTERRUPT
@@ -184,7 +102,7 @@ def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
 def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     """Return the lines of the traceback with ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
-        return [_red(_name_of(groups, ending)), format_interrupt(groups, ending)]
+        return [_red(name_error(groups, ending)), format_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
     families = _join_alike(roots)
     shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
@@ -296,7 +214,7 @@ def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[E
 
 def _render_group(group: ErrorGroup) -> list[str]:
     body = list(group.error.rendered) or _render_frames(group.error)
-    first, *more = _last_line(group.error).split("\n")
+    first, *more = format_error(group.error).split("\n")
     # Like Python's, a traceback ends with the error. A death has no traceback, only the rank's last output.
     has_traceback = body and group.error.kind != "died"
     return [_red(group.title), *body, *map(_red, [first, *more] if has_traceback else more)]
@@ -315,7 +233,8 @@ def _one_line(group: ErrorGroup) -> str:
     return f"{group.title} ({group.error.place})" if group.error.place else group.title
 
 
-def _last_line(error: RankError) -> str:
+def format_error(error: RankError) -> str:
+    """Return `ValueError: no such thing`."""
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
 
 
@@ -331,28 +250,5 @@ def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
     return [f"… {len(groups)} more distinct errors {format_label(ranks)}; the error's `by_rank` has all"]
 
 
-def _is_brief() -> bool:
-    """Whether the notebook shows errors in one line (`%xmode Minimal`); the ranks apply the other modes."""
-    shell = get_ipython()
-    return shell is not None and shell.InteractiveTB.mode == "Minimal"
-
-
 def _red(text: str) -> str:
     return f"{_RED}{text}{_RESET}"
-
-
-def _load_exception(error: RankError) -> BaseException | None:
-    """Return the exception itself; None if it cannot be unpickled here, for which its class may raise anything."""
-    if error.pickled is None:
-        return None
-    try:
-        loaded = pickle.loads(error.pickled)
-    except Exception:
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
-
-
-@cache
-def _class_named(name: str) -> type[CellError]:
-    # Cached, so that two errors of one name have the same class, as comparisons of types require.
-    return type(name, (CellError,), {"__module__": __name__, "__doc__": CellError.__doc__})

@@ -7,14 +7,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.results.cell_error import (
-    MOST_TRACEBACKS,
-    CellError,
-    format_interrupt,
-    group_errors,
-    make_cell_error,
-    render,
-)
+from meshbook.magics.errors import CellError, make_cell_error
+from meshbook.magics.results.error_groups import MOST_TRACEBACKS, format_interrupt, group_errors, render
 from meshbook.runtime.cells.outcome import Frame, RankError
 
 
