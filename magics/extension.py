@@ -37,7 +37,7 @@ class MeshMagics(Magics):
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("mesh")  # type: ignore[untyped-decorator]
     def run_within(self, line: str, cell: str) -> Any:
-        """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
+        """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; see `%%mesh --help`."""
         return self._cells.run_within(line, cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -45,7 +45,7 @@ class MeshMagics(Magics):
     def run_here(self, line: str, cell: str) -> None:
         """Run the cell here, also where cells run on the mesh (`%mesh mode on`)."""
         if line.strip():
-            raise UsageError(f"%%here stands alone on its line, without {quoted(line.strip())}")
+            raise UsageError(f"%%here takes no arguments, got {quoted(line.strip())}")
         self.shell.run_cell(cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -71,7 +71,7 @@ def load(shell: Any) -> Notebook:
     if known is not None:
         return known
     if isinstance(shell, RankShell):
-        raise UsageError("meshbook is the notebook's, and cells of a rank have no meshes: load it without %%mesh")
+        raise UsageError("meshbook cannot be loaded on a rank; load it in the notebook, in a cell without %%mesh")
     notebook = Notebook(shell)
     cells = CellRunner(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))

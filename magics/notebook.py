@@ -78,7 +78,7 @@ class Notebook:
         def select(text: str) -> tuple[int, ...]:
             parsed = parse(text)
             if parsed.mesh not in (None, mesh.name):
-                raise SelectionError(f"the ranks are those of {mesh.name}, and not of {parsed.mesh}")
+                raise SelectionError(f"the selector must select ranks of {mesh.name}, not of {parsed.mesh}")
             return tuple(resolve(parsed, {mesh.name: mesh.procs.region}, mesh.name, mesh.last).region.ranks())
 
         return select

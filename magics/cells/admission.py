@@ -79,7 +79,7 @@ class AdmissionQueue:
         """
         sent = {rank: title for rank, title in self._sent().items() if rank in ranks}
         behind = {rank: f"{title} was still running" for rank, title in sent.items() if title}
-        return behind | dict.fromkeys(self._take_away(ranks), "the turn had not come"), sorted(sent)
+        return behind | dict.fromkeys(self._take_away(ranks), "the cell ended first"), sorted(sent)
 
     def _take_away(self, ranks: Collection[int]) -> tuple[int, ...]:
         """Cancel the turn of these ranks; return those that had not begun."""
@@ -170,7 +170,7 @@ def format_waiting(ahead: Mapping[int, str], count: int) -> str:
     return f"waiting for {', '.join(parts)}" if parts else ""
 
 
-AFTER_FIRST = "the ranks of --first did not succeed"
+AFTER_FIRST = "a rank of --first failed"
 AFTER_ERROR = "--seq stops at the first error"
 
 

@@ -154,7 +154,7 @@ def end_run(notebook: Notebook) -> None:
         if notebook.detaches_for is not None and len(notebook.meshes):
             detach_meshes(notebook, notebook.detaches_for)
     except Exception:  # no cell can show the error now, and no process may be left behind
-        logger.exception("the meshes could not be detached, and end")
+        logger.exception("failed to detach the meshes; stopping them")
     close_session()
 
 

@@ -77,7 +77,7 @@ class EscalationPolicy:
     @property
     def advice(self) -> str:
         """A hint for a person: the effect of the next interrupt."""
-        return ("", "interrupt again to break process groups", "interrupt again to kill what does not answer")[
+        return ("", "interrupt again to break process groups", "interrupt again to kill ranks that do not answer")[
             min(self._presses, 2)
         ]
 

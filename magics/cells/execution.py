@@ -151,7 +151,7 @@ class CellExecution:
             self._output.close(self._footer)
             self.cell.session.output.end(self.origin)
         if self._has_left:
-            raise CellDetached(f"{self.title} was detached and runs on: %mesh attach takes it over")
+            raise CellDetached(f"{self.title} was detached and keeps running; take it back with %mesh attach")
         result = self._result()
         self._mesh.note_last(self._history())
         has_shown = bool(self._output.final)
@@ -316,7 +316,7 @@ class CellExecution:
         calls = {rank: call for rank, future in self._futures.items() for _, _, call in future.owing()}
         self._inbox.handle()
         outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)
-        self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
+        self._skip({rank: "the notebook that attaches will start it there" for wave in waves for rank in wave.ranks})
         return CellProgress(
             *(self.origin, self._source, outcomes, failed, waves, calls),
             written=self._output.written(),

@@ -38,7 +38,7 @@ class CellPlanner:
 
         def look(ready: int, total: int) -> None:
             if interrupted.is_set():
-                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
+                raise MeshError(f"interrupted when {ready} of {total} ranks were up; the mesh was stopped")
 
         mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
         self._notebook.bind(mesh)
@@ -71,10 +71,10 @@ class CellPlanner:
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
             if options.on_error == "debug":
-                raise UsageError("%%mesh -a opens no debugger, since nobody waits for it: %mesh debug does, afterwards")
-            return NoKeyboard("a cell with -a has no prompt, since nobody waits for it")
+                raise UsageError("%%mesh: -a and --on-error debug cannot be combined; use %mesh debug after the cell")
+            return NoKeyboard("a cell with -a has no prompt")
         if options.local:
-            return NoKeyboard("in a cell with --local only what runs here has a prompt")
+            return NoKeyboard("in a cell with --local, only the code in the notebook has a prompt")
         return keyboard_for(self._notebook.shell)
 
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
@@ -95,5 +95,5 @@ class CellPlanner:
         """Return the ranks of `--first`. UsageError if the cell does not run on all of them."""
         ranks = self._ranks_of(options.first, mesh) or frozenset()
         if not ranks <= set(region.ranks()):
-            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
+            raise UsageError(f"%%mesh: --first {options.first} selects ranks that the cell does not run on")
         return ranks

@@ -54,7 +54,7 @@ class CellRunner:
             return await self._run_timed(options, source, asked)
         cell = self._planner.plan(options, by_mode=by_mode)
         if options.profile and not options.block:
-            raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
+            raise UsageError("%%mesh: --profile and -a cannot be combined; use %mesh profile --seconds S")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
@@ -74,12 +74,12 @@ class CellRunner:
 
     async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
         if not options.block:
-            raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
+            raise UsageError("%%mesh: -a and a timer cannot be combined, since a cell with -a returns at once")
         if not timer.repeats:
             cell = self._planner.plan(options)
             return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
         if options.push or options.pull or options.local:
-            raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
+            raise UsageError("%%timeit cannot be combined with --push, --pull or --local; use %%time")
         cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
@@ -90,7 +90,7 @@ class CellRunner:
         """Run `SEL CODE` on ranks, in the middle of a cell, and wait. Return the result if the code has a value."""
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
-            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+            raise UsageError(f"%on needs ranks and code, such as `%on 0 print(x)`, got {quoted(line)}")
         options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
         return _shown_value(self._run_blocking(options, code.lstrip()))
 
@@ -105,7 +105,7 @@ class CellRunner:
             return None
         if timer or options.local or options.profile:
             word = timer.split()[0] if timer else "--local" if options.local else "--profile"
-            raise UsageError(f"a %%mesh cell within another cell runs without {word}: give it a cell of its own")
+            raise UsageError(f"{word} cannot be used in a %%mesh cell within another cell; move it to a separate cell")
         if not options.block:
             self._bring_up()
             return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))

@@ -177,8 +177,8 @@ class CellSupervisor:
             healed = await self._healing
         except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
             trouble = f" ({error})" if str(error) else ""
-        back = f"and is back after {time.monotonic() - started:.2f} s"
-        gone = f"and is not back: %mesh heal{self._mesh.selector()} starts it again{trouble}"
+        back = f"and restarted in {time.monotonic() - started:.2f} s"
+        gone = f"but could not be restarted{trouble}; restart it with %mesh heal{self._mesh.selector()}"
         return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
 
     def _error_of_killed(self, rank: int, outcome: str) -> RankError:
@@ -204,7 +204,7 @@ class CellSupervisor:
     def _end_aside(self, task: asyncio.Task[None]) -> None:
         self._aside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the ranks of a running cell could not be asked", exc_info=error)
+            logger.error("failed to query the ranks of a running cell", exc_info=error)
 
     async def _run_out_of_time(self) -> None:
         roll = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from meshbook.magics.cells.rank_errors import format_lost, format_stuck
+from meshbook.magics.cells.rank_errors import format_dead, format_lost, format_stuck
 from meshbook.magics.cells.supervision import ABORT_WITHIN
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
@@ -51,7 +51,7 @@ def heal(mesh: NotebookMesh) -> str:
     if not healed and mesh.stuck:
         return f"no rank of {mesh.name} is dead; {format_stuck(mesh, mesh.stuck)}"
     if not healed:
-        return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
+        return f"all {mesh.extent.nelements} ranks of {mesh.name} are alive"
     return "\n".join(_format_healed(mesh, healed, time.monotonic() - started))
 
 
@@ -61,8 +61,7 @@ def _format_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) ->
     for rank in healed:
         lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
     for names, ranks in lost.items():
-        verb = "is" if len(ranks) == 1 else "are"
-        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {format_lost(names, many=len(ranks) > 1)}"
+        yield f"restarted {count_ranks(ranks)} in {seconds:.2f} s; {format_lost(names, many=len(ranks) > 1)}"
 
 
 def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
@@ -85,10 +84,10 @@ def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable
         with contextlib.suppress(TimeoutError):
             resized.get(MOMENT)
         if not resized.done() and (working := "; ".join(mesh.at_work())):
-            print(f"waiting for what runs: {working} (Ctrl-C ends the waiting, not the resize)")
+            print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not the resize)")
         resized.get()
     except KeyboardInterrupt:
-        print(f"{mesh.name} is being resized all the same: %mesh status says how it is")
+        print(f"the resize of {mesh.name} continues; see %mesh status")
         resized.when_done(follow)
         raise
 
@@ -99,7 +98,7 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     parts = [f"interrupted {count_ranks(heard)}"] if heard else []
     parts += [format_whereabouts(roll)] if roll else []
     mute = [rank for rank, where in roll.items() if where.said is None]
-    advice = f"\n%mesh interrupt{_selector(mesh, mute)} --kill ends what does not answer" if mute else ""
+    advice = f"\nrestart ranks that do not answer with %mesh interrupt{_selector(mesh, mute)} --kill" if mute else ""
     if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
         advice += f"\n{format_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
@@ -114,7 +113,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
-        parts.append(f"{format_whereabouts(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
+        parts.append(f"{format_whereabouts(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")
     else:
         parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
     return "\n".join(parts)
@@ -155,7 +154,7 @@ def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     roll = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
     busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
     if not busy:
-        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"
+        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle; nothing was killed"
     return restart(mesh, busy, "%mesh interrupt --kill")
 
 
@@ -170,7 +169,7 @@ def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh resta
     try:
         ended.get(timeout=DEATH_WITHIN)
     except TimeoutError:
-        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not end within {DEATH_WITHIN:g} s of being killed")
+        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not exit within {DEATH_WITHIN:g} s after SIGKILL")
     return heal(mesh)
 
 
@@ -178,7 +177,7 @@ def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
     """Return the ranks that are not dead. Raises MeshError if none is left."""
     if alive := sorted(set(ranks) - mesh.dead.keys()):
         return alive
-    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal{mesh.selector()} starts the dead again")
+    raise MeshError(format_dead(mesh, sorted(ranks)))
 
 
 def _selector(mesh: NotebookMesh, ranks: Iterable[int]) -> str:

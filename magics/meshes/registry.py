@@ -116,10 +116,10 @@ class NotebookMesh:
             self.last = cell
 
     def at_work(self) -> Iterator[str]:
-        """Yield `ranks 0-1 are at job 7 of cell 12` for each task that its ranks run."""
+        """Yield `ranks 0-1 run job 7 of cell 12` for each task that its ranks run."""
         for title, nodes in self.queues.at_work().items():
             if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
-                yield f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
+                yield f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} {title}"
 
     def describe(self) -> str:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
@@ -166,10 +166,10 @@ class Meshes:
         """Return the mesh of this name, or the current one. Raises MeshError if there is none."""
         living = self._living()
         if not living:
-            raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
+            raise MeshError("no mesh is up; start one with %mesh up --gpus 4")
         wanted = name if name is not None else self._current
         if wanted not in living:
-            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(living)}")
+            raise MeshError(f"no mesh is named {wanted!r}; meshes: {', '.join(living)}")
         return living[wanted]
 
     def find(self, name: str | None = None) -> NotebookMesh | None:
@@ -221,7 +221,7 @@ class Meshes:
             wait_ready(mesh, progress)
         except BaseException:
             # Also for Ctrl-C: a mesh that is half up is of no use.
-            procs.stop("it did not come up")
+            procs.stop("it did not start")
             raise
         with self._lock:
             self._by_name = self._living() | {name: mesh}
@@ -242,12 +242,12 @@ class Meshes:
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in RESERVED:
             raise MeshError(
-                f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
+                f"invalid mesh name {name!r}; use a valid variable name other than {', '.join(sorted(RESERVED))}"
             )
         if (known := self.find(name)) is not None:
             raise MeshError(
-                f"{known.describe()} is up already: %mesh resize {name} --gpus N (or --shape) changes its size, "
-                f"%mesh down {name} ends it, another --name starts one beside it"
+                f"{known.describe()}, is already up; resize it with %mesh resize {name} --gpus N (or --shape), "
+                f"stop it with %mesh down {name}, or start another mesh with --name"
             )
 
     def _watch(self, mesh: NotebookMesh) -> None:
@@ -326,7 +326,7 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
                 progress(sum(other.done() for other in prepared), len(prepared))
             continue
         except MeshbookError as error:
-            raise MeshError(f"rank {rank} of {mesh.name} did not come up: {error}") from error
+            raise MeshError(f"rank {rank} of {mesh.name} did not start: {error}") from error
         del waiting[rank]
 
 

@@ -40,7 +40,7 @@ def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
     threads = seen.threads or () if seen is not None else ()
     main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     trouble = f"does not answer: {seen.trouble}" if seen is not None else "does not answer"
-    advice = "" if seen is None or seen.threads is not None else " (with meshbook[debug] installed you would see where)"
+    advice = "" if seen is None or seen.threads is not None else " (install meshbook[debug] to see its stack)"
     yield ThreadStack(MAIN, _frames_of(main), f"{trouble}{advice}")
     for thread in threads:
         if thread is not main and any(frame.is_user for frame in _frames_of(thread)):

@@ -60,7 +60,7 @@ class RankWhereabouts:
             return "idle"
         if self.said.pause:
             return f"{self.said.pause} {place}".rstrip()
-        return place or "at the cell's begin or end"
+        return place or "at the beginning or end of the cell"
 
 
 def format_whereabouts(roll: Mapping[int, RankWhereabouts]) -> str:

@@ -112,7 +112,7 @@ class _Cell:
         if self._places >= 0:
             self._displays += [Display({"text/plain": label}, {}), Display(shown.data, shown.metadata)]
         elif self._places == -1:
-            self._displays.append(Display({"text/plain": f"{label} … and more displays, which are not shown"}, {}))
+            self._displays.append(Display({"text/plain": f"{label} … more displays are not shown"}, {}))
 
     def take(self) -> list[Publication]:
         texts, self._texts = self._texts, {}

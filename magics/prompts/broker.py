@@ -23,7 +23,7 @@ from meshbook.magics.prompts.queue import Prompt, PromptQueue, Sharing
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 logger = logging.getLogger(__name__)
-OVER = PromptAnswer("refused", "no cell runs there that could ask for it")
+OVER = PromptAnswer("refused", "no cell is running on this rank")
 LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe it may wait for a line without end
 
 
@@ -68,7 +68,7 @@ class OpenPrompt:
     place: str = ""
 
 
-UNASKED = PromptPolicy(NoKeyboard("the cell runs where nobody can be asked"))
+UNASKED = PromptPolicy(NoKeyboard("this cell has no prompt"))
 
 
 class PromptBroker:
@@ -199,7 +199,7 @@ class PromptBroker:
             self._reader.close()
 
     def _fail(self) -> None:
-        self._refuse_all("the notebook could not ask for it")
+        self._refuse_all("the prompt of the notebook failed")
 
     def _refuse_all(self, why: str) -> None:
         self._is_closed = True
@@ -258,7 +258,7 @@ class PromptBroker:
         try:
             running = await self._whereabouts(self._others)
         except Exception:
-            logger.exception("the ranks of a cell could not be asked where they are")
+            logger.exception("failed to query the ranks of a cell")
             return self._fail()
         done = [rank for rank in self._ranks if rank not in self._silent]
         self._area.tell(self._stops.describe(prompt, running, done))
@@ -325,7 +325,7 @@ class _LineReader:
             while (prompt := self._prompts.get()) is not None:
                 self._inbox.put(functools.partial(self._report, prompt, self._ask(prompt)))
         except Exception:
-            logger.exception("the cell's prompts came to an end")
+            logger.exception("the prompt thread of a cell failed")
             self._inbox.put(self._fail)
             while self._prompts.get() is not None:
                 pass

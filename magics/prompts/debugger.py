@@ -26,17 +26,17 @@ PATIENCE = 2.0  # seconds after a command, until the prompt moves to ranks that 
 _LEAVING = frozenset({"c", "cont", "continue", "q", "quit", "exit"})  # commands after which a rank may not stop again
 
 HELP = """\
-Commands go to the ranks that the prompt names: all that are stopped at the same place.
-  @SEL COMMAND    a command for other ranks:  @0,3 n   @all c   @gpus=0 p x
-  @SEL            from now on commands go to these ranks
-  ranks           which rank is stopped where
-  (empty line)    the last command again
-  q               end the cell on these ranks; an interrupt ends it on all
-The commands are pdb's; `help COMMAND` says more:
-  to go on        n(ext) s(tep) r(eturn) c(ontinue) unt(il) j(ump)
-  to look         w(here) u(p) d(own) l(ist) ll a(rgs) p pp whatis display
-  to stop again   b(reak) tbreak cl(ear)
-What is no command is run as Python, and so is what follows an exclamation mark.
+Commands go to the ranks in the prompt: all ranks that are stopped at the same place.
+  @SEL COMMAND    run a command on other ranks:  @0,3 n   @all c   @gpus=0 p x
+  @SEL            send all further commands to these ranks
+  ranks           list the ranks and where they are
+  (empty line)    repeat the last command
+  q               end the cell on these ranks; an interrupt ends it on all ranks
+The commands are those of pdb; see `help COMMAND`:
+  continue        n(ext) s(tep) r(eturn) c(ontinue) unt(il) j(ump)
+  inspect         w(here) u(p) d(own) l(ist) ll a(rgs) p pp whatis display
+  breakpoints     b(reak) tbreak cl(ear)
+Any other line is run as Python, and so is the text after an exclamation mark.
 """
 
 Select = Callable[[str], Collection[int]]
@@ -158,7 +158,7 @@ class DebuggerGroups:
         if stopped := tuple(rank for rank in chosen if rank in self._stopped):
             return stopped
         verb = "is" if len(chosen) == 1 else "are"
-        raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` says who is")
+        raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` lists the stopped ranks")
 
     def _turn_to(self, ranks: Iterable[int]) -> Commands:
         self._focus = frozenset(ranks)

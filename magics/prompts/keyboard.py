@@ -101,7 +101,7 @@ class KernelKeyboard:
         try:
             _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
         except ValueError:
-            logger.warning("a message on the stdin channel was not understood", exc_info=True)
+            logger.warning("discarded an invalid message on the stdin channel", exc_info=True)
             return None
         # Not all front ends set the parent of a reply; those that do may answer a withdrawn prompt.
         if reply is None or reply["parent_header"].get("msg_id", request) != request:

@@ -26,7 +26,7 @@ def debug(notebook: Notebook, selector: str | None) -> None:
     check_able(mesh, region)
     keyboard = keyboard_for(notebook.shell)
     if keyboard.refusal:
-        raise MeshError(f"the debugger has no prompt here: {keyboard.refusal}")
+        raise MeshError(f"the debugger needs a prompt: {keyboard.refusal}")
     last = mesh.last
     cell = PreparedCell(
         *(notebook.session(), mesh, region, CellOptions(on_error="finish"), publisher_for(notebook.shell)),
@@ -46,5 +46,5 @@ def _failed(notebook: Notebook) -> tuple[NotebookMesh, list[int]]:
     if failed := sorted(mesh.last.failed - mesh.dead.keys()):
         return mesh, failed
     raise MeshError(
-        f"no living rank of {mesh.name} failed in its last cell; %mesh debug SEL looks at the last error of these ranks"
+        f"no living rank of {mesh.name} failed in its last cell; to debug an earlier error, use %mesh debug SEL"
     )

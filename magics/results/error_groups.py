@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from meshbook.runtime.cells.outcome import RankError, format_place
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
-
-if TYPE_CHECKING:  # An error only holds results and does not use them.
-    pass
 
 MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently
 MOST_ALIKE = 16  # shown in one line each below the traceback that applies to them, too
@@ -24,9 +20,11 @@ _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _INTERRUPT = "KeyboardInterrupt"
 _MANY = (
-    ("was killed and is", "were killed and are"),
+    ("was killed", "were killed"),
+    ("restart it", "restart them"),
     ("; it ", "; they "),
     ("does not", "do not"),
+    ("ignores", "ignore"),
     ("still runs", "still run"),
 )
 _TIMEOUT = "TimeoutError"
@@ -164,18 +162,18 @@ def _format_places(groups: Iterable[ErrorGroup]) -> str:
 
 
 def format_consequences(groups: Sequence[ErrorGroup]) -> str:
-    """Return `ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`."""
+    """Return `ranks 1-3 failed as a consequence (KeyboardInterrupt at cell 3:2)`."""
     ranks = {rank for group in groups for rank in group.ranks}
     kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
-    return f"{name_ranks(ranks)} fell as a consequence ({', '.join(shown)})"
+    return f"{name_ranks(ranks)} failed as a consequence ({', '.join(shown)})"
 
 
 def _format_consequential(groups: Sequence[ErrorGroup]) -> list[str]:
     """Format the ranks that failed as a consequence of another's failure, and those that were skipped for it."""
-    fallen = [group for group in groups if group.error.kind != "skipped"]
+    failed = [group for group in groups if group.error.kind != "skipped"]
     skipped = [group for group in groups if group.error.kind == "skipped"]
-    return [*([format_consequences(fallen)] if fallen else []), *_format_skipped(skipped)]
+    return [*([format_consequences(failed)] if failed else []), *_format_skipped(skipped)]
 
 
 def _format_skipped(groups: Iterable[ErrorGroup]) -> list[str]:

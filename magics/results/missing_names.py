@@ -18,13 +18,13 @@ def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variabl
     """Yield a line for each missing name that can be explained; `variables` are those of the notebook."""
     for name, ranks in _missing(errors).items():
         if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
-            yield f"{name_ranks(lost)} lost {name} when {_again(lost)} started again: run the cell that makes it there"
+            yield f"{name_ranks(lost)} lost {name} in a restart; run the cell that defines it there again"
         elif mesh.added.keys() >= set(ranks) and (name in variables or _is_known(name, mesh)):
-            told = f"{name_ranks(ranks)} came with %mesh resize, after the cells that made {name}"
-            yield f"{told}: {_bring(name, ranks, mesh, variables)}"
+            added = f"%mesh resize added {name_ranks(ranks)} after the cells that define {name}"
+            yield f"{added}; {_format_remedy(name, ranks, mesh, variables)}"
         elif name in variables:
-            told = f"{name} is a name of the notebook, not of {name_ranks(ranks)}"
-            yield f"{told}: {_bring(name, ranks, mesh, variables)}"
+            where = f"{name} is defined in the notebook, but not on {name_ranks(ranks)}"
+            yield f"{where}; {_format_remedy(name, ranks, mesh, variables)}"
 
 
 def _is_known(name: str, mesh: NotebookMesh) -> bool:
@@ -41,15 +41,11 @@ def _missing(errors: Mapping[int, RankError]) -> dict[str, list[int]]:
     return found
 
 
-def _bring(name: str, ranks: Collection[int], mesh: NotebookMesh, variables: Mapping[str, Any]) -> str:
+def _format_remedy(name: str, ranks: Collection[int], mesh: NotebookMesh, variables: Mapping[str, Any]) -> str:
     chosen = "" if len(ranks) == mesh.extent.nelements else format_ranks(ranks)
     selector = mesh.selector(chosen)
     if name not in variables:
-        return f"run the cell that makes {name} with %%mesh{selector}"
+        return f"run the cell that defines {name} with %%mesh{selector}"
     if isinstance(variables[name], ModuleType):
         return f"import it in a cell with %%mesh{selector}"
-    return f"%mesh push {name}{selector}"
-
-
-def _again(ranks: Collection[int]) -> str:
-    return "it was" if len(ranks) == 1 else "they were"
+    return f"send it with %mesh push {name}{selector}"

@@ -78,7 +78,7 @@ def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
     assert (cell.stdout, cell.result) == ("now\n[1] turn {1: 1}\n" * 2, "[0] 0\n[1] 2")
     assert notebook.run("%on 0 rank").result == "[0] 0"
     assert notebook.run_failing("%on 0 1 / 0").error["evalue"].startswith("[rank 0] ZeroDivisionError")
-    assert "wants ranks and then code" in notebook.run_failing("%on 0").error["evalue"]
+    assert "needs ranks and code" in notebook.run_failing("%on 0").error["evalue"]
     notebook.run(f"%%mesh\n{signs.definition}\nimport time")
     cell = notebook.start("%on 1 tell('there'); time.sleep(600)")
     signs.wait_for("there")

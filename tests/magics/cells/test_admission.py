@@ -64,7 +64,7 @@ def test_after_a_failure_the_rest_is_skipped() -> None:
 def test_turns_can_be_taken_away() -> None:
     queue = admit(plan_waves(range(4), one_by_one=True))
     queue.take_turn(range(4), has_failed=False)
-    assert queue.withdraw({0, 2}) == ({2: "the turn had not come"}, [0]), "rank 0 has begun"
+    assert queue.withdraw({0, 2}) == ({2: "the cell ended first"}, [0]), "rank 0 has begun"
     assert queue.take_turn((1, 3), has_failed=False) == StartTurn((1,))
 
 
@@ -100,7 +100,7 @@ def test_what_has_not_begun_is_given_up_at_once() -> None:
     cell = attend(queues, "2", [StartWave((0, 1)), StartWave((2,))])
     cell.take_turn(range(3), has_failed=False)
     reasons, sent = cell.withdraw((0, 1, 2))
-    assert reasons == {0: "cell 1 was still running", 2: "the turn had not come"}
+    assert reasons == {0: "cell 1 was still running", 2: "the cell ended first"}
     assert sent == [0, 1], "rank 0 has it in its queue, and has to be told"
 
 

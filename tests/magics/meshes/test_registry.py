@@ -98,7 +98,7 @@ def test_the_first_one_up_is_the_current_mesh_until_another_is_chosen(meshes: Me
     assert [mesh.name for mesh in meshes] == ["mesh", "trainers", "judge"]
     meshes.use("judge")
     assert (meshes.get().name, meshes.select("0")[0].name) == ("judge", "judge")
-    with pytest.raises(MeshError, match=r"no mesh is called 'other'; there is mesh, trainers, judge"):
+    with pytest.raises(MeshError, match=r"no mesh is named 'other'; meshes: mesh, trainers, judge"):
         meshes.use("other")
 
 
@@ -126,14 +126,14 @@ def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: Meshes) 
 
 @pytest.mark.parametrize("name", ["all", "ok", "failed", "changed", "two words", "1st", "a-b", "a.b"])
 def test_a_name_that_a_mesh_cannot_have(meshes: Meshes, session: FakeSession, name: str) -> None:
-    with pytest.raises(MeshError, match=r"cannot name a mesh: .* none of all, changed, failed, ok"):
+    with pytest.raises(MeshError, match=r"invalid mesh name .* all, changed, failed, ok"):
         up(meshes, name)
     assert len(meshes) == 0
 
 
 def test_a_name_is_taken_until_its_mesh_is_down(meshes: Meshes) -> None:
     up(meshes, "trainers")
-    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is up already: %mesh resize trainers .* another --name"):
+    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is already up; .*%mesh resize trainers .* --name"):
         up(meshes, "trainers")
     meshes.down("trainers")
     assert up(meshes, "trainers").name == "trainers"
@@ -141,12 +141,12 @@ def test_a_name_is_taken_until_its_mesh_is_down(meshes: Meshes) -> None:
 
 def test_a_mesh_that_is_not_there(meshes: Meshes) -> None:
     for ask in (meshes.get, meshes.down, lambda: meshes.get("trainers"), lambda: meshes.select("all")):
-        with pytest.raises(MeshError, match=r"^no mesh is up: start one with %mesh up --gpus 4$"):
+        with pytest.raises(MeshError, match=r"^no mesh is up; start one with %mesh up --gpus 4$"):
             ask()
     up(meshes)
     up(meshes, "judge")
     for ask in (lambda: meshes.get("trainers"), lambda: meshes.down("trainers")):
-        with pytest.raises(MeshError, match=r"^no mesh is called 'trainers'; there is mesh, judge$"):
+        with pytest.raises(MeshError, match=r"^no mesh is named 'trainers'; meshes: mesh, judge$"):
             ask()
 
 
@@ -218,9 +218,9 @@ def test_a_mesh_describes_itself(
 
 def test_a_rank_that_does_not_come_up_ends_the_start(meshes: Meshes, session: FakeSession) -> None:
     session.answers = [Future.completed(True), Future.failed(MeshbookError("no device"))]
-    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not come up: no device$"):
+    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not start: no device$"):
         up(meshes)
-    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    assert session.ended == ["mesh-0a1b stopped: it did not start"]
     assert len(meshes) == 0
 
 
@@ -231,7 +231,7 @@ def test_an_interrupt_ends_the_start(meshes: Meshes, session: FakeSession) -> No
     session.answers = [Future.completed(True), Future.pending()]
     with pytest.raises(KeyboardInterrupt):
         meshes.up(Extent.of(gpus=2), progress=interrupt)
-    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    assert session.ended == ["mesh-0a1b stopped: it did not start"]
     session.answers = None
     up(meshes)
 
@@ -291,7 +291,7 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     for listener in session.node.peers.when_reborn:
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
-    assert list(state_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]
+    assert list(state_of(mesh))[1:] == ["  rank 1 was restarted; it lost 1 name: model"]
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
 
@@ -305,10 +305,10 @@ def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
     session.report(ExitReport("other.0", 0, None, hint="its host agent ended"))
     assert mesh.describe().endswith("on CPU (no GPU here); ranks 0,2 dead")
     assert list(state_of(mesh))[1:] == [
-        "  rank 0 (pid 4712) ended: exit code 3",
-        "  rank 2 (pid 4711) ended: Killed(sig=9)",
+        "  rank 0 (pid 4712) is dead: exit code 3",
+        "  rank 2 (pid 4711) is dead: Killed(sig=9)",
     ]
-    assert list(state_of(other))[1:] == ["  rank 0 ended: its host agent ended"]
+    assert list(state_of(other))[1:] == ["  rank 0 is dead: its host agent ended"]
 
 
 def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession) -> None:

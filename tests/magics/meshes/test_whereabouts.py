@@ -41,7 +41,7 @@ HOLDS = RankWhereabouts(
         (COMPUTES, "at cell 9:3 in step"),
         (LOADS, "at data.py:88 in load"),
         (REDUCES, "in all_reduce (cell 9:14)"),
-        (RankWhereabouts(MainThreadState()), "at the cell's begin or end"),
+        (RankWhereabouts(MainThreadState()), "at the beginning or end of the cell"),
         (STOPPED, "does not answer: stopped (SIGSTOP)"),
         (HOLDS, "does not answer: holds the GIL in C (waits in hrtimer_nanosleep) at cell 9:3 in step"),
         (RankWhereabouts(), "does not answer"),

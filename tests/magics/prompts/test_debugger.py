@@ -172,7 +172,7 @@ def test_help_is_about_the_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("@nowhere n", "no selector 'nowhere'\n"), ("@3 n", "rank 3 is not stopped; `ranks` says who is\n")],
+    [("@nowhere n", "no selector 'nowhere'\n"), ("@3 n", "rank 3 is not stopped; `ranks` lists the stopped ranks\n")],
 )
 def test_a_wrong_selector_is_told_and_the_prompt_comes_again(line: str, said: str) -> None:
     ranks = Ranks()
