@@ -15,7 +15,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells
-from meshbook.magics.shell.trim_tracebacks import fold_frames
+from meshbook.magics.shell.trim_tracebacks import trim_tracebacks
 from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
 from meshbook.magics.syntax.argparsing import HelpRequested, quoted
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
@@ -83,7 +83,7 @@ def load(shell: Any) -> Notebook:
     UnhandledFaultDisplay(notebook.screen).install()
     ranks = RankNames(notebook)
     NotebookCompleter(notebook, ranks).install()
-    fold_frames(shell)
+    trim_tracebacks(shell)
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
         Inspector(notebook, ranks).install()

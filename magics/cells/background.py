@@ -27,13 +27,13 @@ class BackgroundCell:
         self._then = then
         self.future: Future[MeshResult] = Future.pending()
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._see_through())
+        self._task = self._loop.create_task(self._finish())
 
     def interrupt(self) -> None:
         """Interrupt it as Ctrl-C does a foreground cell; from any thread."""
         self._loop.call_soon_threadsafe(self.run.interrupt)
 
-    async def _see_through(self) -> None:
+    async def _finish(self) -> None:
         try:
             result = await self.run.finish()
             await self._then(self.run.cell)

@@ -24,7 +24,7 @@ from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
 from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.meshes.whereabouts import collect_whereabouts, describe_whereabouts
+from meshbook.magics.meshes.whereabouts import collect_whereabouts, locate_ranks
 from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
@@ -94,7 +94,7 @@ class CellExecution:
             *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
             inbox=self._inbox,
             area=self._output,
-            whereabouts=functools.partial(describe_whereabouts, mesh),
+            whereabouts=functools.partial(locate_ranks, mesh),
             hold=self._supervisor.hold,
         )
 
@@ -141,9 +141,9 @@ class CellExecution:
         """Wait for the end of a cell that has begun, and return its result."""
         try:
             with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
-                unheard = await self._wait()
-                if unheard or self._supervisor.has_to_settle:
-                    await run_interruptible(self._settle(unheard), self.interrupt)
+                unanswered = await self._wait()
+                if unanswered or self._supervisor.has_to_settle:
+                    await run_interruptible(self._settle(unanswered), self.interrupt)
         finally:  # however it has ended, open prompts are answered
             self.cell.session.questions.close(self.origin)
             self._prompting.close()
@@ -204,7 +204,7 @@ class CellExecution:
     @property
     def headline(self) -> str:
         """The progress of the cell, in a line."""
-        self._show_who_waits(self._admission.ahead())
+        self._show_waiting(self._admission.ahead())
         return self._output.headline()
 
     @property
@@ -227,8 +227,8 @@ class CellExecution:
             self._look_who_waits()
             self._output.publish_due()
             now = self._loop.time()
-            if unheard := self._supervisor.act(now, self._withdraw):
-                return unheard
+            if unanswered := self._supervisor.act(now, self._withdraw):
+                return unanswered
             self._prompting.act(now)
             next_at = min(self._supervisor.next_at, self._prompting.next_at)
             try:
@@ -238,21 +238,21 @@ class CellExecution:
                     caller.uncancel()
                 self.interrupt()
 
-    async def _settle(self, unheard: tuple[int, ...]) -> None:
+    async def _settle(self, unanswered: tuple[int, ...]) -> None:
         """End the cell without the ranks that do not answer, which stay busy with it. Heal killed ranks."""
-        if unheard:
-            roll = await collect_whereabouts(self._mesh, unheard)
+        if unanswered:
+            whereabouts = await collect_whereabouts(self._mesh, unanswered)
             self._inbox.handle()
-            for rank in self._state.silent.intersection(unheard):
+            for rank in self._state.silent.intersection(unanswered):
                 self._mesh.busy[rank] = self.cell.number
-                self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
+                self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(whereabouts[rank])))
         self._state.replace_errors(await self._supervisor.settle())
 
     # -- which ranks begin ---------------------------------------------------------
 
     def _take_turns(self) -> None:
         turn = self._admission.take_turn(self._state.silent, has_failed=bool(self._state.failed))
-        self._wakes_for_each = self._wakes_for_each or bool(self._admission.to_come)
+        self._wakes_for_each = self._wakes_for_each or bool(self._admission.not_begun)
         if turn.begins:
             self._send(turn.begins)
         self._skip(dict.fromkeys(turn.skipped, turn.reason))
@@ -284,18 +284,18 @@ class CellExecution:
 
     def _withdraw(self, ranks: Collection[int]) -> list[int]:
         self._wakes_for_each = True  # withdrawn ranks may answer later than the last of the others
-        given_up, sent = self._admission.withdraw(ranks)
-        self._skip(given_up)
+        dropped, sent = self._admission.withdraw(ranks)
+        self._skip(dropped)
         return sent
 
     def _look_who_waits(self) -> None:
         ahead = self._admission.ahead()
-        self._show_who_waits(ahead)
+        self._show_waiting(ahead)
         if not ahead:
             self._supervisor.begin()
 
-    def _show_who_waits(self, ahead: dict[int, str]) -> None:
-        self._output.wait(self._admission.to_come.union(ahead), format_waiting(ahead, len(self._ranks)))
+    def _show_waiting(self, ahead: dict[int, str]) -> None:
+        self._output.wait(self._admission.not_begun.union(ahead), format_waiting(ahead, len(self._ranks)))
 
     # -- detach and attach ---------------------------------------------------------
 
@@ -312,7 +312,7 @@ class CellExecution:
     def _leave_run(self) -> CellProgress:
         self._has_left = True
         self._output.leave()
-        waves = self._admission.give_away()
+        waves = self._admission.release_waves()
         calls = {rank: call for rank, future in self._futures.items() for _, _, call in future.owing()}
         self._inbox.handle()
         outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)

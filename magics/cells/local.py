@@ -126,8 +126,8 @@ async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[]
     local = LocalResult()
     body = _OPTION_LINE.sub("#", source, count=1)
     with ExitStack() as stack:
-        stack.enter_context(_keeping_shows(shell, local, number))
-        stack.enter_context(_telling_syntax(shell.compile))
+        stack.enter_context(_captured_display(shell, local, number))
+        stack.enter_context(_exact_syntax_errors(shell.compile))
         stack.enter_context(redirect_stdout(_Labelled(sys.stdout, local.texts["stdout"])))
         stack.enter_context(redirect_stderr(_Labelled(sys.stderr, local.texts["stderr"])))
         cell = asyncio.ensure_future(_begin(shell, body))
@@ -156,7 +156,7 @@ def _begin(shell: Any, body: str) -> Coroutine[Any, Any, Any]:
 
 
 @contextmanager
-def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
+def _captured_display(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
     """Keep the value and the traceback that IPython would show, and restore the state of the outer cell.
 
     IPython passes values to the display hook, and tracebacks to a method of the shell. Tracebacks name the cell by the
@@ -179,7 +179,7 @@ def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None
 
 
 @contextmanager
-def _telling_syntax(compiler: Any) -> Iterator[None]:
+def _exact_syntax_errors(compiler: Any) -> Iterator[None]:
     """Report the exact syntax error, as ranks do. From Python 3.13 on IPython only reports incomplete input."""
     flag = compiler.flags & INCOMPLETE
     compiler.flags &= ~INCOMPLETE

@@ -40,15 +40,14 @@ class CellRunner:
         `timer` is a line above the cell: `%%time` or `%%timeit`. `by_mode`: the cell has no `%%mesh` line of its own.
         Returns the result if the cell has a value, or a job for a cell with `-a`.
         """
-        options, asked = (
-            parse_cell_options(line, self._notebook.preferences.of_cells),
-            parse_timer(timer) if timer else None,
-        )
-        if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
-            print(told.text)
+        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        asked = parse_timer(timer) if timer else None
+        if isinstance(asked, HelpRequested):
+            print(asked.text)
             return None
-        assert not isinstance(options, HelpRequested)
-        assert not isinstance(asked, HelpRequested)
+        if isinstance(options, HelpRequested):
+            print(options.text)
+            return None
         await self._planner.bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)

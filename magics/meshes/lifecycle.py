@@ -33,7 +33,7 @@ from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to exit: one that is stuck in the operating system may never exit
-HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
+INTERRUPTED_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
 FREED_WITHIN = 10.0  # seconds for ranks to leave their collective after their process groups were broken
 ENDS_WITHIN = 3.0  # seconds for ranks that have left it, or were in none, to end their cell
 PAUSE = 0.02  # between polls of ranks that are about to end their cell
@@ -94,12 +94,16 @@ def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Raise KeyboardInterrupt in the cells on these ranks; return which ran one and which do not answer."""
-    heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
-    parts = [f"interrupted {count_ranks(heard)}"] if heard else []
-    parts += [format_whereabouts(roll)] if roll else []
-    mute = [rank for rank, where in roll.items() if where.said is None]
-    advice = f"\nrestart ranks that do not answer with %mesh interrupt{_selector(mesh, mute)} --kill" if mute else ""
-    if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
+    interrupted, whereabouts = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
+    parts = [f"interrupted {count_ranks(interrupted)}"] if interrupted else []
+    parts += [format_whereabouts(whereabouts)] if whereabouts else []
+    unresponsive = [rank for rank, where in whereabouts.items() if where.said is None]
+    advice = (
+        f"\nrestart ranks that do not answer with %mesh interrupt{_selector(mesh, unresponsive)} --kill"
+        if unresponsive
+        else ""
+    )
+    if (stuck := mesh.stuck & set(interrupted)) and not _wait_freed(mesh, stuck, INTERRUPTED_WITHIN):
         advice += f"\n{format_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
 
@@ -126,8 +130,8 @@ async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[s
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
     started = time.monotonic()
     while True:
-        roll = await collect_whereabouts(mesh, ranks)
-        running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
+        whereabouts = await collect_whereabouts(mesh, ranks)
+        running = {rank: where for rank, where in whereabouts.items() if where.said is None or not where.said.is_idle}
         is_stuck = any(where.said is None or where.is_waiting for where in running.values())
         if not running or time.monotonic() > started + (FREED_WITHIN if is_stuck else ENDS_WITHIN):
             return broken, running
@@ -145,14 +149,14 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
 async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
     """Return the interrupted ranks, and the whereabouts of the others."""
     answers = await answers_of(ask_ranks(mesh, ranks).interrupt_present.call_each())
-    heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
-    return heard, await collect_whereabouts(mesh, set(ranks) - set(heard))
+    interrupted = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
+    return interrupted, await collect_whereabouts(mesh, set(ranks) - set(interrupted))
 
 
 def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Kill and restart those of these ranks that run a cell or do not answer."""
-    roll = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
-    busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
+    whereabouts = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
+    busy = sorted(rank for rank, where in whereabouts.items() if where.said is None or not where.said.is_idle)
     if not busy:
         return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle; nothing was killed"
     return restart(mesh, busy, "%mesh interrupt --kill")

@@ -206,7 +206,7 @@ class Meshes:
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
-        session = _session_with_an_agent()
+        session = _session_with_agent()
         gpus = count_gpus()
         extent = extent or default_extent(gpus)
         procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
@@ -253,7 +253,7 @@ class Meshes:
     def _watch(self, mesh: NotebookMesh) -> None:
         node = mesh.session.node
 
-        def look(report: ExitReport) -> None:
+        def note_end(report: ExitReport) -> None:
             rank = mesh.rank_of.get(report.node)
             if rank is None:
                 return
@@ -264,8 +264,8 @@ class Meshes:
             if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: its dead ranks will not be healed
                 mesh.unwatch()
 
-        def welcome(reborn: str) -> None:
-            if (rank := mesh.rank_of.get(reborn)) is not None:
+        def note_restart(name: str) -> None:
+            if (rank := mesh.rank_of.get(name)) is not None:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.lost[rank] = mesh.names.pop(rank, ())
@@ -273,14 +273,14 @@ class Meshes:
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
-            node.peers.when_down.remove(look)
-            node.peers.when_reborn.remove(welcome)
+            node.peers.when_down.remove(note_end)
+            node.peers.when_reborn.remove(note_restart)
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
         mesh.is_one_of_several = lambda: len(self) > 1
-        node.peers.when_down.append(look)
-        node.peers.when_reborn.append(welcome)
+        node.peers.when_down.append(note_end)
+        node.peers.when_reborn.append(note_restart)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
@@ -299,7 +299,7 @@ class Meshes:
         return mesh
 
 
-def _session_with_an_agent() -> Session:
+def _session_with_agent() -> Session:
     """Return the session; a new one if the host agent has ended, and all of its workers with it."""
     if current_session().has_lost_agent:
         close_session()

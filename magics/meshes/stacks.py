@@ -29,10 +29,10 @@ async def take_stacks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, lis
     """Return the stacks of these ranks, the main thread's first, within a second."""
     ranks = sorted(ranks)
     asked: Sequence[list[ThreadStack] | None] = await answers_of(ask_ranks(mesh, ranks).stacks.call_each())
-    told = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
-    mute = [rank for rank in ranks if rank not in told]
-    seen = await look_at(mesh, mute) if mute else {}
-    return told | {rank: list(stacks_seen(seen.get(rank))) for rank in mute}
+    answered = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
+    unresponsive = [rank for rank in ranks if rank not in answered]
+    seen = await look_at(mesh, unresponsive) if unresponsive else {}
+    return answered | {rank: list(stacks_seen(seen.get(rank))) for rank in unresponsive}
 
 
 def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:

@@ -97,7 +97,7 @@ class OutputCollector:
         with self._lock:
             self._output.resume(self._loop.time())
 
-    def tell(self, text: str) -> None:
+    def print_beside_prompt(self, text: str) -> None:
         """Publish this text beside the prompt."""
         self._publisher.publish([Stream("stdout", text)])
 

@@ -28,21 +28,21 @@ class DisplayRows:
         self._next_at = 0.0
         self.hidden: dict[int, int] = {}  # how many displays of each rank exceeded the limit
 
-    def add(self, picture: RankDisplay) -> None:
+    def add(self, display: RankDisplay) -> None:
         """Add a display of a rank."""
-        rank = picture.rank
+        rank = display.rank
         row = self._of.setdefault(rank, [])
         if len(row) >= MOST_OUTPUTS:
             self.hidden[rank] = self.hidden.get(rank, 0) + 1
             return
-        row.append(picture)
+        row.append(display)
         self._waiting.setdefault(len(row) - 1, None)
 
-    def update(self, picture: RankDisplay) -> None:
+    def update(self, display: RankDisplay) -> None:
         """Replace the displays of this rank that have the same id."""
-        for index, other in enumerate(self._of.get(picture.rank, ())):
-            if other.display_id == picture.display_id:
-                self._of[picture.rank][index] = picture
+        for index, other in enumerate(self._of.get(display.rank, ())):
+            if other.display_id == display.display_id:
+                self._of[display.rank][index] = display
                 self._waiting.setdefault(index, None)
 
     def clear(self, rank: int) -> None:

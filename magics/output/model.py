@@ -86,7 +86,7 @@ class CellOutput:
         self._running = set(ranks)
         self._endings: dict[int, Ending] = {}
         self._slowest: int | None = None
-        self._pictures = DisplayRows(limits.display_patience, limits.update_interval)
+        self._displays = DisplayRows(limits.display_patience, limits.update_interval)
         self._cleared: set[int] = set()  # ranks whose next output replaces all earlier output
         self.final: list[Publication] = []  # the whole output, after `close`
         self._part = 0
@@ -136,8 +136,8 @@ class CellOutput:
             return
         if rank in self._cleared and not update:
             self.clear(rank)
-        picture = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
-        (self._pictures.update if update else self._pictures.add)(picture)
+        display = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
+        (self._displays.update if update else self._displays.add)(display)
         self._is_changed = True
 
     def clear(self, rank: int, *, wait: bool = False) -> None:
@@ -148,7 +148,7 @@ class CellOutput:
         self._cleared.discard(rank)
         for text in self._texts.values():
             text.clear(rank)
-        self._pictures.clear(rank)
+        self._displays.clear(rank)
         self._is_changed = True
 
     def finish(self, rank: int, ending: Ending = "done") -> None:
@@ -182,7 +182,7 @@ class CellOutput:
         if now - self._part_started < self._limits.plain_time:
             return []
         running = {rank for rank in self._running if self._is_shown(rank)}
-        return [*self._update_live(now), *self._pictures.take_ready(now, running)]
+        return [*self._update_live(now), *self._displays.take_ready(now, running)]
 
     def close(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """End the cell: return its final output for the notebook; a longer cell gets a footer."""
@@ -212,10 +212,10 @@ class CellOutput:
         self._is_open = False
         self._part += 1
         self._forget_texts()
-        pictures, note = self._pictures.take_all(), self._announce_hidden()
+        displays, note = self._displays.take_all(), self._announce_hidden()
         self._parts += [*text, *note]
-        self.final = [*self._parts, *self._pictures.shown()]
-        return [*text, *pictures, *note]
+        self.final = [*self._parts, *self._displays.shown()]
+        return [*text, *displays, *note]
 
     @property
     def has_late_text(self) -> bool:
@@ -321,10 +321,10 @@ class CellOutput:
             self._late_room -= sum(cost_of(stream.text) for stream in streams)
             if self._late_room <= 0:
                 streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
-        return [*streams, *self._pictures.take_all()]
+        return [*streams, *self._displays.take_all()]
 
     def _announce_hidden(self) -> list[Stream]:
-        hidden, self._pictures.hidden = self._pictures.hidden, {}
+        hidden, self._displays.hidden = self._displays.hidden, {}
         if not hidden:
             return []
         count, first = max(hidden.values()), min(hidden)

@@ -74,7 +74,7 @@ class DebuggerGroups:
         self._engaged: set[int] = set()  # in the debugger: stopped, or running a step
         self._until = -math.inf
         self._last_line = ""
-        self._told: dict[int, str] = {}  # the places of other ranks as last shown
+        self._shown_places: dict[int, str] = {}  # the places of other ranks as last shown
 
     @property
     def ranks(self) -> set[int]:
@@ -150,7 +150,7 @@ class DebuggerGroups:
             chosen = self._choose(selector)
         except UserError as mistake:
             return Commands(text=f"{mistake}\n")
-        return self._send(chosen, command.strip(), now) if command.strip() else self._turn_to(chosen)
+        return self._send(chosen, command.strip(), now) if command.strip() else self._focus_on(chosen)
 
     def _choose(self, selector: str) -> tuple[int, ...]:
         """Return the stopped ranks among those that a selector selects."""
@@ -160,7 +160,7 @@ class DebuggerGroups:
         verb = "is" if len(chosen) == 1 else "are"
         raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` lists the stopped ranks")
 
-    def _turn_to(self, ranks: Iterable[int]) -> Commands:
+    def _focus_on(self, ranks: Iterable[int]) -> Commands:
         self._focus = frozenset(ranks)
         return Commands()
 
@@ -186,11 +186,11 @@ class DebuggerGroups:
     def _remark(self, ranks: Collection[int]) -> str:
         """The places of the other stopped ranks, if they have changed."""
         others = {rank: each.place for rank, each in self._stopped.items() if rank not in ranks}
-        news = bool(others.items() - self._told.items())
-        self._told = others
+        news = bool(others.items() - self._shown_places.items())
+        self._shown_places = others
         return f"also stopped: {', '.join(format_places(others))}\n" if news else ""
 
-    def describe(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
+    def format_ranks(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
         """The text of `ranks`: the stopped ranks and their places, the other ranks, and the target of commands."""
         lines = []
         for place, ranks in _by_place({rank: each.place for rank, each in self._stopped.items()}):

@@ -43,14 +43,14 @@ class ErrorGroup:
         return self.error.is_consequence
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """`ranks 0-2,5`, or `ranks 0-2,5 of b`."""
         return f"{name_ranks(self.ranks)}{f' of {self.mesh}' if self.mesh else ''}"
 
     @property
     def title(self) -> str:
         """`[ranks 0-2,5] ZeroDivisionError: division by zero`, or `[ranks 0-2,5 of b] ...`"""
-        return f"[{self.who}] {format_error(self.error).partition(chr(10))[0]}"
+        return f"[{self.label}] {format_error(self.error).partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> s
     groups = list(groups)
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
     skipped = [group for group in groups if group.error.kind == "skipped"]
-    unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
+    silent = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
     parts = [ending.timed_out] if ending.timed_out else [_format_interrupted(groups), _format_places(groups)]
-    parts += [f"{name_ranks(group.ranks)} {_for_ranks(group.error.message, len(group.ranks))}" for group in unheeding]
+    parts += [f"{name_ranks(group.ranks)} {_in_plural(group.error.message, len(group.ranks))}" for group in silent]
     parts += [format_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_format_skipped(skipped), *ending.remarks]))
 
@@ -142,11 +142,11 @@ def _format_interrupted(groups: Sequence[ErrorGroup]) -> str:
     return f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted"
 
 
-def _for_ranks(said: str, count: int) -> str:
+def _in_plural(message: str, count: int) -> str:
     """Change a message about one rank to plural for several."""
     for one, many in _MANY if count > 1 else ():
-        said = said.replace(one, many, 1)
-    return said
+        message = message.replace(one, many, 1)
+    return message
 
 
 def _format_places(groups: Iterable[ErrorGroup]) -> str:
@@ -237,8 +237,8 @@ def format_error(error: RankError) -> str:
 
 
 def _kind_and_place(error: RankError) -> str:
-    told = f"{error.type_name} {format_place(error.frames)}".rstrip()
-    return f"{told}: {error.message}" if error.kind == "interrupted" and error.message else told
+    text = f"{error.type_name} {format_place(error.frames)}".rstrip()
+    return f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text
 
 
 def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from meshbook.runtime.traces import without_ours
 
 
-def fold_frames(shell: Any) -> None:
+def trim_tracebacks(shell: Any) -> None:
     """Make a shell hide our frames from now on."""
     table = shell.InteractiveTB
     show = table.structured_traceback
@@ -21,14 +21,14 @@ def fold_frames(shell: Any) -> None:
     @functools.wraps(show)
     def fold(etype: Any, evalue: Any = None, etb: TracebackType | None = None, *args: Any, **kwargs: Any) -> list[str]:
         if table.mode != "Verbose":
-            _fold_causes(evalue)
+            _trim_causes(evalue)
             etb = without_ours(etb) or etb
         return show(etype, evalue, etb, *args, **kwargs)  # type: ignore[no-any-return]
 
     table.structured_traceback = fold
 
 
-def _fold_causes(error: BaseException | None) -> None:
+def _trim_causes(error: BaseException | None) -> None:
     """Trim the tracebacks of causes in place, since IPython reads them from the exceptions."""
     seen = {id(error)}
     cause = error.__cause__ or error.__context__ if error is not None else None

@@ -26,7 +26,7 @@ class Person:
         self.prompts: queue.Queue[str] = queue.Queue()
         self.lines: queue.Queue[str | Exception | None] = queue.Queue()
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         self.prompts.put(prompt)
         line = self.lines.get(timeout=PATIENCE)
         if isinstance(line, Exception):
@@ -89,7 +89,7 @@ class Cell:
     def resume(self) -> None:
         self.events.append("resume")
 
-    def tell(self, text: str) -> None:
+    def print_beside_prompt(self, text: str) -> None:
         self.events.append(text)
 
     async def whereabouts(self, ranks: Collection[int]) -> Mapping[int, str]:
