@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from meshbook.magics.cells.background import BackgroundLoop
+from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.runner import CellRunner
+from meshbook.magics.dashboard.registry import DashboardRegistry
 from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.ranks import RankNames
+from meshbook.magics.meshes.registry import Meshes
 from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells
 from meshbook.magics.shell.trim_tracebacks import trim_tracebacks
 from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
 from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.mode import MeshMode
+from meshbook.magics.syntax.settings import NotebookSettings
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
+from meshbook.magics.tracing.collect import CellTimes
+from meshbook.magics.tracing.profiler import ProfilerState
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell
 
@@ -72,7 +82,7 @@ def load(shell: Any) -> Notebook:
         return known
     if isinstance(shell, RankShell):
         raise UsageError("meshbook cannot be loaded on a rank; load it in the notebook, in a cell without %%mesh")
-    notebook = Notebook(shell)
+    notebook = _compose(shell)
     cells = CellRunner(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))
     shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now, lambda: notebook.mode.is_within))
@@ -87,5 +97,24 @@ def load(shell: Any) -> Notebook:
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
         Inspector(notebook, ranks).install()
-    notebook.warm_up()
+    # In the background, so that the fork server is warm at the first `%%mesh`.
+    threading.Thread(target=notebook.session, name="meshbook warm-up", daemon=True).start()
+    return notebook
+
+
+def _compose(shell: Any) -> Notebook:
+    background = BackgroundLoop()
+    notebook = Notebook(
+        shell,
+        meshes=Meshes(),
+        screen=ActorOutputRouter(),
+        cell_times=CellTimes(),
+        profiling=ProfilerState(),
+        mode=MeshMode(shell),
+        preferences=NotebookSettings(),
+        background=background,
+        jobs=Jobs(background),
+    )
+    notebook.dashboards = DashboardRegistry(notebook)
+    notebook.meshes.open_dashboard = notebook.dashboards.open
     return notebook

@@ -109,7 +109,7 @@ def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
     """The running cells, as jobs. Cells that this notebook waits for become jobs in the next one."""
     jobs = list(notebook.jobs)
     yield from ((job.number, job.run) for job in jobs if not job.done())
-    yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
+    yield from enumerate(notebook.foreground_cells, max((job.number for job in jobs), default=0) + 1)
 
 
 def _detach_cell(number: int, run: CellExecution) -> DetachedJob:

@@ -48,7 +48,7 @@ class CellPlanner:
     def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
         """Return the cell that the options describe, on a mesh that can run it."""
         session = self._notebook.session()
-        mesh, selected = self._notebook.select(options.selection)
+        mesh, selected = self._notebook.meshes.select(options.selection)
         check_able(mesh, selected.region)
         return PreparedCell(
             *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
@@ -65,7 +65,7 @@ class CellPlanner:
 
     def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
         """How prompts of its ranks are answered."""
-        breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
+        breaks, select = self._ranks_of(options.breaks, mesh), mesh.resolve
         return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
@@ -89,7 +89,7 @@ class CellPlanner:
 
     def _ranks_of(self, selector: str | None, mesh: NotebookMesh) -> frozenset[int] | None:
         """Return ranks of the cell's own mesh, whichever mesh is the default."""
-        return None if selector is None else frozenset(self._notebook.selector_of(mesh)(selector))
+        return None if selector is None else frozenset(mesh.resolve(selector))
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
         """Return the ranks of `--first`. UsageError if the cell does not run on all of them."""

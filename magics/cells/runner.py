@@ -145,7 +145,7 @@ class CellRunner:
         ranks = list(cell.region.ranks())
         if request.selection is None:
             return ranks
-        mesh, wanted = self._notebook.ranks_of(request.selection)
+        mesh, wanted = self._notebook.meshes.ranks_of(request.selection)
         return [rank for rank in ranks if mesh is cell.mesh and rank in wanted]
 
     async def _run(self, cell: PreparedCell, source: str) -> MeshResult:
@@ -156,11 +156,11 @@ class CellRunner:
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
     async def _wait_for(self, run: CellExecution, source: str) -> MeshResult:
-        self._notebook.waits_for.append(run)
+        self._notebook.foreground_cells.append(run)
         try:
             return await run.run(source)
         finally:
-            self._notebook.waits_for.remove(run)
+            self._notebook.foreground_cells.remove(run)
 
     def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:

@@ -50,7 +50,7 @@ class DashboardActions:
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
             raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
-        ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
+        ranks = list(mesh.resolve(selector or "all"))
         if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
             return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
         if known == "interrupt" and selector in EVERYONE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.magics.cells.admission import RankQueues
-from meshbook.magics.errors import MeshError
+from meshbook.magics.errors import MeshError, SelectionError
 from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
@@ -82,6 +82,13 @@ class NotebookMesh:
         """Return the selector of these ranks for a command, with a leading blank: ` 3`, ` b[3]`, ` b` for all."""
         chosen = f"{self.label}[{ranks}]" if self.label and ranks else self.label or ranks
         return f" {chosen}" if chosen else ""
+
+    def resolve(self, selector: str) -> tuple[int, ...]:
+        """Return the ranks of this mesh that a selector selects, whichever mesh is the current one."""
+        parsed = parse(selector)
+        if parsed.mesh not in (None, self.name):
+            raise SelectionError(f"the selector must select ranks of {self.name}, not of {parsed.mesh}")
+        return tuple(resolve(parsed, {self.name: self.procs.region}, self.name, self.last).region.ranks())
 
     @property
     def stuck(self) -> set[int]:
@@ -191,6 +198,11 @@ class Meshes:
         of = self._living().get(parsed.mesh or "", current)
         selected = resolve(parsed, regions, current.name, of.last)
         return self.get(selected.mesh), selected
+
+    def ranks_of(self, selector: str) -> tuple[NotebookMesh, list[int]]:
+        """Return a selector's mesh and its ranks as numbers. Raises as `select` does."""
+        mesh, selected = self.select(selector)
+        return mesh, list(selected.region.ranks())
 
     def up(
         self,

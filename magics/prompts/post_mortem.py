@@ -21,7 +21,7 @@ def debug(notebook: Notebook, selector: str | None) -> None:
 
     It does not change which ranks failed in the last cell. MeshError if no rank has an error.
     """
-    mesh, ranks = notebook.ranks_of(selector) if selector is not None else _failed(notebook)
+    mesh, ranks = notebook.meshes.ranks_of(selector) if selector is not None else _failed(notebook)
     region = mesh.procs.region.pick(ranks)
     check_able(mesh, region)
     keyboard = keyboard_for(notebook.shell)
@@ -31,7 +31,7 @@ def debug(notebook: Notebook, selector: str | None) -> None:
     cell = PreparedCell(
         *(notebook.session(), mesh, region, CellOptions(on_error="finish"), publisher_for(notebook.shell)),
         number=notebook.cell_number,
-        policy=PromptPolicy(keyboard, select=notebook.selector_of(mesh)),
+        policy=PromptPolicy(keyboard, select=mesh.resolve),
     )
     running = notebook.background.start(cell, SOURCE, title="%mesh debug")
     try:

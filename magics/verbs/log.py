@@ -51,7 +51,7 @@ class LogVerb(Verb):
         parser.add_argument("-t", "--time", action="store_true", help="with the time at which each line came")
 
     def run(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection)
+        mesh, ranks = notebook.meshes.ranks_of(self.selection)
         numbers = {mesh.procs.nodes[rank].node: rank for rank in ranks}
         try:
             page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)

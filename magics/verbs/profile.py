@@ -81,12 +81,12 @@ class ProfileVerb(Verb):
         """Return whether any of the ranks runs a cell."""
         if not len(notebook.meshes):
             return False
-        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
         roll = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
         return any(where.said is None or not where.said.is_idle for where in roll.values())
 
     def _profile_now(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
             raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
