@@ -64,8 +64,13 @@ class BackgroundLoop:
         `then` runs after a cell without an error, before the future resolves. With `resumes`, finish a cell that
         another notebook has begun.
         """
-        beginning = _begin(cell, source, title, then, resumes)
-        running = asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
+
+        async def begin() -> BackgroundCell:
+            run = CellExecution(cell, title=title, resumes=resumes)
+            run.begin(source)
+            return BackgroundCell(run, then)
+
+        running = asyncio.run_coroutine_threadsafe(begin(), self._running_loop()).result()
         self.running.append(running)
         running.future.when_done(lambda: self.running.remove(running))
         return running
@@ -77,11 +82,3 @@ class BackgroundLoop:
             thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no cell
             thread.start()
         return self._loop
-
-
-async def _begin(
-    cell: PreparedCell, source: str, title: str, then: Then, resumes: CellProgress | None
-) -> BackgroundCell:
-    run = CellExecution(cell, title=title, resumes=resumes)
-    run.begin(source)
-    return BackgroundCell(run, then)

@@ -233,15 +233,13 @@ class AttachedNotebook:
             self.lost.append(f"{name}, which is a variable of this notebook")
             return
         try:
-            names[name] = self._with_variables(_loaded(pickled))
+            handle = _loaded(pickled)
+            of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
+            # A slice of a notebook's mesh moves variables, too.
+            names[name] = NotebookProcMesh(handle, of[0]) if of else handle
             self.bound.append(name)
         except Exception as error:  # any exception of the import of the user's module
             self.lost.append(f"{name} ({type(error).__name__}: {error})")
-
-    def _with_variables(self, handle: Any) -> Any:
-        """Wrap a slice of a notebook's mesh, so that it moves variables, too."""
-        of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
-        return NotebookProcMesh(handle, of[0]) if of else handle
 
 
 def _restore_mesh(saved: DetachedMesh, session: AttachedSession) -> NotebookMesh:

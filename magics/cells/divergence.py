@@ -55,13 +55,10 @@ class DivergenceWatch:
         self._before = waiting
         awaits_absent = bool(self._absent) and len(waiting) == len(whereabouts) > 0
         self._next = now + (SOON if (is_apart or awaits_absent) and not stays else PATIENCE)
-        self._shows = bool(done) or _has_unresponsive(whereabouts) or ((is_apart or awaits_absent) and stays)
+        has_unresponsive = any(where.said is None for where in whereabouts.values())
+        self._shows = bool(done) or has_unresponsive or ((is_apart or awaits_absent) and stays)
         if not self._shows or not whereabouts:
             return ""
         parts = [f"{count_ranks(sorted(done))} done"] if done else []
         missing = f"{name_ranks(self._absent)} {'is' if len(self._absent) == 1 else 'are'} not in this cell"
         return ", ".join([*parts, format_whereabouts(whereabouts), *([missing] if awaits_absent else [])])
-
-
-def _has_unresponsive(whereabouts: Mapping[int, RankWhereabouts]) -> bool:
-    return any(where.said is None for where in whereabouts.values())

@@ -136,7 +136,8 @@ class EscalationPolicy:
 
     def _take(self, step: EscalationStep, now: float, forced: bool) -> None:
         self._taken[step] = now
-        end = now + self._until_end()
+        follows_death = self._has_death and not self.is_wanted
+        end = now + (self._periods.end_after_death if follows_death else self._periods.end)
         if step is EscalationStep.INTERRUPT:
             self._plan(EscalationStep.ABORT, now + self._until_abort())
         elif step is EscalationStep.ABORT:
@@ -150,7 +151,3 @@ class EscalationPolicy:
         if self._has_death and not self.is_wanted:
             return self._periods.after_death
         return self._periods.after_interrupt if self.is_wanted and not self._is_timed_out else self._periods.after_error
-
-    def _until_end(self) -> float:
-        survives = self._has_death and not self.is_wanted
-        return self._periods.end_after_death if survives else self._periods.end

@@ -152,7 +152,9 @@ class CellExecution:
             self.cell.session.output.end(self.origin)
         if self._has_left:
             raise CellDetached(f"{self.title} was detached and keeps running; take it back with %mesh attach")
-        result = self._result()
+        fetch = functools.partial(_fetch, self._mesh, self.origin)
+        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
+        result = MeshResult(self.cell.region, dict(self._state.outcomes), sources)
         self._mesh.note_last(self._history())
         has_shown = bool(self._output.final)
         if self.cell.options.block:  # otherwise `%mesh result` may show it once more
@@ -224,7 +226,10 @@ class CellExecution:
             self._take_turns()
             if not self._state.silent:
                 return ()
-            self._look_who_waits()
+            ahead = self._admission.ahead()
+            self._show_waiting(ahead)
+            if not ahead:
+                self._supervisor.begin()
             self._output.publish_due()
             now = self._loop.time()
             if unanswered := self._supervisor.act(now, self._withdraw):
@@ -287,12 +292,6 @@ class CellExecution:
         dropped, sent = self._admission.withdraw(ranks)
         self._skip(dropped)
         return sent
-
-    def _look_who_waits(self) -> None:
-        ahead = self._admission.ahead()
-        self._show_waiting(ahead)
-        if not ahead:
-            self._supervisor.begin()
 
     def _show_waiting(self, ahead: dict[int, str]) -> None:
         self._output.wait(self._admission.not_begun.union(ahead), format_waiting(ahead, len(self._ranks)))
@@ -398,11 +397,6 @@ class CellExecution:
             mesh=self._mesh.name,
             serial=self._serial,
         )
-
-    def _result(self) -> MeshResult:
-        fetch = functools.partial(_fetch, self._mesh, self.origin)
-        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
-        return MeshResult(self.cell.region, dict(self._state.outcomes), sources)
 
 
 def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:

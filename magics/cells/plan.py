@@ -60,7 +60,9 @@ class CellPlanner:
             label=mesh.label,
             variables=self._notebook.shell.user_ns,
             by_mode=by_mode,
-            policy=self._prompt_policy(options, mesh),
+            policy=PromptPolicy(
+                self._keyboard(options), options.stdin, self._ranks_of(options.breaks, mesh), mesh.resolve, mesh.label
+            ),
         )
 
     def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:

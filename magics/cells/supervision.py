@@ -149,15 +149,11 @@ class CellSupervisor:
         """Break the process groups of these ranks, then of the whole mesh, since a part of a group is of no use."""
         # In this order: once one rank leaves the collective, the others are elsewhere, too.
         self._before_abort |= await collect_whereabouts(self._mesh, action.ranks)
-        broken = await self._break_groups(action)
+        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
+        broken = {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
         if broken:  # also for ranks that left the groups: new groups need a new rendezvous of all ranks
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
         self._broken |= broken
-
-    async def _break_groups(self, action: EscalationAction) -> set[str]:
-        """Break the process groups of these ranks; return the groups, as text."""
-        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
-        return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
 
     @property
     def has_to_settle(self) -> bool:

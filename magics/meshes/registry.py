@@ -111,7 +111,12 @@ class NotebookMesh:
         self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
         known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
         for known in (*known_by_rank, self.added):
-            _renumber(known, before, self.rank_of)
+            # The entries of processes that are gone are dropped.
+            moved = {
+                self.rank_of[node]: each for rank, each in known.items() if (node := before.get(rank)) in self.rank_of
+            }
+            known.clear()
+            known.update(moved)
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
@@ -136,13 +141,6 @@ class NotebookMesh:
         state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
-
-
-def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
-    """Move per-rank entries to the new ranks of the same processes; drop those of processes that are gone."""
-    moved = {after[node]: value for rank, value in known.items() if (node := before.get(rank)) in after}
-    known.clear()
-    known.update(moved)
 
 
 class Meshes:

@@ -69,11 +69,10 @@ def format_whereabouts(whereabouts: Mapping[int, RankWhereabouts]) -> str:
     for rank in sorted(whereabouts):
         ranks_at.setdefault(str(whereabouts[rank]), []).append(rank)
     groups = sorted(ranks_at.items(), key=lambda group: -len(group[1]))
-    return ", ".join(f"{count_ranks(ranks)} {_for_ranks(ranks, place)}" for place, ranks in groups)
-
-
-def _for_ranks(ranks: Sequence[int], place: str) -> str:
-    return place if len(ranks) == 1 else place.replace("does not", "do not", 1)
+    return ", ".join(
+        f"{count_ranks(ranks)} {place if len(ranks) == 1 else place.replace('does not', 'do not', 1)}"
+        for place, ranks in groups
+    )
 
 
 def count_ranks(ranks: Sequence[int]) -> str:

@@ -137,11 +137,11 @@ class OutputCollector:
     def written(self) -> list[Chunk]:
         """Return everything that ranks wrote and displayed; each rank's chunks in order."""
         with self._lock:
-            texts = [self._chunk(rank, stream, spool) for (rank, stream), spool in self._spools.items()]
+            texts: list[Chunk] = [
+                OutputChunk("", "", rank, stream, spool.read().removesuffix(spool.live), live=spool.live or None)
+                for (rank, stream), spool in self._spools.items()
+            ]
             return [*texts, *(chunk for spool in self._displays.values() for chunk in spool.read())]
-
-    def _chunk(self, rank: int, stream: StreamName, spool: Spool) -> Chunk:
-        return OutputChunk("", "", rank, stream, spool.read().removesuffix(spool.live), live=spool.live or None)
 
     @property
     def seconds(self) -> float:

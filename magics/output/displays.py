@@ -6,7 +6,7 @@ layout (`gallery`). A row waits briefly for the other ranks, and is published ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 
 from meshbook.magics.output.gallery import MimeBundle, RankDisplay, lay_out
 from meshbook.magics.output.messages import Display, LiveDisplay
@@ -95,15 +95,12 @@ class DisplayRows:
                 self._published[index].append(bundle)
                 yield self._display(index, place, bundle, update=False)
             else:
-                self._hide(row)
+                for rank in row:
+                    self.hidden[rank] = self.hidden.get(rank, 0) + 1
                 return
 
     def _display(self, index: int, place: int, bundle: MimeBundle, *, update: bool) -> LiveDisplay:
         return LiveDisplay(bundle.data, update, is_final=not update, name=f"{index}.{place}", metadata=bundle.metadata)
-
-    def _hide(self, row: Mapping[int, RankDisplay]) -> None:
-        for rank in row:
-            self.hidden[rank] = self.hidden.get(rank, 0) + 1
 
 
 EMPTY = MimeBundle({"text/plain": ""}, {})

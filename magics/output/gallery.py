@@ -118,18 +118,14 @@ def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
 def _join_same(displays: Iterable[RankDisplay]) -> list[_EqualDisplays]:
     ranks_of: dict[str, list[RankDisplay]] = {}
     for display in displays:
-        ranks_of.setdefault(_content_of(display.data), []).append(display)
+        # The text of a figure may contain an address, so richer content, if any, decides what is equal.
+        rich = {mime: content for mime, content in display.data.items() if mime != "text/plain"}
+        ranks_of.setdefault(repr(sorted((rich or display.data).items())), []).append(display)
     found = [
         _EqualDisplays(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
         for same in ranks_of.values()
     ]
     return sorted(found, key=lambda each: each.ranks)
-
-
-def _content_of(data: Mapping[str, Any]) -> str:
-    # The text of a figure may contain an address, so richer content, if any, decides what is equal.
-    rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
-    return repr(sorted((rich or data).items()))
 
 
 def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
@@ -158,20 +154,16 @@ def _in_html(own: Sequence[_EqualDisplays]) -> str:
             cells.append(cell)
         else:
             left_out += each.ranks
-    return f"{side_by_side(cells)}{_note(left_out)}"
+    if not left_out:
+        return side_by_side(cells)
+    note = f"… {format_label(left_out)} not shown, since it is large (result[{left_out[0]}].displays has it)"
+    return f'{side_by_side(cells)}<div style="{HEADER_STYLE}">{note}</div>'
 
 
 def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
         return render_html([Group(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
-
-
-def _note(left_out: Sequence[int]) -> str:
-    if not left_out:
-        return ""
-    where = f"result[{left_out[0]}].displays has it"
-    return f'<div style="{HEADER_STYLE}">… {format_label(left_out)} not shown, since it is large ({where})</div>'
 
 
 def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:

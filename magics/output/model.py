@@ -228,14 +228,12 @@ class CellOutput:
     def _update_live(self, now: float) -> list[Publication]:
         if now - self._published < self._limits.update_interval:
             return []
-        if self._is_open and not self._is_changed and not self._is_new_second(now):
+        is_new_second = int(now - self._started) != int(self._published - self._started)
+        if self._is_open and not self._is_changed and not is_new_second:
             return []
         publication = LiveDisplay(self._live_bundle(now), update=self._is_open, name=self._area)
         self._is_open, self._is_changed, self._published = True, False, now
         return [publication]
-
-    def _is_new_second(self, now: float) -> bool:
-        return int(now - self._started) != int(self._published - self._started)
 
     def _live_bundle(self, now: float) -> dict[str, str]:
         count = self._limits.live_lines_of(len(self._ranks))
@@ -244,17 +242,15 @@ class CellOutput:
         return render_area(fit_streams(groups, self._limits.live), header)
 
     def _static_area(self, now: float, footer: str) -> LiveDisplay:
-        area = render_area(self._whole_text(), self._last_headline(now), footer)
+        # Before a prompt the header must not claim permanently that ranks run.
+        so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
+        area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer)
         return LiveDisplay(area, update=True, is_final=True, name=self._area)
 
     @property
     def _area(self) -> str:
         """The name of the live area; after a prompt there is a new area."""
         return f"part {self._part}" if self._part else ""
-
-    def _last_headline(self, now: float) -> str:
-        """Return the header of a final area. Before a prompt it must not claim permanently that ranks run."""
-        return self.headline(now) if self._is_closed else f"up to the prompt · {format_elapsed(now - self._started)}"
 
     def _quick_text(self) -> list[Publication]:
         """Return plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot."""

@@ -124,7 +124,8 @@ class PromptBroker:
     def _answer_at_once(self, question: PromptQuestion) -> PromptAnswer | None:
         if question.mesh != self._mesh or self._is_closed:
             return NO_CELL
-        if question.kind == "stop" and not self._stops_at(question.rank):
+        breaks = self._policy.breaks
+        if question.kind == "stop" and breaks is not None and question.rank not in breaks:
             return PromptAnswer("text", "pass")
         if self._policy.keyboard.refusal:
             return PromptAnswer("refused", self._policy.keyboard.refusal)
@@ -133,9 +134,6 @@ class PromptBroker:
         if self._policy.sharing == "error" and question.kind != "command":
             return PromptAnswer("refused", "the cell runs with --stdin error")
         return None
-
-    def _stops_at(self, rank: int) -> bool:
-        return self._policy.breaks is None or rank in self._policy.breaks
 
     @property
     def has_asked(self) -> bool:

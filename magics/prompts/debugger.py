@@ -150,7 +150,10 @@ class DebuggerGroups:
             chosen = self._choose(selector)
         except UserError as mistake:
             return Commands(text=f"{mistake}\n")
-        return self._send(chosen, command.strip(), now) if command.strip() else self._focus_on(chosen)
+        if command.strip():
+            return self._send(chosen, command.strip(), now)
+        self._focus = frozenset(chosen)
+        return Commands()
 
     def _choose(self, selector: str) -> tuple[int, ...]:
         """Return the stopped ranks among those that a selector selects."""
@@ -159,10 +162,6 @@ class DebuggerGroups:
             return stopped
         verb = "is" if len(chosen) == 1 else "are"
         raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` lists the stopped ranks")
-
-    def _focus_on(self, ranks: Iterable[int]) -> Commands:
-        self._focus = frozenset(ranks)
-        return Commands()
 
     def _send(self, ranks: Iterable[int], command: str, now: float) -> Commands:
         sent = tuple(self._stopped.pop(rank) for rank in ranks if rank in self._stopped)

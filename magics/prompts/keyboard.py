@@ -75,7 +75,9 @@ class KernelKeyboard:
 
     def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         socket, session = self._kernel.stdin_socket, self._kernel.session
-        self._drop_stale(socket)
+        with contextlib.suppress(zmq.Again):  # answers to withdrawn prompts
+            while True:
+                socket.recv_multipart(zmq.NOBLOCK)
         content = {"prompt": prompt, "password": is_password}
         request = session.send(socket, "input_request", content, self._parent, ident=self._ident)
         poller = zmq.Poller()
@@ -90,12 +92,6 @@ class KernelKeyboard:
                 raise EOFError
             if value is not None:
                 return value
-
-    def _drop_stale(self, socket: Any) -> None:
-        """Discard answers to withdrawn prompts."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                socket.recv_multipart(zmq.NOBLOCK)
 
     def _receive(self, request: str) -> str | None:
         try:

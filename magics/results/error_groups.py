@@ -86,7 +86,9 @@ def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: st
     ranks_of: dict[Hashable, list[int]] = {}
     for rank in [*order, *sorted(errors.keys() - set(order))]:
         if rank in errors:
-            ranks_of.setdefault(_identity(errors[rank]), []).append(rank)
+            error = errors[rank]
+            identity = (error.kind, error.type_name, error.message, error.place, error.is_consequence)
+            ranks_of.setdefault(identity, []).append(rank)
     groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]], mesh) for ranks in ranks_of.values()]
     return sorted(groups, key=_precedence)
 
@@ -191,10 +193,6 @@ def _join_alike(groups: Sequence[ErrorGroup]) -> list[list[ErrorGroup]]:
 
 def _render_alike(groups: Sequence[ErrorGroup]) -> list[str]:
     return [*(_red(group.title) for group in groups[:MOST_ALIKE]), *_count_rest(groups[MOST_ALIKE:])]
-
-
-def _identity(error: RankError) -> Hashable:
-    return error.kind, error.type_name, error.message, error.place, error.is_consequence
 
 
 def _precedence(group: ErrorGroup) -> int:

@@ -171,12 +171,11 @@ class MeshResult:
 
         `pandas.DataFrame(result.rows())` makes a table of them.
         """
-        return [self._row_of(each) for each in self]
-
-    def _row_of(self, each: RankResult) -> dict[str, Any]:
-        place = dict(self.region.point_of_base_rank(each.rank))
-        value = each.value
-        return {"rank": each.rank, **place, **(value if isinstance(value, Mapping) else {"value": value})}
+        rows = []
+        for each in self:
+            value = each.value if isinstance(each.value, Mapping) else {"value": each.value}
+            rows.append({"rank": each.rank, **self.region.point_of_base_rank(each.rank), **value})
+        return rows
 
     def stack(self) -> Any:
         """Return the values as one tensor or array of shape (ranks, ...). Raises ValueError if a rank has none."""

@@ -149,7 +149,7 @@ def test_a_rank_that_dies_between_cells_is_known(mesh: Notebook) -> None:
     os.kill(pids_of_ranks(mesh)[2], signal.SIGKILL)
     while "rank 2 dead" not in mesh.run("%mesh").stdout:
         pass
-    assert "rank 2 of mesh died" in mesh.run_failing("%%mesh\n1").error["evalue"]
+    assert "rank 2 of mesh is dead" in mesh.run_failing("%%mesh\n1").error["evalue"]
     assert mesh.run("%%mesh !2\nrank").result == "[0] 0\n[1] 1"
 
 
