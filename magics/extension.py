@@ -20,9 +20,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import CellInterrupts
-from meshbook.magics.shell.local_cells import LocalCells
-from meshbook.magics.shell.trim_tracebacks import trim_tracebacks
-from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
+from meshbook.magics.shell.local_cells import LocalCells, UnhandledFaultDisplay, trim_tracebacks
 from meshbook.magics.syntax.argparsing import HelpRequested, quoted
 from meshbook.magics.syntax.mode import MeshMode
 from meshbook.magics.syntax.settings import NotebookSettings

@@ -19,7 +19,13 @@ from typing import Any
 from meshbook.magics.cells.admission import AdmissionQueue, StartWave, format_waiting, plan_waves
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
-from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, format_remedy
+from meshbook.magics.cells.rank_errors import (
+    error_of_lost,
+    error_of_silent,
+    error_of_skipped,
+    explain_missing,
+    format_remedy,
+)
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
 from meshbook.magics.errors import CellDetached, CellError, make_cell_error
@@ -30,7 +36,6 @@ from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
 from meshbook.magics.results.costs import summarise_costs
-from meshbook.magics.results.missing_names import explain_missing
 from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.magics.shell.interrupts import interruptible, run_interruptible
 from meshbook.magics.syntax.selectors import LastCell

@@ -1,11 +1,15 @@
 """The errors of ranks without an answer (dead, killed, silent, skipped), and the check for such ranks before a cell.
 
-Errors that ranks raise are made in `meshbook.runtime.cells.failures`.
+For a NameError on a rank, `explain_missing` names the command that defines the name there. Errors that ranks raise are
+made in `meshbook.runtime.cells.failures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
@@ -13,7 +17,7 @@ from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
 
 MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 
@@ -103,3 +107,43 @@ def format_dead(mesh: NotebookMesh, dead: Sequence[int], cause: str = "") -> str
 def _others(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     but_these = f"!{','.join(map(str, ranks))}"
     return f"%%mesh{mesh.selector(but_these)}"
+
+
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each missing name that can be explained; `variables` are those of the notebook."""
+    for name, ranks in _missing_names(errors).items():
+        if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
+            yield f"{name_ranks(lost)} lost {name} in a restart; run the cell that defines it there again"
+        elif mesh.added.keys() >= set(ranks) and (name in variables or _is_known(name, mesh)):
+            added = f"%mesh resize added {name_ranks(ranks)} after the cells that define {name}"
+            yield f"{added}; {_format_command(name, ranks, mesh, variables)}"
+        elif name in variables:
+            where = f"{name} is defined in the notebook, but not on {name_ranks(ranks)}"
+            yield f"{where}; {_format_command(name, ranks, mesh, variables)}"
+
+
+def _is_known(name: str, mesh: NotebookMesh) -> bool:
+    """Whether some rank has this name; otherwise it is a typing error."""
+    return any(name in names for names in mesh.names.values())
+
+
+def _missing_names(errors: Mapping[int, RankError]) -> dict[str, list[int]]:
+    """Return the ranks of each name in a NameError."""
+    found: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        if error.type_name == "NameError" and (match := _NOT_DEFINED.match(error.message)):
+            found.setdefault(match[1], []).append(rank)
+    return found
+
+
+def _format_command(name: str, ranks: Collection[int], mesh: NotebookMesh, variables: Mapping[str, Any]) -> str:
+    chosen = "" if len(ranks) == mesh.extent.nelements else format_ranks(ranks)
+    selector = mesh.selector(chosen)
+    if name not in variables:
+        return f"run the cell that defines {name} with %%mesh{selector}"
+    if isinstance(variables[name], ModuleType):
+        return f"import it in a cell with %%mesh{selector}"
+    return f"send it with %mesh push {name}{selector}"

@@ -228,8 +228,8 @@ class CellOutput:
     def _update_live(self, now: float) -> list[Publication]:
         if now - self._published < self._limits.update_interval:
             return []
-        is_new_second = int(now - self._started) != int(self._published - self._started)
-        if self._is_open and not self._is_changed and not is_new_second:
+        is_current = self._is_open and not self._is_changed
+        if is_current and int(now - self._started) == int(self._published - self._started):  # the header has seconds
             return []
         publication = LiveDisplay(self._live_bundle(now), update=self._is_open, name=self._area)
         self._is_open, self._is_changed, self._published = True, False, now

@@ -1,4 +1,4 @@
-"""How errors of ordinary cells are shown: they end at the user's line, and so do their causes."""
+"""Errors of ordinary cells end at the line of the user, and so do their causes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.shell.trim_tracebacks import trim_tracebacks
+from meshbook.magics.shell.local_cells import trim_tracebacks
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import local_memory
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.cells.rank_errors import explain_missing
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.results.missing_names import explain_missing
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.geometry import Extent
 
