@@ -15,7 +15,7 @@ from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.ranks import RankNames
-from meshbook.magics.meshes.registry import Meshes
+from meshbook.magics.meshes.registry import MeshRegistry
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
@@ -104,7 +104,7 @@ def _compose(shell: Any) -> Notebook:
     background = BackgroundLoop()
     notebook = Notebook(
         shell,
-        meshes=Meshes(),
+        meshes=MeshRegistry(),
         screen=ActorOutputRouter(),
         cell_times=CellTimes(),
         profiling=ProfilerState(),

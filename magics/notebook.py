@@ -13,7 +13,7 @@ from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.maps import show_progress
 from meshbook.magics.dashboard.registry import DashboardRegistry
 from meshbook.magics.errors import VariableError
-from meshbook.magics.meshes.registry import Meshes, NotebookMesh
+from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh
 from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.syntax.argparsing import suggestion
 from meshbook.magics.syntax.mode import MeshMode
@@ -34,7 +34,7 @@ class Notebook:
     """The context of an IPython shell that has loaded the extension; `extension.load` composes it."""
 
     shell: Any
-    meshes: Meshes
+    meshes: MeshRegistry
     screen: ActorOutputRouter
     cell_times: CellTimes
     profiling: ProfilerState

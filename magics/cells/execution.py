@@ -98,7 +98,7 @@ class CellExecution:
         self._prompting = PromptBroker(
             *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
             inbox=self._inbox,
-            area=self._output,
+            output=self._output,
             whereabouts=functools.partial(locate_ranks, mesh),
             hold=self._supervisor.hold,
         )

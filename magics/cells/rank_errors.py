@@ -117,17 +117,15 @@ def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variabl
     for name, ranks in _missing_names(errors).items():
         if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
             yield f"{name_ranks(lost)} lost {name} in a restart; run the cell that defines it there again"
-        elif mesh.added.keys() >= set(ranks) and (name in variables or _is_known(name, mesh)):
+        elif mesh.added.keys() >= set(ranks) and (
+            # A name that no rank has is a typing error.
+            name in variables or any(name in names for names in mesh.names.values())
+        ):
             added = f"%mesh resize added {name_ranks(ranks)} after the cells that define {name}"
             yield f"{added}; {_format_command(name, ranks, mesh, variables)}"
         elif name in variables:
             where = f"{name} is defined in the notebook, but not on {name_ranks(ranks)}"
             yield f"{where}; {_format_command(name, ranks, mesh, variables)}"
-
-
-def _is_known(name: str, mesh: NotebookMesh) -> bool:
-    """Whether some rank has this name; otherwise it is a typing error."""
-    return any(name in names for names in mesh.names.values())
 
 
 def _missing_names(errors: Mapping[int, RankError]) -> dict[str, list[int]]:

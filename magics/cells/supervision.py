@@ -175,11 +175,11 @@ class CellSupervisor:
             trouble = f" ({error})" if str(error) else ""
         back = f"and restarted in {time.monotonic() - started:.2f} s"
         gone = f"but could not be restarted{trouble}; restart it with %mesh heal{self._mesh.selector()}"
-        return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
-
-    def _error_of_killed(self, rank: int, outcome: str) -> RankError:
-        frames = self._before_abort[rank].frames if rank in self._before_abort else ()
-        return error_of_killed(outcome, self._mesh.lost.get(rank, ()), frames)
+        errors = {}
+        for rank in self._killed:
+            frames = self._before_abort[rank].frames if rank in self._before_abort else ()
+            errors[rank] = error_of_killed(back if rank in healed else gone, self._mesh.lost.get(rank, ()), frames)
+        return errors
 
     # -- whereabouts ---------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name} could not be resized: {error}") from error
     follow()
-    return f"{mesh.describe()}; resized in {time.monotonic() - started:.2f} s"
+    return f"{mesh.format_summary()}; resized in {time.monotonic() - started:.2f} s"
 
 
 def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:

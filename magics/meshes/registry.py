@@ -133,7 +133,7 @@ class NotebookMesh:
             if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
                 yield f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} {title}"
 
-    def describe(self) -> str:
+    def format_summary(self) -> str:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
@@ -143,7 +143,7 @@ class NotebookMesh:
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
 
 
-class Meshes:
+class MeshRegistry:
     """All meshes of this notebook.
 
     One is the current mesh, whose ranks a selector without a name means: the first that starts, until `use` selects
@@ -256,7 +256,7 @@ class Meshes:
             )
         if (known := self.find(name)) is not None:
             raise MeshError(
-                f"{known.describe()}, is already up; resize it with %mesh resize {name} --gpus N (or --shape), "
+                f"{known.format_summary()}, is already up; resize it with %mesh resize {name} --gpus N (or --shape), "
                 f"stop it with %mesh down {name}, or start another mesh with --name"
             )
 
@@ -342,4 +342,6 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
 
 def format_up(mesh: NotebookMesh, started: float) -> str:
     """Return the line that `%mesh up` prints."""
-    return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"
+    return (
+        f"{mesh.format_summary()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"
+    )

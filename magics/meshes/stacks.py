@@ -83,11 +83,7 @@ def title_of(stack: ThreadStack) -> str:
 def place_of(frame: Frame) -> str:
     """Return `cell 9:14 in load`."""
     name = "" if frame.function == "<module>" else f" in {frame.function}"
-    return f"{_short(frame.filename)}:{frame.line}{name}"
-
-
-def _short(filename: str) -> str:
-    """Return `cell 9`, `data.py` or `distributed/distributed_c10d.py`: a library's file needs its folder."""
-    if filename.startswith("<"):
-        return filename.strip("<>")
-    return "/".join(Path(filename).parts[-2:])
+    # A file needs its folder: `distributed/distributed_c10d.py`.
+    is_cell = frame.filename.startswith("<")
+    file = frame.filename.strip("<>") if is_cell else "/".join(Path(frame.filename).parts[-2:])
+    return f"{file}:{frame.line}{name}"

@@ -18,7 +18,7 @@ SOON = 1.0  # seconds until a status is shown without the missing answer
 
 def state_of(mesh: NotebookMesh) -> Iterator[str]:
     """Yield a line for the mesh, and one for each rank that is not well or has been restarted."""
-    yield mesh.describe()
+    yield mesh.format_summary()
     if mesh.spares:
         yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
     for rank, report in sorted(mesh.dead.items()):

@@ -208,7 +208,10 @@ class CellOutput:
     def _end_part(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """Return what is shown in its final form, and forget it."""
         self._published = now
-        text = [self._static_area(now, footer())] if self._is_open else self._quick_text()
+        if self._is_open:
+            text: list[Publication] = [self._static_area(now, footer())]
+        else:  # plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot
+            text = [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
         self._is_open = False
         self._part += 1
         self._forget_texts()
@@ -251,10 +254,6 @@ class CellOutput:
     def _area(self) -> str:
         """The name of the live area; after a prompt there is a new area."""
         return f"part {self._part}" if self._part else ""
-
-    def _quick_text(self) -> list[Publication]:
-        """Return plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot."""
-        return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
 
     def _whole_text(self) -> dict[StreamName, list[Group]]:
         groups = self._groups()

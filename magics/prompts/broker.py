@@ -14,9 +14,9 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from meshbook.magics.cells.state import CellInbox
+from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.prompts.debugger import DebuggerGroups, DebugPrompt, Select
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, PromptWithdrawn
 from meshbook.magics.prompts.queue import Prompt, PromptQueue, Sharing
@@ -25,19 +25,6 @@ from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, Promp
 logger = logging.getLogger(__name__)
 NO_CELL = PromptAnswer("refused", "no cell is running on this rank")
 JOIN_WITHIN = 2.0  # seconds for the thread to end; on a pipe it may wait for a line without end
-
-
-class PromptOutput(Protocol):
-    """The output of the cell, around the prompts."""
-
-    def pause(self) -> None:
-        """Publish all output of the ranks before a prompt is shown."""
-
-    def resume(self) -> None:
-        """Continue to publish after the prompt."""
-
-    def print_beside_prompt(self, text: str) -> None:
-        """Show a text to the person."""
 
 
 Hold = Callable[[bool], None]  # takes whether a person is in the debugger
@@ -85,7 +72,7 @@ class PromptBroker:
         policy: PromptPolicy,
         *,
         inbox: CellInbox,
-        area: PromptOutput,
+        output: OutputCollector,
         whereabouts: Whereabouts,
         hold: Hold,
     ) -> None:
@@ -94,7 +81,7 @@ class PromptBroker:
         self._silent = silent
         self._policy = policy
         self._inbox = inbox
-        self._area = area
+        self._output = output
         self._whereabouts = whereabouts
         self._hold = hold
         self._holds = False
@@ -222,9 +209,9 @@ class PromptBroker:
         if prompt is None:
             return
         self._shown = prompt
-        self._area.pause()
+        self._output.pause()
         if isinstance(prompt, DebugPrompt) and prompt.remark:
-            self._area.print_beside_prompt(prompt.remark)
+            self._output.print_beside_prompt(prompt.remark)
         self._reader.ask(prompt)
 
     @property
@@ -246,7 +233,7 @@ class PromptBroker:
     def _run_line(self, prompt: DebugPrompt, line: str) -> None:
         commands = self._stops.entered(prompt, line, self._loop.time())
         if commands.text:
-            self._area.print_beside_prompt(commands.text)
+            self._output.print_beside_prompt(commands.text)
         if commands.wants_ranks:
             self._listing = asyncio.ensure_future(self._list_ranks(prompt))
         else:
@@ -259,7 +246,7 @@ class PromptBroker:
             logger.exception("failed to query the ranks of a cell")
             return self._fail()
         done = [rank for rank in self._ranks if rank not in self._silent]
-        self._area.print_beside_prompt(self._stops.format_ranks(prompt, running, done))
+        self._output.print_beside_prompt(self._stops.format_ranks(prompt, running, done))
         self._conclude([])
         return self._inbox.wake()
 
@@ -269,7 +256,7 @@ class PromptBroker:
         self._shown = None
         self._reader.clear_withdrawal()
         self._update()
-        self._area.resume()
+        self._output.resume()
         for reply, answer in replies:
             reply(answer)
 

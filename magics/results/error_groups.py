@@ -134,14 +134,17 @@ def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> s
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
     skipped = [group for group in groups if group.error.kind == "skipped"]
     silent = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
-    parts = [ending.timed_out] if ending.timed_out else [_format_interrupted(groups), _format_places(groups)]
+    parts = (
+        [ending.timed_out]
+        if ending.timed_out
+        else [
+            f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted",
+            _format_places(groups),
+        ]
+    )
     parts += [f"{name_ranks(group.ranks)} {_in_plural(group.error.message, len(group.ranks))}" for group in silent]
     parts += [format_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_format_skipped(skipped), *ending.remarks]))
-
-
-def _format_interrupted(groups: Sequence[ErrorGroup]) -> str:
-    return f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted"
 
 
 def _in_plural(message: str, count: int) -> str:

@@ -55,7 +55,7 @@ class Cell:
         self.broker = PromptBroker(
             *("m", range(2), self.silent, self._policy),
             inbox=self.inbox,
-            area=self,
+            output=self,
             whereabouts=self.whereabouts,
             hold=self.held.append,
         )
