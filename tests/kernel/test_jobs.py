@@ -190,7 +190,7 @@ def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: Notebook
     assert "ranks 0,2 did not run" in failed.traceback
     assert notebook.run("%%mesh failed\n'began' in globals()").result == "[0,2] False\n[1] True"
     refused = notebook.run_failing("%%mesh 0:2 --first 2\n1")
-    assert "--first 2 names ranks that the cell does not run on" in refused.error["evalue"]
+    assert "--first 2 selects ranks that the cell does not run on" in refused.error["evalue"]
 
 
 def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) -> None:

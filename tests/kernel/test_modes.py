@@ -51,7 +51,7 @@ def test_in_mesh_mode_magics_and_here_are_the_notebooks_own(notebook: Notebook) 
     assert (cell.stdout[:15], cell.result) == ("mesh mode is on", "[0] 0\n[1] 1")
     assert "Wall time" in notebook.run("%time rank").stdout
     assert notebook.run("%%here\nget_ipython().run_cell('1 + 1').result").result == "2", "a cell within a cell"
-    assert "without 'rank'" in notebook.run_failing("%%here rank\n1").error["evalue"]
+    assert "got 'rank'" in notebook.run_failing("%%here rank\n1").error["evalue"]
 
 
 @pytest.mark.usefixtures("mode")
