@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
+from meshbook.magics.cells.background import BackgroundLoop
+from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.runner import CellRunner
+from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.magics.introspection.ranks import RankNames
+from meshbook.magics.meshes.registry import MeshRegistry
 from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import CellInterrupts
-from meshbook.magics.shell.local_cells import LocalCells
-from meshbook.magics.shell.trim_tracebacks import fold_frames
-from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
-from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.shell.local_cells import LocalCells, UnhandledFaultDisplay, trim_tracebacks
+from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.mode import MeshMode
+from meshbook.magics.syntax.settings import NotebookSettings
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
+from meshbook.magics.tracing.collect import CellTimes
+from meshbook.magics.tracing.profiler import ProfilerState
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell
 
@@ -36,7 +45,7 @@ class MeshMagics(Magics):
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("mesh")  # type: ignore[untyped-decorator]
     def run_within(self, line: str, cell: str) -> Any:
-        """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; `%%mesh --help` tells more."""
+        """Run the cell on ranks of the mesh: `%%mesh [SEL] [options]`; see `%%mesh --help`."""
         return self._cells.run_within(line, cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -44,7 +53,7 @@ class MeshMagics(Magics):
     def run_here(self, line: str, cell: str) -> None:
         """Run the cell here, also where cells run on the mesh (`%mesh mode on`)."""
         if line.strip():
-            raise UsageError(f"%%here stands alone on its line, without {quoted(line.strip())}")
+            raise UsageError(f"%%here takes no arguments, got {quoted(line.strip())}")
         self.shell.run_cell(cell)
 
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -70,8 +79,8 @@ def load(shell: Any) -> Notebook:
     if known is not None:
         return known
     if isinstance(shell, RankShell):
-        raise UsageError("meshbook is the notebook's, and cells of a rank have no meshes: load it without %%mesh")
-    notebook = Notebook(shell)
+        raise UsageError("meshbook cannot be loaded on a rank; load it in the notebook, in a cell without %%mesh")
+    notebook = _compose(shell)
     cells = CellRunner(notebook)
     shell.register_magics(MeshMagics(shell, notebook, cells))
     shell.input_transformers_cleanup.append(Transform(lambda: notebook.mode.line_now, lambda: notebook.mode.is_within))
@@ -82,9 +91,28 @@ def load(shell: Any) -> Notebook:
     UnhandledFaultDisplay(notebook.screen).install()
     ranks = RankNames(notebook)
     NotebookCompleter(notebook, ranks).install()
-    fold_frames(shell)
+    trim_tracebacks(shell)
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
         Inspector(notebook, ranks).install()
-    notebook.warm_up()
+    # In the background, so that the fork server is warm at the first `%%mesh`.
+    threading.Thread(target=notebook.session, name="meshbook warm-up", daemon=True).start()
+    return notebook
+
+
+def _compose(shell: Any) -> Notebook:
+    background = BackgroundLoop()
+    notebook = Notebook(
+        shell,
+        meshes=MeshRegistry(),
+        screen=ActorOutputRouter(),
+        cell_times=CellTimes(),
+        profiling=ProfilerState(),
+        mode=MeshMode(shell),
+        preferences=NotebookSettings(),
+        background=background,
+        jobs=Jobs(background),
+    )
+    notebook.dashboards = DashboardRegistry(notebook)
+    notebook.meshes.open_dashboard = notebook.dashboards.open
     return notebook

@@ -30,7 +30,7 @@ class StartTurn:
 class AdmissionQueue:
     """The ranks of one execution. `nodes` are their processes; waiting cells show `title`.
 
-    `leave`, `ahead` and `to_come` are for any thread, the rest is for the loop of the cell.
+    `leave`, `ahead` and `not_begun` are for any thread, the rest is for the loop of the cell.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AdmissionQueue:
             return StartTurn()
         wave = self._waves[0]
         if has_failed and wave.unless_failed:
-            return StartTurn(skipped=self._take_away(self.to_come), reason=wave.unless_failed)
+            return StartTurn(skipped=self._drop_waves(self.not_begun), reason=wave.unless_failed)
         self._waves = self._waves[1:]
         self.resume(wave.ranks)
         return StartTurn(begins=wave.ranks)
@@ -67,7 +67,7 @@ class AdmissionQueue:
         """Record that a rank has answered."""
         self._queues.leave(self._nodes[rank], self._origin)
 
-    def give_away(self) -> tuple[StartWave, ...]:
+    def release_waves(self) -> tuple[StartWave, ...]:
         """Let no other rank begin; return the waves that have not begun."""
         waves, self._waves = self._waves, ()
         return waves
@@ -79,11 +79,11 @@ class AdmissionQueue:
         """
         sent = {rank: title for rank, title in self._sent().items() if rank in ranks}
         behind = {rank: f"{title} was still running" for rank, title in sent.items() if title}
-        return behind | dict.fromkeys(self._take_away(ranks), "the turn had not come"), sorted(sent)
+        return behind | dict.fromkeys(self._drop_waves(ranks), "the cell ended first"), sorted(sent)
 
-    def _take_away(self, ranks: Collection[int]) -> tuple[int, ...]:
+    def _drop_waves(self, ranks: Collection[int]) -> tuple[int, ...]:
         """Cancel the turn of these ranks; return those that had not begun."""
-        taken = tuple(sorted(self.to_come.intersection(ranks)))
+        taken = tuple(sorted(self.not_begun.intersection(ranks)))
         left = [StartWave(tuple(set(wave.ranks).difference(taken)), wave.unless_failed) for wave in self._waves]
         self._waves = tuple(wave for wave in left if wave.ranks)
         return taken
@@ -101,7 +101,7 @@ class AdmissionQueue:
         return sorted(rank for rank, title in self._sent().items() if rank in ranks and not title)
 
     @property
-    def to_come(self) -> frozenset[int]:
+    def not_begun(self) -> frozenset[int]:
         """The ranks whose turn has not come."""
         return frozenset(rank for wave in self._waves for rank in wave.ranks)
 
@@ -170,7 +170,7 @@ def format_waiting(ahead: Mapping[int, str], count: int) -> str:
     return f"waiting for {', '.join(parts)}" if parts else ""
 
 
-AFTER_FIRST = "the ranks of --first did not succeed"
+AFTER_FIRST = "a rank of --first failed"
 AFTER_ERROR = "--seq stops at the first error"
 
 

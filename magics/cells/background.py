@@ -27,13 +27,13 @@ class BackgroundCell:
         self._then = then
         self.future: Future[MeshResult] = Future.pending()
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._see_through())
+        self._task = self._loop.create_task(self._finish())
 
     def interrupt(self) -> None:
         """Interrupt it as Ctrl-C does a foreground cell; from any thread."""
         self._loop.call_soon_threadsafe(self.run.interrupt)
 
-    async def _see_through(self) -> None:
+    async def _finish(self) -> None:
         try:
             result = await self.run.finish()
             await self._then(self.run.cell)
@@ -64,8 +64,13 @@ class BackgroundLoop:
         `then` runs after a cell without an error, before the future resolves. With `resumes`, finish a cell that
         another notebook has begun.
         """
-        beginning = _begin(cell, source, title, then, resumes)
-        running = asyncio.run_coroutine_threadsafe(beginning, self._running_loop()).result()
+
+        async def begin() -> BackgroundCell:
+            run = CellExecution(cell, title=title, resumes=resumes)
+            run.begin(source)
+            return BackgroundCell(run, then)
+
+        running = asyncio.run_coroutine_threadsafe(begin(), self._running_loop()).result()
         self.running.append(running)
         running.future.when_done(lambda: self.running.remove(running))
         return running
@@ -77,11 +82,3 @@ class BackgroundLoop:
             thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a breakpoint in the notebook stops no cell
             thread.start()
         return self._loop
-
-
-async def _begin(
-    cell: PreparedCell, source: str, title: str, then: Then, resumes: CellProgress | None
-) -> BackgroundCell:
-    run = CellExecution(cell, title=title, resumes=resumes)
-    run.begin(source)
-    return BackgroundCell(run, then)

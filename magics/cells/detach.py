@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 HANDLES = ProcMesh, ActorMesh, RDMABuffer  # variables of these types are saved and restored
 # Fields of a mesh that the attaching notebook creates anew.
-OF_THE_SESSION = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
+SESSION_FIELDS = {"session", "procs", "unwatch", "queues", "is_one_of_several"}
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class DetachedNotebook:
     detaches_for: float | None = None  # seconds to detach for at the end of each kernel; None: do not detach
 
 
-def leave(notebook: Notebook, session: Session) -> ClientState:
+def save_state(notebook: Notebook, session: Session) -> ClientState:
     """Return the saved state of this notebook, once the run sends it nothing any more."""
     meshes = list(notebook.meshes)
-    jobs = tuple(_leave_cell(number, run) for number, run in _running(notebook))
-    left = DetachedNotebook(
-        tuple(map(_leave_mesh, meshes)),
+    jobs = tuple(_detach_cell(number, run) for number, run in _running(notebook))
+    saved = DetachedNotebook(
+        tuple(map(_save_mesh, meshes)),
         notebook.meshes.get().name if meshes else "",
         jobs,
         {name: pickled for name, value in _variables(notebook) if (pickled := _pickled(value)) is not None},
@@ -89,14 +89,14 @@ def leave(notebook: Notebook, session: Session) -> ClientState:
         mesh.unwatch()
     nodes = {mesh.name: mesh.procs.nodes for mesh in meshes}
     calls = {call: nodes[job.mesh][rank].node for job in jobs for rank, call in job.progress.calls.items()}
-    return ClientState(pickle.dumps(left), calls)
+    return ClientState(pickle.dumps(saved), calls)
 
 
-def _leave_mesh(mesh: NotebookMesh) -> DetachedMesh:
+def _save_mesh(mesh: NotebookMesh) -> DetachedMesh:
     actors, known = {}, {}
     for field in dataclasses.fields(mesh):
         value = getattr(mesh, field.name)
-        if field.name in OF_THE_SESSION:
+        if field.name in SESSION_FIELDS:
             continue
         if isinstance(value, ActorMesh):
             [actors[field.name]] = value._keys
@@ -109,10 +109,10 @@ def _running(notebook: Notebook) -> Iterator[tuple[int, CellExecution]]:
     """The running cells, as jobs. Cells that this notebook waits for become jobs in the next one."""
     jobs = list(notebook.jobs)
     yield from ((job.number, job.run) for job in jobs if not job.done())
-    yield from enumerate(notebook.waits_for, max((job.number for job in jobs), default=0) + 1)
+    yield from enumerate(notebook.foreground_cells, max((job.number for job in jobs), default=0) + 1)
 
 
-def _leave_cell(number: int, run: CellExecution) -> DetachedJob:
+def _detach_cell(number: int, run: CellExecution) -> DetachedJob:
     cell, progress, transfers = run.cell, run.leave(), run.cell.transfers
     return DetachedJob(
         *(number, cell.number, cell.mesh.name, tuple(cell.region.ranks()), cell.options, cell.shown, progress),
@@ -154,18 +154,18 @@ def end_run(notebook: Notebook) -> None:
         if notebook.detaches_for is not None and len(notebook.meshes):
             detach_meshes(notebook, notebook.detaches_for)
     except Exception:  # no cell can show the error now, and no process may be left behind
-        logger.exception("the meshes could not be detached, and end")
+        logger.exception("failed to detach the meshes; stopping them")
     close_session()
 
 
 def detach_meshes(notebook: Notebook, seconds: float) -> str:
     """Detach the meshes of this notebook; return the name of their run."""
 
-    def go(session: Session) -> str:
-        detach(session, seconds, lambda session: leave(notebook, session))
+    def detach_session(session: Session) -> str:
+        detach(session, seconds, lambda session: save_state(notebook, session))
         return session.run
 
-    return leave_session(go)
+    return leave_session(detach_session)
 
 
 def print_detached_runs() -> None:
@@ -179,7 +179,7 @@ class AttachedNotebook:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._left = DetachedNotebook((), "", (), {})
+        self._saved = DetachedNotebook((), "", (), {})
         self.meshes: list[NotebookMesh] = []
         self.jobs: list[Job] = []
         self.bound: list[str] = []  # names of variables that were set
@@ -189,30 +189,30 @@ class AttachedNotebook:
         """Restore the meshes, and the cells that run on them."""
         if not session.part:
             return
-        self._left = pickle.loads(session.part)
-        for left in self._left.meshes:
-            mesh = _take_mesh(left, session)
-            self._notebook.meshes.adopt(mesh, is_current=mesh.name == self._left.default)
+        self._saved = pickle.loads(session.part)
+        for saved in self._saved.meshes:
+            mesh = _restore_mesh(saved, session)
+            self._notebook.meshes.adopt(mesh, is_current=mesh.name == self._saved.default)
             self.meshes.append(mesh)
-        if self._left.detaches_for is not None:
-            plan_to_detach(self._notebook, self._left.detaches_for)
+        if self._saved.detaches_for is not None:
+            plan_to_detach(self._notebook, self._saved.detaches_for)
         by_name = {mesh.name: mesh for mesh in self.meshes}
-        self.jobs = [self._take_job(job, session, by_name[job.mesh]) for job in self._left.jobs]
+        self.jobs = [self._restore_job(job, session, by_name[job.mesh]) for job in self._saved.jobs]
 
-    def _take_job(self, left: DetachedJob, session: AttachedSession, mesh: NotebookMesh) -> Job:
+    def _restore_job(self, saved: DetachedJob, session: AttachedSession, mesh: NotebookMesh) -> Job:
         transfers = None
-        if left.transfer is not None:
+        if saved.transfer is not None:
             names = self._notebook.shell.user_ns
-            transfers = CellTransfers(mesh, left.ranks, names, {}, left.options.pull)
-            transfers.resume(*pickle.loads(left.transfer))
+            transfers = CellTransfers(mesh, saved.ranks, names, {}, saved.options.pull)
+            transfers.resume(*pickle.loads(saved.transfer))
         cell = PreparedCell(
-            *(session, mesh, mesh.procs.region.pick(left.ranks), left.options),
+            *(session, mesh, mesh.procs.region.pick(saved.ranks), saved.options),
             publisher_for(self._notebook.shell),
-            number=left.cell,
-            shown=left.shown,
+            number=saved.cell,
+            shown=saved.shown,
             transfers=transfers,
         )
-        return self._notebook.jobs.resume(left.number, cell, left.progress)
+        return self._notebook.jobs.resume(saved.number, cell, saved.progress)
 
     def bind(self) -> None:
         """Set the variables that name meshes and jobs, unless the user has other variables of these names."""
@@ -224,8 +224,8 @@ class AttachedNotebook:
             if job.name and isinstance(names.get(job.name), Job | None):
                 names[job.name] = job
                 self.bound.append(job.name)
-        for name in self._left.variables.keys() - set(self.bound):
-            self._bind(name, self._left.variables[name])
+        for name in self._saved.variables.keys() - set(self.bound):
+            self._bind(name, self._saved.variables[name])
 
     def _bind(self, name: str, pickled: bytes) -> None:
         names = self._notebook.shell.user_ns
@@ -233,18 +233,16 @@ class AttachedNotebook:
             self.lost.append(f"{name}, which is a variable of this notebook")
             return
         try:
-            names[name] = self._with_variables(_loaded(pickled))
+            handle = _loaded(pickled)
+            of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
+            # A slice of a notebook's mesh moves variables, too.
+            names[name] = NotebookProcMesh(handle, of[0]) if of else handle
             self.bound.append(name)
         except Exception as error:  # any exception of the import of the user's module
             self.lost.append(f"{name} ({type(error).__name__}: {error})")
 
-    def _with_variables(self, handle: Any) -> Any:
-        """Wrap a slice of a notebook's mesh, so that it moves variables, too."""
-        of = [mesh for mesh in self.meshes if isinstance(handle, ProcMesh) and mesh.procs.name == handle.name]
-        return NotebookProcMesh(handle, of[0]) if of else handle
 
-
-def _take_mesh(left: DetachedMesh, session: AttachedSession) -> NotebookMesh:
+def _restore_mesh(saved: DetachedMesh, session: AttachedSession) -> NotebookMesh:
     ledger = session.node.ledger
 
     def handle(key: str) -> Any:
@@ -252,6 +250,6 @@ def _take_mesh(left: DetachedMesh, session: AttachedSession) -> NotebookMesh:
         assert owned_mesh is not None
         return owned_mesh.handle()
 
-    known = {name: _loaded(pickled) for name, pickled in left.known.items()}
-    actors = {name: handle(key) for name, key in left.actors.items()}
-    return NotebookMesh(procs=handle(left.procs), session=session, **actors, **known)
+    known = {name: _loaded(pickled) for name, pickled in saved.known.items()}
+    actors = {name: handle(key) for name, key in saved.actors.items()}
+    return NotebookMesh(procs=handle(saved.procs), session=session, **actors, **known)

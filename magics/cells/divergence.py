@@ -47,21 +47,18 @@ class DivergenceWatch:
         self._is_interrupted = True
         self._next = now + SOON
 
-    def take(self, roll: Mapping[int, RankWhereabouts], done: Sequence[int], now: float) -> str:
+    def take(self, whereabouts: Mapping[int, RankWhereabouts], done: Sequence[int], now: float) -> str:
         """Return the line to show, given the whereabouts of the running ranks; empty if they are together."""
-        waiting = {rank: str(where) for rank, where in roll.items() if where.is_waiting}
-        is_apart = bool(waiting) and len(set(map(str, roll.values()))) > 1
+        waiting = {rank: str(where) for rank, where in whereabouts.items() if where.is_waiting}
+        is_apart = bool(waiting) and len(set(map(str, whereabouts.values()))) > 1
         stays = waiting == self._before  # in any training, ranks wait for each other for a moment
         self._before = waiting
-        awaits_absent = bool(self._absent) and len(waiting) == len(roll) > 0
+        awaits_absent = bool(self._absent) and len(waiting) == len(whereabouts) > 0
         self._next = now + (SOON if (is_apart or awaits_absent) and not stays else PATIENCE)
-        self._shows = bool(done) or _has_mute(roll) or ((is_apart or awaits_absent) and stays)
-        if not self._shows or not roll:
+        has_unresponsive = any(where.said is None for where in whereabouts.values())
+        self._shows = bool(done) or has_unresponsive or ((is_apart or awaits_absent) and stays)
+        if not self._shows or not whereabouts:
             return ""
         parts = [f"{count_ranks(sorted(done))} done"] if done else []
         missing = f"{name_ranks(self._absent)} {'is' if len(self._absent) == 1 else 'are'} not in this cell"
-        return ", ".join([*parts, format_whereabouts(roll), *([missing] if awaits_absent else [])])
-
-
-def _has_mute(roll: Mapping[int, RankWhereabouts]) -> bool:
-    return any(where.said is None for where in roll.values())
+        return ", ".join([*parts, format_whereabouts(whereabouts), *([missing] if awaits_absent else [])])

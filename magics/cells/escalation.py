@@ -41,11 +41,11 @@ class GracePeriods:
     """Seconds between steps."""
 
     grace: float = 0.5  # after a first error, for the other ranks to raise theirs
-    answer: float = 5.0  # after a person's interrupt: they may see what user code still does, and can interrupt again
-    fellows: float = 1.0  # after an interrupt because another rank has raised, or by a time limit
-    survivors: float = 0.3  # the same if that rank died: no rank can wait for it
-    last: float = 5.0  # after an abort or a kill
-    last_of_survivors: float = 1.0
+    after_interrupt: float = 5.0  # after a person's interrupt: the cleanup of user code may take that long
+    after_error: float = 1.0  # after an interrupt because another rank has raised, or by a time limit
+    after_death: float = 0.3  # the same if that rank died: no rank can wait for it
+    end: float = 5.0  # after an abort or a kill
+    end_after_death: float = 1.0
     kill: float = 1.0  # at least, from an abort to a kill: a killed rank loses its state
 
 
@@ -77,7 +77,7 @@ class EscalationPolicy:
     @property
     def advice(self) -> str:
         """A hint for a person: the effect of the next interrupt."""
-        return ("", "interrupt again to break process groups", "interrupt again to kill what does not answer")[
+        return ("", "interrupt again to break process groups", "interrupt again to kill ranks that do not answer")[
             min(self._presses, 2)
         ]
 
@@ -87,7 +87,7 @@ class EscalationPolicy:
             self._has_death = self._has_death or died
             self._plan(EscalationStep.INTERRUPT, now + (0.0 if died else self._periods.grace))
             if died and EscalationStep.INTERRUPT in self._taken:
-                self._plan(EscalationStep.ABORT, now + self._periods.survivors)
+                self._plan(EscalationStep.ABORT, now + self._periods.after_death)
 
     def press(self, now: float) -> None:
         """Record an interrupt by a person; each one adds force."""
@@ -136,7 +136,8 @@ class EscalationPolicy:
 
     def _take(self, step: EscalationStep, now: float, forced: bool) -> None:
         self._taken[step] = now
-        end = now + self._until_the_end()
+        follows_death = self._has_death and not self.is_wanted
+        end = now + (self._periods.end_after_death if follows_death else self._periods.end)
         if step is EscalationStep.INTERRUPT:
             self._plan(EscalationStep.ABORT, now + self._until_abort())
         elif step is EscalationStep.ABORT:
@@ -148,9 +149,5 @@ class EscalationPolicy:
 
     def _until_abort(self) -> float:
         if self._has_death and not self.is_wanted:
-            return self._periods.survivors
-        return self._periods.answer if self.is_wanted and not self._is_timed_out else self._periods.fellows
-
-    def _until_the_end(self) -> float:
-        survives = self._has_death and not self.is_wanted
-        return self._periods.last_of_survivors if survives else self._periods.last
+            return self._periods.after_death
+        return self._periods.after_interrupt if self.is_wanted and not self._is_timed_out else self._periods.after_error

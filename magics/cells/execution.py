@@ -19,19 +19,23 @@ from typing import Any
 from meshbook.magics.cells.admission import AdmissionQueue, StartWave, format_waiting, plan_waves
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
-from meshbook.magics.cells.rank_errors import error_of_lost, error_of_silent, error_of_skipped, format_remedy
+from meshbook.magics.cells.rank_errors import (
+    error_of_lost,
+    error_of_silent,
+    error_of_skipped,
+    explain_missing,
+    format_remedy,
+)
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.meshes.whereabouts import collect_whereabouts, describe_whereabouts
+from meshbook.magics.meshes.whereabouts import collect_whereabouts, locate_ranks
 from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
-from meshbook.magics.results.cell_error import CellError, make_cell_error
 from meshbook.magics.results.costs import summarise_costs
-from meshbook.magics.results.missing_names import explain_missing
 from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.magics.shell.interrupts import interruptible, run_interruptible
 from meshbook.magics.syntax.selectors import LastCell
@@ -45,10 +49,6 @@ from meshbook.runtime.node.call_table import PerRank
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress
 TICK = 0.25  # seconds between two publications of output
 _serial = itertools.count(1)
-
-
-class CellDetached(UserError, MeshbookError):
-    """The run of a cell was detached: its ranks continue without this notebook."""
 
 
 class CellExecution:
@@ -98,8 +98,8 @@ class CellExecution:
         self._prompting = PromptBroker(
             *(mesh.procs.name, self._ranks, self._state.silent, cell.policy),
             inbox=self._inbox,
-            area=self._output,
-            whereabouts=functools.partial(describe_whereabouts, mesh),
+            output=self._output,
+            whereabouts=functools.partial(locate_ranks, mesh),
             hold=self._supervisor.hold,
         )
 
@@ -146,9 +146,9 @@ class CellExecution:
         """Wait for the end of a cell that has begun, and return its result."""
         try:
             with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
-                unheard = await self._wait()
-                if unheard or self._supervisor.has_to_settle:
-                    await run_interruptible(self._settle(unheard), self.interrupt)
+                unanswered = await self._wait()
+                if unanswered or self._supervisor.has_to_settle:
+                    await run_interruptible(self._settle(unanswered), self.interrupt)
         finally:  # however it has ended, open prompts are answered
             self.cell.session.questions.close(self.origin)
             self._prompting.close()
@@ -156,8 +156,10 @@ class CellExecution:
             self._output.close(self._footer)
             self.cell.session.output.end(self.origin)
         if self._has_left:
-            raise CellDetached(f"{self.title} was detached and runs on: %mesh attach takes it over")
-        result = self._result()
+            raise CellDetached(f"{self.title} was detached and keeps running; take it back with %mesh attach")
+        fetch = functools.partial(_fetch, self._mesh, self.origin)
+        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
+        result = MeshResult(self.cell.region, dict(self._state.outcomes), sources)
         self._mesh.note_last(self._history())
         has_shown = bool(self._output.final)
         if self.cell.options.block:  # otherwise `%mesh result` may show it once more
@@ -209,7 +211,7 @@ class CellExecution:
     @property
     def headline(self) -> str:
         """The progress of the cell, in a line."""
-        self._show_who_waits(self._admission.ahead())
+        self._show_waiting(self._admission.ahead())
         return self._output.headline()
 
     @property
@@ -229,11 +231,14 @@ class CellExecution:
             self._take_turns()
             if not self._state.silent:
                 return ()
-            self._look_who_waits()
+            ahead = self._admission.ahead()
+            self._show_waiting(ahead)
+            if not ahead:
+                self._supervisor.begin()
             self._output.publish_due()
             now = self._loop.time()
-            if unheard := self._supervisor.act(now, self._withdraw):
-                return unheard
+            if unanswered := self._supervisor.act(now, self._withdraw):
+                return unanswered
             self._prompting.act(now)
             next_at = min(self._supervisor.next_at, self._prompting.next_at)
             try:
@@ -243,21 +248,21 @@ class CellExecution:
                     caller.uncancel()
                 self.interrupt()
 
-    async def _settle(self, unheard: tuple[int, ...]) -> None:
+    async def _settle(self, unanswered: tuple[int, ...]) -> None:
         """End the cell without the ranks that do not answer, which stay busy with it. Heal killed ranks."""
-        if unheard:
-            roll = await collect_whereabouts(self._mesh, unheard)
+        if unanswered:
+            whereabouts = await collect_whereabouts(self._mesh, unanswered)
             self._inbox.handle()
-            for rank in self._state.silent.intersection(unheard):
+            for rank in self._state.silent.intersection(unanswered):
                 self._mesh.busy[rank] = self.cell.number
-                self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(roll[rank])))
+                self._note(rank, CellOutcome(_NOTHING, error=error_of_silent(whereabouts[rank])))
         self._state.replace_errors(await self._supervisor.settle())
 
     # -- which ranks begin ---------------------------------------------------------
 
     def _take_turns(self) -> None:
         turn = self._admission.take_turn(self._state.silent, has_failed=bool(self._state.failed))
-        self._wakes_for_each = self._wakes_for_each or bool(self._admission.to_come)
+        self._wakes_for_each = self._wakes_for_each or bool(self._admission.not_begun)
         if turn.begins:
             self._send(turn.begins)
         self._skip(dict.fromkeys(turn.skipped, turn.reason))
@@ -289,18 +294,12 @@ class CellExecution:
 
     def _withdraw(self, ranks: Collection[int]) -> list[int]:
         self._wakes_for_each = True  # withdrawn ranks may answer later than the last of the others
-        given_up, sent = self._admission.withdraw(ranks)
-        self._skip(given_up)
+        dropped, sent = self._admission.withdraw(ranks)
+        self._skip(dropped)
         return sent
 
-    def _look_who_waits(self) -> None:
-        ahead = self._admission.ahead()
-        self._show_who_waits(ahead)
-        if not ahead:
-            self._supervisor.begin()
-
-    def _show_who_waits(self, ahead: dict[int, str]) -> None:
-        self._output.wait(self._admission.to_come.union(ahead), format_waiting(ahead, len(self._ranks)))
+    def _show_waiting(self, ahead: dict[int, str]) -> None:
+        self._output.wait(self._admission.not_begun.union(ahead), format_waiting(ahead, len(self._ranks)))
 
     # -- detach and attach ---------------------------------------------------------
 
@@ -317,11 +316,11 @@ class CellExecution:
     def _leave_run(self) -> CellProgress:
         self._has_left = True
         self._output.leave()
-        waves = self._admission.give_away()
+        waves = self._admission.release_waves()
         calls = {rank: call for rank, future in self._futures.items() for _, _, call in future.owing()}
         self._inbox.handle()
         outcomes, failed = dict(self._state.outcomes), tuple(self._state.failed)
-        self._skip({rank: "it begins in the notebook that attaches" for wave in waves for rank in wave.ranks})
+        self._skip({rank: "the notebook that attaches will start it there" for wave in waves for rank in wave.ranks})
         return CellProgress(
             *(self.origin, self._source, outcomes, failed, waves, calls),
             written=self._output.written(),
@@ -403,11 +402,6 @@ class CellExecution:
             mesh=self._mesh.name,
             serial=self._serial,
         )
-
-    def _result(self) -> MeshResult:
-        fetch = functools.partial(_fetch, self._mesh, self.origin)
-        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
-        return MeshResult(self.cell.region, dict(self._state.outcomes), sources)
 
 
 def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:

@@ -15,23 +15,17 @@ from typing import Any
 
 from meshbook.magics.cells.background import BackgroundCell, BackgroundLoop
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
-from meshbook.magics.cells.execution import CellDetached, CellExecution
-from meshbook.magics.errors import UserError
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.errors import CellDetached, CellError, JobError
 from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import HEADER_STYLE
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.variables.operations import ask_nobody
-from meshbook.runtime.errors import MeshbookError
 
 MOST_KEPT = 64  # ended jobs that are still listed; a reference to an older one stays valid
 MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date
-HINT = "await it, or .result(), .cancel(); %mesh jobs lists all"
-
-
-class JobError(UserError, MeshbookError):
-    """There is no such job, or the job does not support the request."""
+HINT = "await it, or use .result() or .cancel(); %mesh jobs lists all jobs"
 
 
 class Job:
@@ -71,7 +65,7 @@ class Job:
         except TimeoutError:
             if self.done():
                 raise
-            raise TimeoutError(f"{self.title} has not ended within {timeout:g} s, and goes on") from None
+            raise TimeoutError(f"{self.title} has not ended within {timeout:g} s; it keeps running") from None
 
     get = result  # named as in our other futures
 
@@ -197,14 +191,14 @@ class Jobs:
         """Return a job by its number or variable name; the last one for None."""
         jobs = list(self)
         if not jobs:
-            raise JobError("there is no job: %%mesh -a starts a cell as one")
+            raise JobError("no job has been started; start a cell as a job with %%mesh -a")
         if which is None:
             return jobs[-1]
         for job in reversed(jobs):
             if which in (str(job.number), job.name):
                 return job
         known = ", ".join(f"{job.number} ({job.name})" if job.name else str(job.number) for job in jobs)
-        raise JobError(f"there is no job {which!r}; there is {known}")
+        raise JobError(f"no job {which!r}; jobs: {known}")
 
     def start(self, cell: PreparedCell, source: str) -> Job:
         """Begin a cell, and return once it is sent: later messages arrive after it."""

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from IPython.core.interactiveshell import InteractiveShell
 
 from meshbook.magics.cells.background import BackgroundCell
-from meshbook.magics.results.cell_error import CellError
+from meshbook.magics.errors import CellError, LocalError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible, run_interruptible
 from meshbook.runtime.cells.shell import INCOMPLETE, ends_in_semicolon
@@ -84,32 +84,6 @@ class ResultWithLocal(MeshResult):
         return super()._repr_mimebundle_() | {"text/plain": repr(self)}
 
 
-class LocalError(CellError):
-    """The cell failed in the notebook, and maybe on ranks (`by_rank`); `local` is the exception raised here."""
-
-    def __init__(self, local: LocalResult, ranks: CellError | None) -> None:
-        error = local.error
-        self.local = error
-        self.by_rank = {} if ranks is None else ranks.by_rank
-        self.groups = [] if ranks is None else ranks.groups
-        self.result = None if ranks is None or ranks.result is None else ResultWithLocal(ranks.result, local)
-        first = f"{LABEL}{type(error).__name__}: {error}".removesuffix(": ")
-        self._rendered = [f"\x1b[31m{first}\x1b[0m", *local.traceback]
-        self._rendered += ["", *ranks._render_traceback_()] if ranks is not None else []
-        MeshbookError.__init__(self, first if ranks is None else f"{first}\n{ranks}")
-
-    @property
-    def is_interrupt(self) -> bool:
-        """Whether an interrupt stopped the cell."""
-        return isinstance(self.local, KeyboardInterrupt | asyncio.CancelledError)
-
-    def _render_traceback_(self) -> list[str]:
-        return self._rendered
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return MeshbookError, (str(self),)
-
-
 async def run_with_local(
     shell: Any, running: BackgroundCell, source: str, *, number: int, stops: bool
 ) -> ResultWithLocal:
@@ -123,11 +97,21 @@ async def run_with_local(
         running.interrupt()
     ranks = await run_interruptible(_end_of(running), running.interrupt)
     if local.error is not None:
-        named = type(type(local.error).__name__, (LocalError,), {"__module__": __name__})
-        raise named(local, ranks if isinstance(ranks, CellError) else None)
+        raise _error_here(local, local.error, ranks if isinstance(ranks, CellError) else None)
     if isinstance(ranks, BaseException):
         raise ranks
     return ResultWithLocal(ranks, local)
+
+
+def _error_here(local: LocalResult, error: BaseException, ranks: CellError | None) -> LocalError:
+    named: type[LocalError] = type(type(error).__name__, (LocalError,), {"__module__": __name__})
+    return named(
+        error,
+        headline=f"{LABEL}{type(error).__name__}: {error}".removesuffix(": "),
+        traceback=local.traceback,
+        ranks=ranks,
+        result=None if ranks is None or ranks.result is None else ResultWithLocal(ranks.result, local),
+    )
 
 
 async def _end_of(running: BackgroundCell) -> MeshResult | BaseException:
@@ -142,8 +126,8 @@ async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[]
     local = LocalResult()
     body = _OPTION_LINE.sub("#", source, count=1)
     with ExitStack() as stack:
-        stack.enter_context(_keeping_shows(shell, local, number))
-        stack.enter_context(_telling_syntax(shell.compile))
+        stack.enter_context(_captured_display(shell, local, number))
+        stack.enter_context(_exact_syntax_errors(shell.compile))
         stack.enter_context(redirect_stdout(_Labelled(sys.stdout, local.texts["stdout"])))
         stack.enter_context(redirect_stderr(_Labelled(sys.stderr, local.texts["stderr"])))
         cell = asyncio.ensure_future(_begin(shell, body))
@@ -172,7 +156,7 @@ def _begin(shell: Any, body: str) -> Coroutine[Any, Any, Any]:
 
 
 @contextmanager
-def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
+def _captured_display(shell: Any, local: LocalResult, number: int) -> Iterator[None]:
     """Keep the value and the traceback that IPython would show, and restore the state of the outer cell.
 
     IPython passes values to the display hook, and tracebacks to a method of the shell. Tracebacks name the cell by the
@@ -195,7 +179,7 @@ def _keeping_shows(shell: Any, local: LocalResult, number: int) -> Iterator[None
 
 
 @contextmanager
-def _telling_syntax(compiler: Any) -> Iterator[None]:
+def _exact_syntax_errors(compiler: Any) -> Iterator[None]:
     """Report the exact syntax error, as ranks do. From Python 3.13 on IPython only reports incomplete input."""
     flag = compiler.flags & INCOMPLETE
     compiler.flags &= ~INCOMPLETE

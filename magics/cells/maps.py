@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.cells.rank_errors import format_dead
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.amounts import format_elapsed
-from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.mapping import MapResult
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
 from meshbook.runtime.wire.messages import Address
@@ -30,7 +31,7 @@ class CellItemRunner:
 
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
         if mesh.dead.keys() >= set(ranks):
-            raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal starts dead ranks again")
+            raise MeshError(format_dead(mesh, ranks))
         self.key = uuid.uuid4().hex
         self.nodes: Mapping[int, Address] = {rank: mesh.procs.nodes[rank] for rank in ranks}
         self._mesh = mesh

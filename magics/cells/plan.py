@@ -10,14 +10,14 @@ from meshbook.magics.cells.cell import PreparedCell
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.push_pull import CellTransfers
 from meshbook.magics.cells.rank_errors import check_able
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh, format_up
+from meshbook.magics.errors import MeshError, UsageError
+from meshbook.magics.meshes.registry import NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.shell.interrupts import run_interruptible
-from meshbook.magics.syntax.argparsing import UsageError
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.magics.variables.requests import of_a_line
 from meshbook.runtime.geometry import Region
@@ -38,7 +38,7 @@ class CellPlanner:
 
         def look(ready: int, total: int) -> None:
             if interrupted.is_set():
-                raise MeshError(f"interrupted when {ready} of {total} ranks were up, and so no mesh is")
+                raise MeshError(f"interrupted when {ready} of {total} ranks were up; the mesh was stopped")
 
         mesh = await run_interruptible(asyncio.to_thread(self._notebook.meshes.up, progress=look), interrupted.set)
         self._notebook.bind(mesh)
@@ -48,7 +48,7 @@ class CellPlanner:
     def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
         """Return the cell that the options describe, on a mesh that can run it."""
         session = self._notebook.session()
-        mesh, selected = self._notebook.select(options.selection)
+        mesh, selected = self._notebook.meshes.select(options.selection)
         check_able(mesh, selected.region)
         return PreparedCell(
             *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
@@ -60,21 +60,23 @@ class CellPlanner:
             label=mesh.label,
             variables=self._notebook.shell.user_ns,
             by_mode=by_mode,
-            policy=self._prompt_policy(options, mesh),
+            policy=PromptPolicy(
+                self._keyboard(options), options.stdin, self._ranks_of(options.breaks, mesh), mesh.resolve, mesh.label
+            ),
         )
 
     def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
         """How prompts of its ranks are answered."""
-        breaks, select = self._ranks_of(options.breaks, mesh), self._notebook.selector_of(mesh)
+        breaks, select = self._ranks_of(options.breaks, mesh), mesh.resolve
         return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
             if options.on_error == "debug":
-                raise UsageError("%%mesh -a opens no debugger, since nobody waits for it: %mesh debug does, afterwards")
-            return NoKeyboard("a cell with -a has no prompt, since nobody waits for it")
+                raise UsageError("%%mesh: -a and --on-error debug cannot be combined; use %mesh debug after the cell")
+            return NoKeyboard("a cell with -a has no prompt")
         if options.local:
-            return NoKeyboard("in a cell with --local only what runs here has a prompt")
+            return NoKeyboard("in a cell with --local, only the code in the notebook has a prompt")
         return keyboard_for(self._notebook.shell)
 
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
@@ -89,11 +91,11 @@ class CellPlanner:
 
     def _ranks_of(self, selector: str | None, mesh: NotebookMesh) -> frozenset[int] | None:
         """Return ranks of the cell's own mesh, whichever mesh is the default."""
-        return None if selector is None else frozenset(self._notebook.selector_of(mesh)(selector))
+        return None if selector is None else frozenset(mesh.resolve(selector))
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
         """Return the ranks of `--first`. UsageError if the cell does not run on all of them."""
         ranks = self._ranks_of(options.first, mesh) or frozenset()
         if not ranks <= set(region.ranks()):
-            raise UsageError(f"%%mesh: --first {options.first} names ranks that the cell does not run on")
+            raise UsageError(f"%%mesh: --first {options.first} selects ranks that the cell does not run on")
         return ranks

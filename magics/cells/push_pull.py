@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.requests import VariableError, carry_out_in_loop, of_a_line, raise_refusals
+from meshbook.magics.variables.requests import carry_out_in_loop, of_a_line, raise_refusals
 from meshbook.runtime.cells.outcome import CellOutcome
 from meshbook.runtime.cells.variables import Transfer
 

@@ -1,18 +1,23 @@
 """The errors of ranks without an answer (dead, killed, silent, skipped), and the check for such ranks before a cell.
 
-Errors that ranks raise are made in `meshbook.runtime.cells.failures`.
+For a NameError on a rank, `explain_missing` names the command that defines the name there. Errors that ranks raise are
+made in `meshbook.runtime.cells.failures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
 
 MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 
@@ -24,7 +29,7 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
     report = error.report
     who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
     if report.ended_by:  # its signal and its last output do not matter then
-        return RankError("died", "ProcessDied", f"{who} was ended during the cell, by {report.ended_by}")
+        return RankError("died", "ProcessDied", f"{who} was stopped during the cell by {report.ended_by}")
     name = f"{report.signal_name}: " if report.signal_name else ""
     # If no process saw it end, the hint's first line is the cause.
     hint = report.hint.splitlines()[report.returncode is None :]
@@ -36,7 +41,7 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
 def error_of_silent(where: RankWhereabouts) -> RankError:
     """The error of a rank that the cell ends without."""
     if where.said is not None:
-        message = "does not heed interrupts, and still runs the cell; %mesh interrupt --break or --kill frees it"
+        message = "ignores interrupts and still runs the cell; use %mesh interrupt --break or --kill"
     else:
         message = f"does not answer{f': {where.trouble}' if where.trouble else ''}"
     return RankError("interrupted", "no answer", message, where.frames)
@@ -54,25 +59,27 @@ def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) 
 
 def format_lost(names: Sequence[str], *, many: bool = False) -> str:
     """Return `it lost 3 names: model, optimizer, step`; with `many`, `they lost 3 names`."""
-    who = "they" if many else "it"
     if not names:
-        return f"{who} had no names to lose"
+        return "no names were lost"
     shown = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
-    return f"{who} lost {len(names)} {'name' if len(names) == 1 else 'names'}: {shown}"
+    return f"{'they' if many else 'it'} lost {len(names)} {'name' if len(names) == 1 else 'names'}: {shown}"
 
 
 def check_able(mesh: NotebookMesh, region: Region) -> None:
     """Raise MeshError if a rank of the region is dead, or still busy with an earlier cell."""
     ranks = set(region.ranks())
     if dead := sorted(ranks & mesh.dead.keys()):
-        raise MeshError(f"{name_ranks(dead)} of {mesh.name} died ({_causes(mesh, dead)}). {_remedy(mesh, dead)}")
+        causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
+        shown = ", ".join([*causes[:3], *(["…"] if len(causes) > 3 else [])])  # `%mesh status` lists all
+        others = f", or run on the others with {_others(mesh, dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
+        raise MeshError(format_dead(mesh, dead, f" ({shown})") + ("" if mesh.session.has_lost_agent else others))
     if stuck := ranks & mesh.stuck:
-        raise MeshError(f"{format_stuck(mesh, stuck)}. Or run on the others with {_others(mesh, sorted(stuck))}")
+        raise MeshError(f"{format_stuck(mesh, stuck)}; or run on the others with {_others(mesh, sorted(stuck))}")
 
 
 def format_remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
     """Return the command that restarts dead ranks."""
-    return f"%mesh heal{mesh.selector()} starts {name_ranks(dead)} again"
+    return f"restart {name_ranks(dead)} with %mesh heal{mesh.selector()}"
 
 
 def format_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
@@ -81,25 +88,60 @@ def format_stuck(mesh: NotebookMesh, ranks: Collection[int]) -> str:
     what = f"cell {cells[0]}" if len(cells) == 1 else f"cells {', '.join(map(str, cells))}"
     verb, them = ("runs", "it") if len(ranks) == 1 else ("run", "them")
     return (
-        f"{name_ranks(ranks)} of {mesh.name} still {verb} {what}, which has ended without {them}. "
-        f"%mesh interrupt{mesh.selector()} --break frees ranks that wait in a collective; "
-        f"%mesh interrupt{mesh.selector()} --kill starts {them} again"
+        f"{name_ranks(ranks)} of {mesh.name} still {verb} {what}, which ended without {them}; "
+        f"to end a collective, use %mesh interrupt{mesh.selector()} --break; "
+        f"to restart {them}, %mesh interrupt{mesh.selector()} --kill"
     )
 
 
-def _causes(mesh: NotebookMesh, dead: Sequence[int]) -> str:
-    """Each cause once, three at most; `%mesh status` lists all."""
-    causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
-    return ", ".join(causes[:3]) + (", …" if len(causes) > 3 else "")
-
-
-def _remedy(mesh: NotebookMesh, dead: Sequence[int]) -> str:
+def format_dead(mesh: NotebookMesh, dead: Sequence[int], cause: str = "") -> str:
+    """Return `rank 3 of mesh is dead; restart it with %mesh heal`, with this text after `dead`."""
+    verb, them = ("is", "it") if len(dead) == 1 else ("are", "them")
     if mesh.session.has_lost_agent:
-        return "Start afresh, since its host agent is gone: %mesh down, then %mesh up"
-    others = f", or run on the others with {_others(mesh, dead)}" if len(mesh.dead) < mesh.extent.nelements else ""
-    return f"Start {'it' if len(dead) == 1 else 'them'} again with %mesh heal{mesh.selector()}{others}"
+        remedy = "the host agent has exited; start a new mesh with %mesh down, then %mesh up"
+    else:
+        remedy = f"restart {them} with %mesh heal{mesh.selector()}"
+    return f"{name_ranks(dead)} of {mesh.name} {verb} dead{cause}; {remedy}"
 
 
 def _others(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     but_these = f"!{','.join(map(str, ranks))}"
     return f"%%mesh{mesh.selector(but_these)}"
+
+
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+def explain_missing(errors: Mapping[int, RankError], mesh: NotebookMesh, variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each missing name that can be explained; `variables` are those of the notebook."""
+    for name, ranks in _missing_names(errors).items():
+        if lost := [rank for rank in ranks if name in mesh.lost.get(rank, ())]:
+            yield f"{name_ranks(lost)} lost {name} in a restart; run the cell that defines it there again"
+        elif mesh.added.keys() >= set(ranks) and (
+            # A name that no rank has is a typing error.
+            name in variables or any(name in names for names in mesh.names.values())
+        ):
+            added = f"%mesh resize added {name_ranks(ranks)} after the cells that define {name}"
+            yield f"{added}; {_format_command(name, ranks, mesh, variables)}"
+        elif name in variables:
+            where = f"{name} is defined in the notebook, but not on {name_ranks(ranks)}"
+            yield f"{where}; {_format_command(name, ranks, mesh, variables)}"
+
+
+def _missing_names(errors: Mapping[int, RankError]) -> dict[str, list[int]]:
+    """Return the ranks of each name in a NameError."""
+    found: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        if error.type_name == "NameError" and (match := _NOT_DEFINED.match(error.message)):
+            found.setdefault(match[1], []).append(rank)
+    return found
+
+
+def _format_command(name: str, ranks: Collection[int], mesh: NotebookMesh, variables: Mapping[str, Any]) -> str:
+    chosen = "" if len(ranks) == mesh.extent.nelements else format_ranks(ranks)
+    selector = mesh.selector(chosen)
+    if name not in variables:
+        return f"run the cell that defines {name} with %%mesh{selector}"
+    if isinstance(variables[name], ModuleType):
+        return f"import it in a cell with %%mesh{selector}"
+    return f"send it with %mesh push {name}{selector}"

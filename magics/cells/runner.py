@@ -15,12 +15,12 @@ from meshbook.magics.cells.jobs import Job, table_of
 from meshbook.magics.cells.local import run_with_local
 from meshbook.magics.cells.plan import CellPlanner
 from meshbook.magics.cells.timing import Timer, parse_timer, time_often, time_once
+from meshbook.magics.errors import CellError, UsageError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import HelpRequested, UsageError, quoted
+from meshbook.magics.syntax.argparsing import HelpRequested, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 
@@ -40,21 +40,20 @@ class CellRunner:
         `timer` is a line above the cell: `%%time` or `%%timeit`. `by_mode`: the cell has no `%%mesh` line of its own.
         Returns the result if the cell has a value, or a job for a cell with `-a`.
         """
-        options, asked = (
-            parse_cell_options(line, self._notebook.preferences.of_cells),
-            parse_timer(timer) if timer else None,
-        )
-        if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
-            print(told.text)
+        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        asked = parse_timer(timer) if timer else None
+        if isinstance(asked, HelpRequested):
+            print(asked.text)
             return None
-        assert not isinstance(options, HelpRequested)
-        assert not isinstance(asked, HelpRequested)
+        if isinstance(options, HelpRequested):
+            print(options.text)
+            return None
         await self._planner.bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)
         cell = self._planner.plan(options, by_mode=by_mode)
         if options.profile and not options.block:
-            raise UsageError("%%mesh: nobody waits for a cell with -a: %mesh profile --seconds S profiles what runs")
+            raise UsageError("%%mesh: --profile and -a cannot be combined; use %mesh profile --seconds S")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
@@ -74,12 +73,12 @@ class CellRunner:
 
     async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
         if not options.block:
-            raise UsageError("%%mesh -a returns at once, so there is nothing to time: leave out one of them")
+            raise UsageError("%%mesh: -a and a timer cannot be combined, since a cell with -a returns at once")
         if not timer.repeats:
             cell = self._planner.plan(options)
             return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
         if options.push or options.pull or options.local:
-            raise UsageError("%%timeit runs the cell alone: do without --push, --pull and --local, or take %%time")
+            raise UsageError("%%timeit cannot be combined with --push, --pull or --local; use %%time")
         cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
@@ -90,7 +89,7 @@ class CellRunner:
         """Run `SEL CODE` on ranks, in the middle of a cell, and wait. Return the result if the code has a value."""
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
-            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+            raise UsageError(f"%on needs ranks and code, such as `%on 0 print(x)`, got {quoted(line)}")
         options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
         return _shown_value(self._run_blocking(options, code.lstrip()))
 
@@ -105,7 +104,7 @@ class CellRunner:
             return None
         if timer or options.local or options.profile:
             word = timer.split()[0] if timer else "--local" if options.local else "--profile"
-            raise UsageError(f"a %%mesh cell within another cell runs without {word}: give it a cell of its own")
+            raise UsageError(f"{word} cannot be used in a %%mesh cell within another cell; move it to a separate cell")
         if not options.block:
             self._bring_up()
             return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))
@@ -146,7 +145,7 @@ class CellRunner:
         ranks = list(cell.region.ranks())
         if request.selection is None:
             return ranks
-        mesh, wanted = self._notebook.ranks_of(request.selection)
+        mesh, wanted = self._notebook.meshes.ranks_of(request.selection)
         return [rank for rank in ranks if mesh is cell.mesh and rank in wanted]
 
     async def _run(self, cell: PreparedCell, source: str) -> MeshResult:
@@ -157,11 +156,11 @@ class CellRunner:
         return await run_with_local(self._notebook.shell, running, source, number=cell.number, stops=stops)
 
     async def _wait_for(self, run: CellExecution, source: str) -> MeshResult:
-        self._notebook.waits_for.append(run)
+        self._notebook.foreground_cells.append(run)
         try:
             return await run.run(source)
         finally:
-            self._notebook.waits_for.remove(run)
+            self._notebook.foreground_cells.remove(run)
 
     def _keep(self, options: CellOptions, value: T) -> T:
         if options.out:

@@ -26,7 +26,7 @@ from meshbook.magics.meshes.whereabouts import (
     collect_whereabouts,
     format_whereabouts,
 )
-from meshbook.magics.results.cell_error import EndedBy
+from meshbook.magics.results.error_groups import EndedBy
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
@@ -73,7 +73,7 @@ class CellSupervisor:
         self._limit = math.inf
         self._has_begun = False
         self._aside: set[asyncio.Task[None]] = set()  # queries that run beside the wait; an abort waits for none
-        self._roll: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
+        self._before_abort: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # the text of a time limit that has passed
         self._aborted: set[int] = set()
         self._broken: set[str] = set()  # process groups, as text
@@ -148,16 +148,12 @@ class CellSupervisor:
     async def _abort(self, action: EscalationAction) -> None:
         """Break the process groups of these ranks, then of the whole mesh, since a part of a group is of no use."""
         # In this order: once one rank leaves the collective, the others are elsewhere, too.
-        self._roll |= await collect_whereabouts(self._mesh, action.ranks)
-        broken = await self._break_groups(action)
+        self._before_abort |= await collect_whereabouts(self._mesh, action.ranks)
+        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
+        broken = {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
         if broken:  # also for ranks that left the groups: new groups need a new rendezvous of all ranks
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
         self._broken |= broken
-
-    async def _break_groups(self, action: EscalationAction) -> set[str]:
-        """Break the process groups of these ranks; return the groups, as text."""
-        asked = ask_ranks(self._mesh, action.ranks).abort.call_each(self._origin, action.forced)
-        return {group for groups in await answers_of(asked, ABORT_WITHIN) for group in groups or ()}
 
     @property
     def has_to_settle(self) -> bool:
@@ -177,13 +173,13 @@ class CellSupervisor:
             healed = await self._healing
         except (MeshbookError, RuntimeError, asyncio.CancelledError) as error:
             trouble = f" ({error})" if str(error) else ""
-        back = f"and is back after {time.monotonic() - started:.2f} s"
-        gone = f"and is not back: %mesh heal{self._mesh.selector()} starts it again{trouble}"
-        return {rank: self._error_of_killed(rank, back if rank in healed else gone) for rank in self._killed}
-
-    def _error_of_killed(self, rank: int, outcome: str) -> RankError:
-        frames = self._roll[rank].frames if rank in self._roll else ()
-        return error_of_killed(outcome, self._mesh.lost.get(rank, ()), frames)
+        back = f"and restarted in {time.monotonic() - started:.2f} s"
+        gone = f"but could not be restarted{trouble}; restart it with %mesh heal{self._mesh.selector()}"
+        errors = {}
+        for rank in self._killed:
+            frames = self._before_abort[rank].frames if rank in self._before_abort else ()
+            errors[rank] = error_of_killed(back if rank in healed else gone, self._mesh.lost.get(rank, ()), frames)
+        return errors
 
     # -- whereabouts ---------------------------------------------------------------
 
@@ -204,17 +200,17 @@ class CellSupervisor:
     def _end_aside(self, task: asyncio.Task[None]) -> None:
         self._aside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the ranks of a running cell could not be asked", exc_info=error)
+            logger.error("failed to query the ranks of a running cell", exc_info=error)
 
     async def _run_out_of_time(self) -> None:
-        roll = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
-        self._timed_out = f"timed out after {self._timeout:g} s: {format_whereabouts(roll)}"
+        whereabouts = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
+        self._timed_out = f"timed out after {self._timeout:g} s: {format_whereabouts(whereabouts)}"
         self._policy.time_is_up(self._loop.time())
         self._wake()
 
     async def _look_at_ranks(self) -> None:
-        roll = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
-        running = {rank: where for rank, where in roll.items() if rank in self._silent}
+        whereabouts = await collect_whereabouts(self._mesh, self._admission.at_work(self._silent))
+        running = {rank: where for rank, where in whereabouts.items() if rank in self._silent}
         done = [rank for rank in self._ranks if rank not in self._silent]
         line = self._watch.take(running, done, self._loop.time())
         if self._policy.is_wanted and running:
@@ -232,7 +228,7 @@ class CellSupervisor:
 
     def _as_interrupted(self, rank: int, error: RankError) -> RankError:
         """The error of a rank whose process groups were broken, with the more exact frames from before the abort."""
-        where = self._roll.get(rank)
+        where = self._before_abort.get(rank)
         frames = where.frames if where is not None and where.frames else error.frames
         if error.kind == "interrupted":
             return dataclasses.replace(error, frames=frames)

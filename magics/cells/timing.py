@@ -12,8 +12,9 @@ from typing import Any
 
 from IPython.core.magics.execution import TimeitResult
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, UsageError, count, read, variable, words
+from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, count, read, variable, words
 from meshbook.runtime.amounts import format_seconds
 
 SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython
@@ -39,7 +40,7 @@ def parse_timer(line: str) -> Timer | HelpRequested:
     text = rest[0] if rest else ""
     if word == "time":
         if text:
-            raise UsageError(f"%%time takes nothing above a mesh cell, and here is {text!r}")
+            raise UsageError(f"%%time above a mesh cell takes no arguments, got {text!r}")
         return Timer(repeats=False)
     try:
         return Timer(repeats=True, **vars(read(_timeit_parser(), words(text))))
@@ -96,11 +97,11 @@ async def _measure(run: Run, number: int) -> float:
 
 
 def _timeit_parser() -> Parser:
-    parser = Parser(prog="%%timeit", description="Time a mesh cell, which runs again and again.")
-    parser.add_argument("-n", dest="number", metavar="N", type=count, help="so many runs in each measurement")
-    parser.add_argument("-r", dest="repeat", metavar="R", type=count, default=7, help="so many measurements (7)")
-    parser.add_argument("-p", dest="precision", metavar="P", type=count, default=3, help="so many digits (3)")
+    parser = Parser(prog="%%timeit", description="Time a mesh cell by running it repeatedly.")
+    parser.add_argument("-n", dest="number", metavar="N", type=count, help="number of runs per measurement")
+    parser.add_argument("-r", dest="repeat", metavar="R", type=count, default=7, help="number of measurements (7)")
+    parser.add_argument("-p", dest="precision", metavar="P", type=count, default=3, help="number of digits (3)")
     parser.add_argument("-q", dest="quiet", action="store_true", help="print nothing")
     parser.add_argument("-o", dest="gives_result", action="store_true", help="the cell's value is the TimeitResult")
-    parser.add_argument("-v", dest="name", metavar="NAME", type=variable, help="put it into this variable")
+    parser.add_argument("-v", dest="name", metavar="NAME", type=variable, help="variable for the TimeitResult")
     return parser

@@ -15,7 +15,8 @@ from IPython.core.getipython import get_ipython
 
 from meshbook.magics.cells.maps import format_bar
 from meshbook.magics.compat.calls import KEYS, ViewCall
-from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
+from meshbook.magics.compat.errors import as_rank_error
+from meshbook.magics.errors import TaskAborted, make_remote_failure
 from meshbook.magics.output.messages import LiveDisplay
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.runtime.cells.function_calls import RecordedResult
@@ -36,7 +37,7 @@ def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]
     if failed := [
         (rank, as_rank_error(rank, each)) for rank, each in given.items() if not isinstance(each, PackedValues)
     ]:
-        raise make_error(failed, what)
+        raise make_remote_failure(failed, what)
     return {rank: each.open()["value"] for rank, each in given.items()}
 
 
@@ -92,7 +93,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         told = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
         if any(error is None or error.type_name == TaskAborted.__name__ for _, error in told):
             raise failed[0].exception() or RuntimeError(self._fname)
-        raise make_error([(rank, error) for rank, error in told if error is not None], self._fname)
+        raise make_remote_failure([(rank, error) for rank, error in told if error is not None], self._fname)
 
     def _flatten(self, values: list[Any]) -> list[Any]:
         return values

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.compat.errors import TaskAborted, as_rank_error, make_error
+from meshbook.magics.compat.errors import as_rank_error
+from meshbook.magics.errors import TaskAborted, make_remote_failure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
@@ -99,7 +100,7 @@ class ViewCall(concurrent.futures.Future[Any]):
         self.client.note_end(self)
         if error is None:
             assert self.error is not None
-            error = make_error([(-1 if self.engine is None else self.engine, self.error)], "apply")
+            error = make_remote_failure([(-1 if self.engine is None else self.engine, self.error)], "apply")
         self.set_exception(error)
 
     @property

@@ -19,7 +19,8 @@ from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.views import Targets
-from meshbook.magics.meshes.registry import DEFAULT_NAME, Meshes, NotebookMesh
+from meshbook.magics.errors import NoEnginesRegistered
+from meshbook.magics.meshes.registry import DEFAULT_NAME, MeshRegistry, NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.variables.requests import RankRequest
 from meshbook.runtime.cells.dependencies import UnmetDependency, depend, require
@@ -37,7 +38,7 @@ class Client:
 
     block = False
 
-    def __init__(self, meshes: Meshes, mesh: NotebookMesh) -> None:
+    def __init__(self, meshes: MeshRegistry, mesh: NotebookMesh) -> None:
         self._meshes = meshes
         self.mesh = mesh
         self.history: list[str] = []
@@ -205,7 +206,7 @@ class Client:
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
         """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
-            raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
+            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""
@@ -361,7 +362,7 @@ def _connect(notebook: Notebook) -> Client:
     return Client(notebook.meshes, notebook.meshes.get())
 
 
-def _free_name(meshes: Meshes) -> str:
+def _free_name(meshes: MeshRegistry) -> str:
     taken = {mesh.name for mesh in meshes}
     names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
     return next(name for name in names if name not in taken)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 
 from meshbook.magics.compat.translation import PxDefaults, translate_px, translate_rank
-from meshbook.magics.syntax.argparsing import HelpAsked, UsageError
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import HelpAsked
 
 REFUSE = "__mesh_refuse__"
 _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")

@@ -12,7 +12,8 @@ from argparse import SUPPRESS, ArgumentTypeError
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.syntax.argparsing import Parser, UsageError, count, quoted, read, variable, words
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import Parser, count, quoted, read, variable, words
 
 # ipyparallel's grouping -> ours: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from meshbook.magics.cells.jobs import Job
 from meshbook.magics.dashboard.active_cells import cell_of, holds_the_notebook, jobs_on
 from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of
 from meshbook.magics.meshes.whereabouts import count_ranks
 from meshbook.magics.output.messages import Publication
@@ -48,7 +49,7 @@ class DashboardActions:
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
             raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
-        ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
+        ranks = list(mesh.resolve(selector or "all"))
         if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
             return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
         if known == "interrupt" and selector in EVERYONE:

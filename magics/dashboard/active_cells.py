@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # circular: it has the dashboards
 def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
     """Return the running cells that block the notebook, then the others."""
     beside = [running.run for running in list(notebook.background.running)]
-    return [run for run in (*notebook.waits_for, *beside) if run.mesh is mesh]
+    return [run for run in (*notebook.foreground_cells, *beside) if run.mesh is mesh]
 
 
 def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
@@ -26,7 +26,7 @@ def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
 
 def holds_the_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
     """Whether a cell runs that Ctrl-C would end, and that does not belong to another mesh."""
-    if any(run.mesh is not mesh for run in notebook.waits_for):
+    if any(run.mesh is not mesh for run in notebook.foreground_cells):
         return False
     return notebook.cell_times.seconds > 0
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
 from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.lifecycle import wait_for
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
@@ -36,7 +37,7 @@ class NotebookBackend:
 
     def select(self, selector: str) -> tuple[int, ...]:
         """Return the ranks of a selector within this mesh, even if another mesh is the current one."""
-        return self._notebook.selector_of(self._mesh())(selector)
+        return self._mesh().resolve(selector)
 
     def watch(self, wake: Callable[[], object] | None) -> None:
         """Let the hosts measure more often while a view is open; `wake` is called at once for deaths and heals."""
@@ -69,7 +70,7 @@ class NotebookBackend:
                 return self._timeline(mesh, request.get("cell"))
 
     def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> BackendReply:
-        ranks = self._notebook.selector_of(mesh)(selector or "all")
+        ranks = mesh.resolve(selector or "all")
         nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
         return BackendReply(answer_logs(mesh.session.output.logbook, nodes, request))
 

@@ -37,7 +37,9 @@ class RankNames:
         for line in (options, ""):
             try:
                 asked = parse_cell_options(line)
-                mesh, ranks = self._notebook.ranks_of(asked.selection if isinstance(asked, CellOptions) else "all")
+                mesh, ranks = self._notebook.meshes.ranks_of(
+                    asked.selection if isinstance(asked, CellOptions) else "all"
+                )
             except UserError:
                 continue
             return mesh, sorted(ranks, key=lambda rank: (rank in mesh.dead, rank))

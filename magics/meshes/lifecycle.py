@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from meshbook.magics.cells.rank_errors import format_lost, format_stuck
+from meshbook.magics.cells.rank_errors import format_dead, format_lost, format_stuck
 from meshbook.magics.cells.supervision import ABORT_WITHIN
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import (
     RankWhereabouts,
     answers_of,
@@ -32,7 +33,7 @@ from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to exit: one that is stuck in the operating system may never exit
-HEEDS_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
+INTERRUPTED_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
 FREED_WITHIN = 10.0  # seconds for ranks to leave their collective after their process groups were broken
 ENDS_WITHIN = 3.0  # seconds for ranks that have left it, or were in none, to end their cell
 PAUSE = 0.02  # between polls of ranks that are about to end their cell
@@ -50,7 +51,7 @@ def heal(mesh: NotebookMesh) -> str:
     if not healed and mesh.stuck:
         return f"no rank of {mesh.name} is dead; {format_stuck(mesh, mesh.stuck)}"
     if not healed:
-        return f"all {mesh.extent.nelements} ranks of {mesh.name} are well"
+        return f"all {mesh.extent.nelements} ranks of {mesh.name} are alive"
     return "\n".join(_format_healed(mesh, healed, time.monotonic() - started))
 
 
@@ -60,8 +61,7 @@ def _format_healed(mesh: NotebookMesh, healed: Sequence[int], seconds: float) ->
     for rank in healed:
         lost.setdefault(mesh.lost.get(rank, ()), []).append(rank)
     for names, ranks in lost.items():
-        verb = "is" if len(ranks) == 1 else "are"
-        yield f"{count_ranks(ranks)} {verb} back after {seconds:.2f} s; {format_lost(names, many=len(ranks) > 1)}"
+        yield f"restarted {count_ranks(ranks)} in {seconds:.2f} s; {format_lost(names, many=len(ranks) > 1)}"
 
 
 def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], None]) -> str:
@@ -75,7 +75,7 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name} could not be resized: {error}") from error
     follow()
-    return f"{mesh.describe()}; resized in {time.monotonic() - started:.2f} s"
+    return f"{mesh.format_summary()}; resized in {time.monotonic() - started:.2f} s"
 
 
 def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
@@ -84,22 +84,26 @@ def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable
         with contextlib.suppress(TimeoutError):
             resized.get(MOMENT)
         if not resized.done() and (working := "; ".join(mesh.at_work())):
-            print(f"waiting for what runs: {working} (Ctrl-C ends the waiting, not the resize)")
+            print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not the resize)")
         resized.get()
     except KeyboardInterrupt:
-        print(f"{mesh.name} is being resized all the same: %mesh status says how it is")
+        print(f"the resize of {mesh.name} continues; see %mesh status")
         resized.when_done(follow)
         raise
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Raise KeyboardInterrupt in the cells on these ranks; return which ran one and which do not answer."""
-    heard, roll = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
-    parts = [f"interrupted {count_ranks(heard)}"] if heard else []
-    parts += [format_whereabouts(roll)] if roll else []
-    mute = [rank for rank, where in roll.items() if where.said is None]
-    advice = f"\n%mesh interrupt{_selector(mesh, mute)} --kill ends what does not answer" if mute else ""
-    if (stuck := mesh.stuck & set(heard)) and not _wait_freed(mesh, stuck, HEEDS_WITHIN):
+    interrupted, whereabouts = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
+    parts = [f"interrupted {count_ranks(interrupted)}"] if interrupted else []
+    parts += [format_whereabouts(whereabouts)] if whereabouts else []
+    unresponsive = [rank for rank, where in whereabouts.items() if where.said is None]
+    advice = (
+        f"\nrestart ranks that do not answer with %mesh interrupt{_selector(mesh, unresponsive)} --kill"
+        if unresponsive
+        else ""
+    )
+    if (stuck := mesh.stuck & set(interrupted)) and not _wait_freed(mesh, stuck, INTERRUPTED_WITHIN):
         advice += f"\n{format_stuck(mesh, mesh.stuck & stuck)}"
     return ", ".join(parts) + advice
 
@@ -113,7 +117,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
-        parts.append(f"{format_whereabouts(running)}; %mesh interrupt{_selector(mesh, running)} --kill ends what runs")
+        parts.append(f"{format_whereabouts(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")
     else:
         parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
     return "\n".join(parts)
@@ -126,8 +130,8 @@ async def _break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[set[s
     broken = {group for groups in (*answers, *(others or {}).values()) for group in groups or ()}
     started = time.monotonic()
     while True:
-        roll = await collect_whereabouts(mesh, ranks)
-        running = {rank: where for rank, where in roll.items() if where.said is None or not where.said.is_idle}
+        whereabouts = await collect_whereabouts(mesh, ranks)
+        running = {rank: where for rank, where in whereabouts.items() if where.said is None or not where.said.is_idle}
         is_stuck = any(where.said is None or where.is_waiting for where in running.values())
         if not running or time.monotonic() > started + (FREED_WITHIN if is_stuck else ENDS_WITHIN):
             return broken, running
@@ -145,16 +149,16 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
 async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
     """Return the interrupted ranks, and the whereabouts of the others."""
     answers = await answers_of(ask_ranks(mesh, ranks).interrupt_current.call_each())
-    heard = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
-    return heard, await collect_whereabouts(mesh, set(ranks) - set(heard))
+    interrupted = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
+    return interrupted, await collect_whereabouts(mesh, set(ranks) - set(interrupted))
 
 
 def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     """Kill and restart those of these ranks that run a cell or do not answer."""
-    roll = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
-    busy = sorted(rank for rank, where in roll.items() if where.said is None or not where.said.is_idle)
+    whereabouts = wait_for(collect_whereabouts(mesh, _alive(mesh, ranks)))
+    busy = sorted(rank for rank, where in whereabouts.items() if where.said is None or not where.said.is_idle)
     if not busy:
-        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle: nothing was killed"
+        return f"{name_ranks(ranks)} of {mesh.name} {'is' if len(ranks) == 1 else 'are'} idle; nothing was killed"
     return restart(mesh, busy, "%mesh interrupt --kill")
 
 
@@ -169,7 +173,7 @@ def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh resta
     try:
         ended.get(timeout=DEATH_WITHIN)
     except TimeoutError:
-        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not end within {DEATH_WITHIN:g} s of being killed")
+        raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not exit within {DEATH_WITHIN:g} s after SIGKILL")
     return heal(mesh)
 
 
@@ -177,7 +181,7 @@ def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:
     """Return the ranks that are not dead. Raises MeshError if none is left."""
     if alive := sorted(set(ranks) - mesh.dead.keys()):
         return alive
-    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died: %mesh heal{mesh.selector()} starts the dead again")
+    raise MeshError(format_dead(mesh, sorted(ranks)))
 
 
 def _selector(mesh: NotebookMesh, ranks: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.magics.cells.admission import RankQueues
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import MeshError, SelectionError
 from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
@@ -30,10 +30,6 @@ RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selecto
 MOST_DEFAULT_RANKS = 8  # CPU ranks that start by default; a machine with 128 cores needs an explicit number
 
 Progress = Callable[[int, int], None]  # (ready ranks, all ranks)
-
-
-class MeshError(UserError, MeshbookError):
-    """A mesh that does not exist, exists already, or cannot do what was requested."""
 
 
 def _nothing() -> None:
@@ -87,6 +83,13 @@ class NotebookMesh:
         chosen = f"{self.label}[{ranks}]" if self.label and ranks else self.label or ranks
         return f" {chosen}" if chosen else ""
 
+    def resolve(self, selector: str) -> tuple[int, ...]:
+        """Return the ranks of this mesh that a selector selects, whichever mesh is the current one."""
+        parsed = parse(selector)
+        if parsed.mesh not in (None, self.name):
+            raise SelectionError(f"the selector must select ranks of {self.name}, not of {parsed.mesh}")
+        return tuple(resolve(parsed, {self.name: self.procs.region}, self.name, self.last).region.ranks())
+
     @property
     def stuck(self) -> set[int]:
         """The living ranks that have not answered in a cell that is over, and still run it."""
@@ -108,7 +111,12 @@ class NotebookMesh:
         self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
         known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
         for known in (*known_by_rank, self.added):
-            _renumber(known, before, self.rank_of)
+            # The entries of processes that are gone are dropped.
+            moved = {
+                self.rank_of[node]: each for rank, each in known.items() if (node := before.get(rank)) in self.rank_of
+            }
+            known.clear()
+            known.update(moved)
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
@@ -120,12 +128,12 @@ class NotebookMesh:
             self.last = cell
 
     def at_work(self) -> Iterator[str]:
-        """Yield `ranks 0-1 are at job 7 of cell 12` for each task that its ranks run."""
+        """Yield `ranks 0-1 run job 7 of cell 12` for each task that its ranks run."""
         for title, nodes in self.queues.at_work().items():
             if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
-                yield f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {title}"
+                yield f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} {title}"
 
-    def describe(self) -> str:
+    def format_summary(self) -> str:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
@@ -135,14 +143,7 @@ class NotebookMesh:
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
 
 
-def _renumber(known: dict[int, Any], before: dict[int, str], after: dict[str, int]) -> None:
-    """Move per-rank entries to the new ranks of the same processes; drop those of processes that are gone."""
-    moved = {after[node]: value for rank, value in known.items() if (node := before.get(rank)) in after}
-    known.clear()
-    known.update(moved)
-
-
-class Meshes:
+class MeshRegistry:
     """All meshes of this notebook.
 
     One is the current mesh, whose ranks a selector without a name means: the first that starts, until `use` selects
@@ -170,10 +171,10 @@ class Meshes:
         """Return the mesh of this name, or the current one. Raises MeshError if there is none."""
         living = self._living()
         if not living:
-            raise MeshError("no mesh is up: start one with %mesh up --gpus 4")
+            raise MeshError("no mesh is up; start one with %mesh up --gpus 4")
         wanted = name if name is not None else self._current
         if wanted not in living:
-            raise MeshError(f"no mesh is called {wanted!r}; there is {', '.join(living)}")
+            raise MeshError(f"no mesh is named {wanted!r}; meshes: {', '.join(living)}")
         return living[wanted]
 
     def find(self, name: str | None = None) -> NotebookMesh | None:
@@ -196,6 +197,11 @@ class Meshes:
         selected = resolve(parsed, regions, current.name, of.last)
         return self.get(selected.mesh), selected
 
+    def ranks_of(self, selector: str) -> tuple[NotebookMesh, list[int]]:
+        """Return a selector's mesh and its ranks as numbers. Raises as `select` does."""
+        mesh, selected = self.select(selector)
+        return mesh, list(selected.region.ranks())
+
     def up(
         self,
         extent: Extent | None = None,
@@ -210,7 +216,7 @@ class Meshes:
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
-        session = _session_with_an_agent()
+        session = _session_with_agent()
         gpus = count_gpus()
         extent = extent or default_extent(gpus)
         procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
@@ -225,7 +231,7 @@ class Meshes:
             wait_ready(mesh, progress)
         except BaseException:
             # Also for Ctrl-C: a mesh that is half up is of no use.
-            procs.stop("it did not come up")
+            procs.stop("it did not start")
             raise
         with self._lock:
             self._by_name = self._living() | {name: mesh}
@@ -246,18 +252,18 @@ class Meshes:
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in RESERVED:
             raise MeshError(
-                f"{name!r} cannot name a mesh: a name like a variable's, and none of {', '.join(sorted(RESERVED))}"
+                f"invalid mesh name {name!r}; use a valid variable name other than {', '.join(sorted(RESERVED))}"
             )
         if (known := self.find(name)) is not None:
             raise MeshError(
-                f"{known.describe()} is up already: %mesh resize {name} --gpus N (or --shape) changes its size, "
-                f"%mesh down {name} ends it, another --name starts one beside it"
+                f"{known.format_summary()}, is already up; resize it with %mesh resize {name} --gpus N (or --shape), "
+                f"stop it with %mesh down {name}, or start another mesh with --name"
             )
 
     def _watch(self, mesh: NotebookMesh) -> None:
         node = mesh.session.node
 
-        def look(report: ExitReport) -> None:
+        def note_end(report: ExitReport) -> None:
             rank = mesh.rank_of.get(report.node)
             if rank is None:
                 return
@@ -268,8 +274,8 @@ class Meshes:
             if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: its dead ranks will not be healed
                 mesh.unwatch()
 
-        def welcome(reborn: str) -> None:
-            if (rank := mesh.rank_of.get(reborn)) is not None:
+        def note_restart(name: str) -> None:
+            if (rank := mesh.rank_of.get(name)) is not None:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.lost[rank] = mesh.names.pop(rank, ())
@@ -277,14 +283,14 @@ class Meshes:
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
-            node.peers.when_down.remove(look)
-            node.peers.when_restarted.remove(welcome)
+            node.peers.when_down.remove(note_end)
+            node.peers.when_restarted.remove(note_restart)
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
         mesh.is_one_of_several = lambda: len(self) > 1
-        node.peers.when_down.append(look)
-        node.peers.when_restarted.append(welcome)
+        node.peers.when_down.append(note_end)
+        node.peers.when_restarted.append(note_restart)
         mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
@@ -303,7 +309,7 @@ class Meshes:
         return mesh
 
 
-def _session_with_an_agent() -> Session:
+def _session_with_agent() -> Session:
     """Return the session; a new one if the host agent has ended, and all of its workers with it."""
     if current_session().has_lost_agent:
         close_session()
@@ -330,10 +336,12 @@ def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
                 progress(sum(other.done() for other in prepared), len(prepared))
             continue
         except MeshbookError as error:
-            raise MeshError(f"rank {rank} of {mesh.name} did not come up: {error}") from error
+            raise MeshError(f"rank {rank} of {mesh.name} did not start: {error}") from error
         del waiting[rank]
 
 
 def format_up(mesh: NotebookMesh, started: float) -> str:
     """Return the line that `%mesh up` prints."""
-    return f"{mesh.describe()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"
+    return (
+        f"{mesh.format_summary()}; {name_ranks(range(mesh.extent.nelements))} up in {time.monotonic() - started:.2f} s"
+    )

@@ -29,10 +29,10 @@ async def take_stacks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, lis
     """Return the stacks of these ranks, the main thread's first, within a second."""
     ranks = sorted(ranks)
     asked: Sequence[list[ThreadStack] | None] = await answers_of(ask_ranks(mesh, ranks).stacks.call_each())
-    told = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
-    mute = [rank for rank in ranks if rank not in told]
-    seen = await look_at(mesh, mute) if mute else {}
-    return told | {rank: list(stacks_seen(seen.get(rank))) for rank in mute}
+    answered = {rank: stacks for rank, stacks in zip(ranks, asked, strict=True) if stacks is not None}
+    unresponsive = [rank for rank in ranks if rank not in answered]
+    seen = await look_at(mesh, unresponsive) if unresponsive else {}
+    return answered | {rank: list(stacks_seen(seen.get(rank))) for rank in unresponsive}
 
 
 def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
@@ -40,7 +40,7 @@ def stacks_seen(seen: Observation | None) -> Iterator[ThreadStack]:
     threads = seen.threads or () if seen is not None else ()
     main = next((thread for thread in threads if thread.thread_name == "MainThread"), None)
     trouble = f"does not answer: {seen.trouble}" if seen is not None else "does not answer"
-    advice = "" if seen is None or seen.threads is not None else " (with meshbook[debug] installed you would see where)"
+    advice = "" if seen is None or seen.threads is not None else " (install meshbook[debug] to see its stack)"
     yield ThreadStack(MAIN, _frames_of(main), f"{trouble}{advice}")
     for thread in threads:
         if thread is not main and any(frame.is_user for frame in _frames_of(thread)):
@@ -83,11 +83,7 @@ def title_of(stack: ThreadStack) -> str:
 def place_of(frame: Frame) -> str:
     """Return `cell 9:14 in load`."""
     name = "" if frame.function == "<module>" else f" in {frame.function}"
-    return f"{_short(frame.filename)}:{frame.line}{name}"
-
-
-def _short(filename: str) -> str:
-    """Return `cell 9`, `data.py` or `distributed/distributed_c10d.py`: a library's file needs its folder."""
-    if filename.startswith("<"):
-        return filename.strip("<>")
-    return "/".join(Path(filename).parts[-2:])
+    # A file needs its folder: `distributed/distributed_c10d.py`.
+    is_cell = frame.filename.startswith("<")
+    file = frame.filename.strip("<>") if is_cell else "/".join(Path(frame.filename).parts[-2:])
+    return f"{file}:{frame.line}{name}"

@@ -18,19 +18,19 @@ SOON = 1.0  # seconds until a status is shown without the missing answer
 
 def state_of(mesh: NotebookMesh) -> Iterator[str]:
     """Yield a line for the mesh, and one for each rank that is not well or has been restarted."""
-    yield mesh.describe()
+    yield mesh.format_summary()
     if mesh.spares:
         yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
     for rank, report in sorted(mesh.dead.items()):
         pid = f" (pid {report.pid})" if report.pid else ""
-        yield f"  rank {rank}{pid} ended: {report.cause}"
+        yield f"  rank {rank}{pid} is dead: {report.cause}"
     for working in mesh.at_work():
         yield f"  {working}"
     if mesh.stuck:
         yield f"  {format_stuck(mesh, mesh.stuck)}"
     for rank, names in sorted(mesh.lost.items()):
         if rank not in mesh.dead:
-            yield f"  rank {rank} was started again; {format_lost(names)}"
+            yield f"  rank {rank} was restarted; {format_lost(names)}"
 
 
 def _count_spares(mesh: NotebookMesh) -> str:
@@ -58,7 +58,7 @@ ALIKE = 1.1  # the largest ratio of maximum to minimum for amounts that are show
 
 
 def format_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
-    """Yield `  uses 3.9 cores, 44 MB of memory a rank`, and a line for ranks that hang, as far as measured."""
+    """Yield `  uses 3.9 cores, 44 MB of memory per rank`, and a line for ranks that hang, as far as measured."""
     cpu = [cores for cores in _floats(vitals, "cpu") if not math.isnan(cores)]
     uses = [f"{sum(cpu):.1f} cores"] if cpu else []
     memory = list(_format_amounts(_floats(vitals, "memory"), "memory"))
@@ -67,14 +67,14 @@ def format_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
     if any(amount > 0 for amount in of_gpus):
         uses += _format_amounts(of_gpus, "GPU memory")
     if uses:
-        remark = "; memory that ranks share is divided among them" if memory and len(vitals.age) > 1 else ""
+        remark = "; shared memory is divided among the ranks" if memory and len(vitals.age) > 1 else ""
         yield f"  uses {', '.join(uses)}{remark}"
     ages = {rank: age for rank, age in enumerate(vitals.age.tolist()) if STALE_AFTER < age < math.inf}
     silent = [rank for rank in ages if rank not in dead]
     if silent:
         verb, since = ("has", "for") if len(silent) == 1 else ("have", "for up to")
         longest = format_elapsed(max(ages[rank] for rank in silent))
-        yield f"  {name_ranks(silent)} {verb} given no sign of life {since} {longest} (%mesh stack tells more)"
+        yield f"  {name_ranks(silent)} {verb} sent no heartbeat {since} {longest}; see %mesh stack"
 
 
 def _floats(vitals: Vitals, metric: str) -> list[float]:
@@ -82,13 +82,13 @@ def _floats(vitals: Vitals, metric: str) -> list[float]:
 
 
 def _format_amounts(amounts: Sequence[float], of_what: str) -> Iterator[str]:
-    """Yield `180 MB of memory a rank`, or `180 MB to 1.4 GB of memory a rank (most: rank 2)`."""
+    """Yield `180 MB of memory per rank`, or `180 MB to 1.4 GB of memory per rank (most: rank 2)`."""
     known = {rank: amount for rank, amount in enumerate(amounts) if not math.isnan(amount)}
     if not known:
         return
     least, most = min(known.values()), max(known.values())
     if most <= least * ALIKE:
-        yield f"{format_bytes(most)} of {of_what} a rank"
+        yield f"{format_bytes(most)} of {of_what} per rank"
     else:
         first = max(known, key=lambda rank: known[rank])
-        yield f"{format_bytes(least)} to {format_bytes(most)} of {of_what} a rank (most: rank {first})"
+        yield f"{format_bytes(least)} to {format_bytes(most)} of {of_what} per rank (most: rank {first})"

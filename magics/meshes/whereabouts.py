@@ -60,20 +60,19 @@ class RankWhereabouts:
             return "idle"
         if self.said.pause:
             return f"{self.said.pause} {place}".rstrip()
-        return place or "at the cell's begin or end"
+        return place or "at the beginning or end of the cell"
 
 
-def format_whereabouts(roll: Mapping[int, RankWhereabouts]) -> str:
+def format_whereabouts(whereabouts: Mapping[int, RankWhereabouts]) -> str:
     """Format whereabouts as one line: ranks at the same place together, larger groups first."""
     ranks_at: dict[str, list[int]] = {}
-    for rank in sorted(roll):
-        ranks_at.setdefault(str(roll[rank]), []).append(rank)
+    for rank in sorted(whereabouts):
+        ranks_at.setdefault(str(whereabouts[rank]), []).append(rank)
     groups = sorted(ranks_at.items(), key=lambda group: -len(group[1]))
-    return ", ".join(f"{count_ranks(ranks)} {_for_ranks(ranks, place)}" for place, ranks in groups)
-
-
-def _for_ranks(ranks: Sequence[int], place: str) -> str:
-    return place if len(ranks) == 1 else place.replace("does not", "do not", 1)
+    return ", ".join(
+        f"{count_ranks(ranks)} {place if len(ranks) == 1 else place.replace('does not', 'do not', 1)}"
+        for place, ranks in groups
+    )
 
 
 def count_ranks(ranks: Sequence[int]) -> str:
@@ -86,12 +85,12 @@ async def collect_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[
     ranks = sorted(ranks)
     asked = ask_ranks(mesh, ranks).where.call_each() if ranks else []
     said = dict(zip(ranks, await answers_of(asked), strict=True))
-    mute = [rank for rank in ranks if said[rank] is None]
-    seen = await look_at(mesh, mute) if mute else {}
+    unresponsive = [rank for rank in ranks if said[rank] is None]
+    seen = await look_at(mesh, unresponsive) if unresponsive else {}
     return {rank: RankWhereabouts(said[rank], seen.get(rank)) for rank in ranks}
 
 
-async def describe_whereabouts(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
+async def locate_ranks(mesh: NotebookMesh, ranks: Iterable[int]) -> dict[int, str]:
     """Return where each of these ranks is, as text."""
     return {rank: str(where) for rank, where in (await collect_whereabouts(mesh, ranks)).items()}
 

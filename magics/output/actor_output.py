@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.grouping import Block, Group, group_blocks, split_lines
+from meshbook.magics.output.grouping import Block, group_blocks, split_lines
 from meshbook.magics.output.messages import Display, LiveDisplay, Publication, Stream
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import render_area
@@ -112,7 +112,7 @@ class _Cell:
         if self._places >= 0:
             self._displays += [Display({"text/plain": label}, {}), Display(shown.data, shown.metadata)]
         elif self._places == -1:
-            self._displays.append(Display({"text/plain": f"{label} … and more displays, which are not shown"}, {}))
+            self._displays.append(Display({"text/plain": f"{label} … more displays are not shown"}, {}))
 
     def take(self) -> list[Publication]:
         texts, self._texts = self._texts, {}
@@ -156,12 +156,11 @@ class ActorProgressBars:
         return [self._draw(mesh) for mesh in changed]
 
     def _draw(self, mesh: str) -> LiveDisplay:
-        groups = fit_streams({name: _group(captures) for name, captures in self._meshes[mesh].items()}, AREA_BYTES)
+        groups = {
+            name: group_blocks({rank: Block(capture.last_lines(LINES)) for rank, capture in captures.items()})
+            for name, captures in self._meshes[mesh].items()
+        }
         is_new = mesh not in self._shown
         self._shown.add(mesh)
-        area = render_area(fit_details(groups, AREA_BYTES), f"{mesh_name(mesh)}:")
+        area = render_area(fit_details(fit_streams(groups, AREA_BYTES), AREA_BYTES), f"{mesh_name(mesh)}:")
         return LiveDisplay(area, update=not is_new, is_final=False, name=f"bars {mesh}")
-
-
-def _group(captures: Mapping[int, TextBuffer]) -> list[Group]:
-    return group_blocks({rank: Block(capture.last_lines(LINES)) for rank, capture in captures.items()})

@@ -17,7 +17,7 @@ _STEPS = (0, 95, 135, 175, 215, 255)  # of the colour cube of the 256 colours
 @dataclass(frozen=True, slots=True)
 class _Style:
     colour: str = ""
-    ground: str = ""
+    background: str = ""
     is_bold: bool = False
     is_italic: bool = False
     is_underlined: bool = False
@@ -26,7 +26,7 @@ class _Style:
     def css(self) -> str:
         parts = [
             f"color:{self.colour}" if self.colour else "",
-            f"background:{self.ground}" if self.ground else "",
+            f"background:{self.background}" if self.background else "",
             "font-weight:bold" if self.is_bold else "",
             "font-style:italic" if self.is_italic else "",
             "text-decoration:underline" if self.is_underlined else "",
@@ -85,7 +85,7 @@ def _changed(style: _Style, codes: str) -> _Style:
             case 38 | 39:
                 style = replace(style, colour=_take_colour(numbers) if code == 38 else "")
             case 48 | 49:
-                style = replace(style, ground=_take_colour(numbers) if code == 48 else "")
+                style = replace(style, background=_take_colour(numbers) if code == 48 else "")
             case _:
                 style = _in_tone(style, code)
     return style
@@ -97,7 +97,7 @@ def _in_tone(style: _Style, code: int) -> _Style:
         case (3 | 9, tone) if tone < 8:
             return replace(style, colour=tones[tone])
         case (4 | 10, tone) if tone < 8:
-            return replace(style, ground=tones[tone])
+            return replace(style, background=tones[tone])
     return style
 
 

@@ -42,7 +42,11 @@ class TextBuffer:
         room = max(self._half - self._length, 0)
         self._length += len(text)
         _append(self._head, text[:room])
-        self._add_to_tail(text[room:][-self._half :])
+        end = text[room:][-self._half :]
+        _append(self._tail, end)
+        self._tail_size += len(end)
+        while self._tail and self._tail_size - len(self._tail[0]) >= self._half:
+            self._tail_size -= len(self._tail.popleft())
 
     def block(self) -> Block:
         """Return the kept text as whole lines, with a cut if lines are missing between start and end.
@@ -52,15 +56,13 @@ class TextBuffer:
         head, tail = "".join(self._head), "".join(self._tail)
         if self._length <= 2 * self._half:
             return Block(split_lines(head + tail + self.live))
-        first = split_lines(head if head.endswith("\n") else _without_last_line(head))
-        last = split_lines(_without_first_line(tail[-self._half :] + self.live))
+        first = split_lines(head if head.endswith("\n") else head[: head.rfind("\n") + 1] or head)
+        end = tail[-self._half :] + self.live
+        last = split_lines(end[end.find("\n") + 1 :] or end)  # without the rest of a line that is cut
         hidden = max(self.line_count - len(first) - len(last), 1)
-        return Block(first + last, hidden, len(first), self._identity())
-
-    def _identity(self) -> bytes:
         whole = self._digest.copy()
         whole.update(self.live.encode("utf-8", "surrogatepass"))
-        return whole.digest()
+        return Block(first + last, hidden, len(first), whole.digest())
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """Return the last lines, read from the last pieces only, because callers need them several times a second."""
@@ -72,20 +74,6 @@ class TextBuffer:
             if newlines > count:
                 break
         return split_lines("".join(reversed(pieces))[-count * _LIVE_LINE :])[-count:]
-
-    def _add_to_tail(self, text: str) -> None:
-        _append(self._tail, text)
-        self._tail_size += len(text)
-        while self._tail and self._tail_size - len(self._tail[0]) >= self._half:
-            self._tail_size -= len(self._tail.popleft())
-
-
-def _without_last_line(text: str) -> str:
-    return text[: text.rfind("\n") + 1] or text
-
-
-def _without_first_line(text: str) -> str:
-    return text[text.find("\n") + 1 :] or text
 
 
 def _append(pieces: deque[str], text: str) -> None:

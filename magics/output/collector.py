@@ -97,7 +97,7 @@ class OutputCollector:
         with self._lock:
             self._output.resume(self._loop.time())
 
-    def tell(self, text: str) -> None:
+    def print_beside_prompt(self, text: str) -> None:
         """Publish this text beside the prompt."""
         self._publisher.publish([Stream("stdout", text)])
 
@@ -137,11 +137,11 @@ class OutputCollector:
     def written(self) -> list[Chunk]:
         """Return everything that ranks wrote and displayed; each rank's chunks in order."""
         with self._lock:
-            texts = [self._chunk(rank, stream, spool) for (rank, stream), spool in self._spools.items()]
+            texts: list[Chunk] = [
+                OutputChunk("", "", rank, stream, spool.read().removesuffix(spool.live), live=spool.live or None)
+                for (rank, stream), spool in self._spools.items()
+            ]
             return [*texts, *(chunk for spool in self._displays.values() for chunk in spool.read())]
-
-    def _chunk(self, rank: int, stream: StreamName, spool: Spool) -> Chunk:
-        return OutputChunk("", "", rank, stream, spool.read().removesuffix(spool.live), live=spool.live or None)
 
     @property
     def seconds(self) -> float:

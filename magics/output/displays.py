@@ -6,7 +6,7 @@ layout (`gallery`). A row waits briefly for the other ranks, and is published ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 
 from meshbook.magics.output.gallery import MimeBundle, RankDisplay, lay_out
 from meshbook.magics.output.messages import Display, LiveDisplay
@@ -28,21 +28,21 @@ class DisplayRows:
         self._next_at = 0.0
         self.hidden: dict[int, int] = {}  # how many displays of each rank exceeded the limit
 
-    def add(self, picture: RankDisplay) -> None:
+    def add(self, display: RankDisplay) -> None:
         """Add a display of a rank."""
-        rank = picture.rank
+        rank = display.rank
         row = self._of.setdefault(rank, [])
         if len(row) >= MOST_OUTPUTS:
             self.hidden[rank] = self.hidden.get(rank, 0) + 1
             return
-        row.append(picture)
+        row.append(display)
         self._waiting.setdefault(len(row) - 1, None)
 
-    def update(self, picture: RankDisplay) -> None:
+    def update(self, display: RankDisplay) -> None:
         """Replace the displays of this rank that have the same id."""
-        for index, other in enumerate(self._of.get(picture.rank, ())):
-            if other.display_id == picture.display_id:
-                self._of[picture.rank][index] = picture
+        for index, other in enumerate(self._of.get(display.rank, ())):
+            if other.display_id == display.display_id:
+                self._of[display.rank][index] = display
                 self._waiting.setdefault(index, None)
 
     def clear(self, rank: int) -> None:
@@ -95,15 +95,12 @@ class DisplayRows:
                 self._published[index].append(bundle)
                 yield self._display(index, place, bundle, update=False)
             else:
-                self._hide(row)
+                for rank in row:
+                    self.hidden[rank] = self.hidden.get(rank, 0) + 1
                 return
 
     def _display(self, index: int, place: int, bundle: MimeBundle, *, update: bool) -> LiveDisplay:
         return LiveDisplay(bundle.data, update, is_final=not update, name=f"{index}.{place}", metadata=bundle.metadata)
-
-    def _hide(self, row: Mapping[int, RankDisplay]) -> None:
-        for rank in row:
-            self.hidden[rank] = self.hidden.get(rank, 0) + 1
 
 
 EMPTY = MimeBundle({"text/plain": ""}, {})

@@ -86,23 +86,23 @@ class _EqualDisplays:
     """The ranks that displayed the same content."""
 
     ranks: tuple[int, ...]
-    picture: RankDisplay
+    display: RankDisplay
     markup: str
 
     @property
     def label(self) -> str:
-        return f"{self.picture.mesh}{format_label(self.ranks)}"
+        return f"{self.display.mesh}{format_label(self.ranks)}"
 
     @property
     def text(self) -> str:
         """The labelled plain text."""
-        lines = split_lines(str(self.picture.data.get("text/plain", ""))) or ("",)
-        return render_text([Group(self.ranks, Block(lines), mesh=self.picture.mesh)]).removesuffix("\n").rstrip(" ")
+        lines = split_lines(str(self.display.data.get("text/plain", ""))) or ("",)
+        return render_text([Group(self.ranks, Block(lines), mesh=self.display.mesh)]).removesuffix("\n").rstrip(" ")
 
     @property
     def is_foreign(self) -> bool:
         """Whether only a front end can render it: Markdown, LaTeX, a plot as JSON."""
-        return not self.markup and bool(self.picture.data.keys() - {"text/plain"})
+        return not self.markup and bool(self.display.data.keys() - {"text/plain"})
 
 
 def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
@@ -110,26 +110,22 @@ def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
     alike = _join_same(row.values())
     foreign = [each for each in alike if each.is_foreign]
     own = [each for each in alike if not each.is_foreign]
-    if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].picture.data:
+    if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].display.data:
         foreign, own = [*own, *foreign], []
     return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
 
 
-def _join_same(pictures: Iterable[RankDisplay]) -> list[_EqualDisplays]:
+def _join_same(displays: Iterable[RankDisplay]) -> list[_EqualDisplays]:
     ranks_of: dict[str, list[RankDisplay]] = {}
-    for picture in pictures:
-        ranks_of.setdefault(_content_of(picture.data), []).append(picture)
+    for display in displays:
+        # The text of a figure may contain an address, so richer content, if any, decides what is equal.
+        rich = {mime: content for mime, content in display.data.items() if mime != "text/plain"}
+        ranks_of.setdefault(repr(sorted((rich or display.data).items())), []).append(display)
     found = [
         _EqualDisplays(tuple(sorted(each.rank for each in same)), same[0], markup_of(same[0].data, same[0].metadata))
         for same in ranks_of.values()
     ]
     return sorted(found, key=lambda each: each.ranks)
-
-
-def _content_of(data: Mapping[str, Any]) -> str:
-    # The text of a figure may contain an address, so richer content, if any, decides what is equal.
-    rich = {mime: content for mime, content in data.items() if mime != "text/plain"}
-    return repr(sorted((rich or data).items()))
 
 
 def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
@@ -141,8 +137,8 @@ def _lay_out_own(own: Sequence[_EqualDisplays]) -> list[MimeBundle]:
     if len(own) > 1:
         return [MimeBundle(parts, {})]
     # Also as an image: a PDF cannot contain HTML, and an image can be copied.
-    images = {mime: content for mime, content in own[0].picture.data.items() if mime.startswith("image/")}
-    return [MimeBundle(images | parts, own[0].picture.metadata)]
+    images = {mime: content for mime, content in own[0].display.data.items() if mime.startswith("image/")}
+    return [MimeBundle(images | parts, own[0].display.metadata)]
 
 
 def _in_html(own: Sequence[_EqualDisplays]) -> str:
@@ -158,22 +154,18 @@ def _in_html(own: Sequence[_EqualDisplays]) -> str:
             cells.append(cell)
         else:
             left_out += each.ranks
-    return f"{side_by_side(cells)}{_note(left_out)}"
+    if not left_out:
+        return side_by_side(cells)
+    note = f"… {format_label(left_out)} not shown, since it is large (result[{left_out[0]}].displays has it)"
+    return f'{side_by_side(cells)}<div style="{HEADER_STYLE}">{note}</div>'
 
 
 def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
-        return render_html([Group(each.ranks, Block(split_lines(str(each.picture.data.get("text/plain", "")))))])
+        return render_html([Group(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
-
-
-def _note(left_out: Sequence[int]) -> str:
-    if not left_out:
-        return ""
-    where = f"result[{left_out[0]}].displays has it"
-    return f'<div style="{HEADER_STYLE}">… {format_label(left_out)} not shown, since it is large ({where})</div>'
 
 
 def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:
     heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
-    return [MimeBundle(heading, {}), MimeBundle(each.picture.data, each.picture.metadata)]
+    return [MimeBundle(heading, {}), MimeBundle(each.display.data, each.display.metadata)]

@@ -99,7 +99,10 @@ def split_lines(text: str) -> tuple[str, ...]:
 def _align(singles: Sequence[Group]) -> list[Group]:
     """Keep bars in place if they are at the same places on all ranks; otherwise put them below the text."""
     parts = {single.ranks[0]: _split_at_bars(single.block.lines) for single in singles}
-    places = {rank: tuple(_place_of(part) for part in each) for rank, each in parts.items()}
+    places = {
+        rank: tuple(f"bar {part.key}" if isinstance(part, MergedBar) else "" for part in each)
+        for rank, each in parts.items()
+    }
     if not any(any(each) for each in places.values()):
         return _align_families(_join_same(singles))
     if len(set(places.values())) > 1 or any(single.block.hidden for single in singles):
@@ -120,10 +123,6 @@ def _split_at_bars(lines: Sequence[str]) -> list[MergedBar | tuple[str, ...]]:
 
 def _bar_of(line: str) -> MergedBar | None:
     return parse_bar(strip_colours(line)) if line.endswith("]") else None
-
-
-def _place_of(part: MergedBar | tuple[str, ...]) -> str:
-    return f"bar {part.key}" if isinstance(part, MergedBar) else ""
 
 
 def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
@@ -178,17 +177,17 @@ def _align_families(same: Sequence[Group]) -> list[Group]:
     families: dict[Hashable, list[Group]] = {}
     for group in same:
         families.setdefault(_skeleton(group.block), []).append(group)
-    return [part for family in families.values() for part in _merge_family(family)]
+    groups: list[Group] = []
+    for family in families.values():
+        if len(family) == 1:
+            groups += family
+        else:
+            groups += _factor_common(family) if len(family) <= MOST_DISTINCT else [_collapse(family)]
+    return groups
 
 
 def _skeleton(block: Block) -> Hashable:
     return tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
-
-
-def _merge_family(family: list[Group]) -> list[Group]:
-    if len(family) == 1:
-        return family
-    return _factor_common(family) if len(family) <= MOST_DISTINCT else [_collapse(family)]
 
 
 def _factor_common(family: list[Group]) -> list[Group]:

@@ -86,7 +86,7 @@ class CellOutput:
         self._running = set(ranks)
         self._endings: dict[int, Ending] = {}
         self._slowest: int | None = None
-        self._pictures = DisplayRows(limits.display_patience, limits.update_interval)
+        self._displays = DisplayRows(limits.display_patience, limits.update_interval)
         self._cleared: set[int] = set()  # ranks whose next output replaces all earlier output
         self.final: list[Publication] = []  # the whole output, after `close`
         self._part = 0
@@ -136,8 +136,8 @@ class CellOutput:
             return
         if rank in self._cleared and not update:
             self.clear(rank)
-        picture = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
-        (self._pictures.update if update else self._pictures.add)(picture)
+        display = RankDisplay(rank, bundle, metadata, display_id, mesh=self._mesh)
+        (self._displays.update if update else self._displays.add)(display)
         self._is_changed = True
 
     def clear(self, rank: int, *, wait: bool = False) -> None:
@@ -148,7 +148,7 @@ class CellOutput:
         self._cleared.discard(rank)
         for text in self._texts.values():
             text.clear(rank)
-        self._pictures.clear(rank)
+        self._displays.clear(rank)
         self._is_changed = True
 
     def finish(self, rank: int, ending: Ending = "done") -> None:
@@ -182,7 +182,7 @@ class CellOutput:
         if now - self._part_started < self._limits.plain_time:
             return []
         running = {rank for rank in self._running if self._is_shown(rank)}
-        return [*self._update_live(now), *self._pictures.take_ready(now, running)]
+        return [*self._update_live(now), *self._displays.take_ready(now, running)]
 
     def close(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """End the cell: return its final output for the notebook; a longer cell gets a footer."""
@@ -208,14 +208,17 @@ class CellOutput:
     def _end_part(self, now: float, footer: Callable[[], str] = str) -> list[Publication]:
         """Return what is shown in its final form, and forget it."""
         self._published = now
-        text = [self._static_area(now, footer())] if self._is_open else self._quick_text()
+        if self._is_open:
+            text: list[Publication] = [self._static_area(now, footer())]
+        else:  # plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot
+            text = [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
         self._is_open = False
         self._part += 1
         self._forget_texts()
-        pictures, note = self._pictures.take_all(), self._announce_hidden()
+        displays, note = self._displays.take_all(), self._announce_hidden()
         self._parts += [*text, *note]
-        self.final = [*self._parts, *self._pictures.shown()]
-        return [*text, *pictures, *note]
+        self.final = [*self._parts, *self._displays.shown()]
+        return [*text, *displays, *note]
 
     @property
     def has_late_text(self) -> bool:
@@ -228,14 +231,12 @@ class CellOutput:
     def _update_live(self, now: float) -> list[Publication]:
         if now - self._published < self._limits.update_interval:
             return []
-        if self._is_open and not self._is_changed and not self._is_new_second(now):
+        is_current = self._is_open and not self._is_changed
+        if is_current and int(now - self._started) == int(self._published - self._started):  # the header has seconds
             return []
         publication = LiveDisplay(self._live_bundle(now), update=self._is_open, name=self._area)
         self._is_open, self._is_changed, self._published = True, False, now
         return [publication]
-
-    def _is_new_second(self, now: float) -> bool:
-        return int(now - self._started) != int(self._published - self._started)
 
     def _live_bundle(self, now: float) -> dict[str, str]:
         count = self._limits.live_lines_of(len(self._ranks))
@@ -244,21 +245,15 @@ class CellOutput:
         return render_area(fit_streams(groups, self._limits.live), header)
 
     def _static_area(self, now: float, footer: str) -> LiveDisplay:
-        area = render_area(self._whole_text(), self._last_headline(now), footer)
+        # Before a prompt the header must not claim permanently that ranks run.
+        so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
+        area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer)
         return LiveDisplay(area, update=True, is_final=True, name=self._area)
 
     @property
     def _area(self) -> str:
         """The name of the live area; after a prompt there is a new area."""
         return f"part {self._part}" if self._part else ""
-
-    def _last_headline(self, now: float) -> str:
-        """Return the header of a final area. Before a prompt it must not claim permanently that ranks run."""
-        return self.headline(now) if self._is_closed else f"up to the prompt · {format_elapsed(now - self._started)}"
-
-    def _quick_text(self) -> list[Publication]:
-        """Return plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot."""
-        return [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
 
     def _whole_text(self) -> dict[StreamName, list[Group]]:
         groups = self._groups()
@@ -321,10 +316,10 @@ class CellOutput:
             self._late_room -= sum(cost_of(stream.text) for stream in streams)
             if self._late_room <= 0:
                 streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
-        return [*streams, *self._pictures.take_all()]
+        return [*streams, *self._displays.take_all()]
 
     def _announce_hidden(self) -> list[Stream]:
-        hidden, self._pictures.hidden = self._pictures.hidden, {}
+        hidden, self._displays.hidden = self._displays.hidden, {}
         if not hidden:
             return []
         count, first = max(hidden.values()), min(hidden)

@@ -88,15 +88,11 @@ def merge_bars(bars: Mapping[int, MergedBar]) -> str:
     head = f"{title}: " if title else ""
     if middle.total:
         totals = _spread([bar.total for bar in bars.values()])
-        body = f"{_percent(middle):3.0f}%|{middle.drawn}| {counts}/{totals}"
+        body = f"{100 * middle.progress:3.0f}%|{middle.drawn}| {counts}/{totals}"
     else:
         body = f"{counts}{middle.things}"
     line = f"{head}{body} [{times}, {rates}{postfix}]"
     return line if len({bar.lag[:2] for bar in bars.values()}) == 1 else f"{line} · r{ordered[-1]} slowest"
-
-
-def _percent(bar: MergedBar) -> float:
-    return 100 * bar.progress
 
 
 def _spread(texts: Sequence[str]) -> str:

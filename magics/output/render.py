@@ -108,7 +108,7 @@ def format_header(
 
 def format_left(total: int, elapsed: float, mesh: str = "") -> str:
     """Return the line of a cell whose ranks continue without the notebook."""
-    return f"{_count_ranks(total, mesh)} · detached after {format_elapsed(elapsed)}: %mesh attach takes it over"
+    return f"{_count_ranks(total, mesh)} · detached after {format_elapsed(elapsed)}; take it back with %mesh attach"
 
 
 def _count_ranks(total: int, mesh: str) -> str:

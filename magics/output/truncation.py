@@ -31,7 +31,11 @@ def fit(groups: Sequence[Group], budget: int) -> list[Group]:
         group if size <= share else _shorten(group, int(share))
         for group, size in zip(groups[:count], sizes[:count], strict=True)
     ]
-    return [*fitted, _announce_rest(groups[count:])] if count < len(groups) else fitted
+    if count == len(groups):
+        return fitted
+    ranks = {rank for group in groups[count:] for rank in group.ranks}
+    note = f"… {len(groups) - count:,} more groups not shown: {format_label(ranks)} (%mesh log RANK)"
+    return [*fitted, Group((), Block((note,)))]
 
 
 def fit_streams(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
@@ -81,11 +85,6 @@ def _shorten_line(line: str, length: int) -> str:
         return line
     kept = max(length, _LEAST_LINE) - 24
     return f"{line[:kept]} … (+{len(line) - kept:,} characters)"
-
-
-def _announce_rest(groups: Sequence[Group]) -> Group:
-    ranks = {rank for group in groups for rank in group.ranks}
-    return Group((), Block((f"… {len(groups):,} more groups not shown: {format_label(ranks)} (%mesh log RANK)",)))
 
 
 def cost_of(text: str) -> int:

@@ -14,30 +14,17 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from meshbook.magics.cells.state import CellInbox
+from meshbook.magics.output.collector import OutputCollector
 from meshbook.magics.prompts.debugger import DebuggerGroups, DebugPrompt, Select
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, PromptWithdrawn
 from meshbook.magics.prompts.queue import Prompt, PromptQueue, Sharing
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 logger = logging.getLogger(__name__)
-OVER = PromptAnswer("refused", "no cell runs there that could ask for it")
-LEAVES_WITHIN = 2.0  # seconds for the thread to end; on a pipe it may wait for a line without end
-
-
-class PromptOutput(Protocol):
-    """The output of the cell, around the prompts."""
-
-    def pause(self) -> None:
-        """Publish all output of the ranks before a prompt is shown."""
-
-    def resume(self) -> None:
-        """Continue to publish after the prompt."""
-
-    def tell(self, text: str) -> None:
-        """Show a text to the person."""
+NO_CELL = PromptAnswer("refused", "no cell is running on this rank")
+JOIN_WITHIN = 2.0  # seconds for the thread to end; on a pipe it may wait for a line without end
 
 
 Hold = Callable[[bool], None]  # takes whether a person is in the debugger
@@ -68,7 +55,7 @@ class OpenPrompt:
     place: str = ""
 
 
-UNASKED = PromptPolicy(NoKeyboard("the cell runs where nobody can be asked"))
+UNASKED = PromptPolicy(NoKeyboard("this cell has no prompt"))
 
 
 class PromptBroker:
@@ -85,7 +72,7 @@ class PromptBroker:
         policy: PromptPolicy,
         *,
         inbox: CellInbox,
-        area: PromptOutput,
+        output: OutputCollector,
         whereabouts: Whereabouts,
         hold: Hold,
     ) -> None:
@@ -94,7 +81,7 @@ class PromptBroker:
         self._silent = silent
         self._policy = policy
         self._inbox = inbox
-        self._area = area
+        self._output = output
         self._whereabouts = whereabouts
         self._hold = hold
         self._holds = False
@@ -104,7 +91,7 @@ class PromptBroker:
         self._replies: dict[tuple[int, int], Reply] = {}
         self._shown: Prompt | DebugPrompt | None = None
         self._reader: _LineReader | None = None  # from the first question on
-        self._telling: asyncio.Task[None] | None = None  # collects whereabouts
+        self._listing: asyncio.Task[None] | None = None  # collects whereabouts
         self._is_closed = False
         self.pauses: tuple[OpenPrompt, ...] = ()  # the ranks that wait for a person now; replaced at each change
 
@@ -123,8 +110,9 @@ class PromptBroker:
 
     def _answer_at_once(self, question: PromptQuestion) -> PromptAnswer | None:
         if question.mesh != self._mesh or self._is_closed:
-            return OVER
-        if question.kind == "stop" and not self._stops_at(question.rank):
+            return NO_CELL
+        breaks = self._policy.breaks
+        if question.kind == "stop" and breaks is not None and question.rank not in breaks:
             return PromptAnswer("text", "pass")
         if self._policy.keyboard.refusal:
             return PromptAnswer("refused", self._policy.keyboard.refusal)
@@ -133,9 +121,6 @@ class PromptBroker:
         if self._policy.sharing == "error" and question.kind != "command":
             return PromptAnswer("refused", "the cell runs with --stdin error")
         return None
-
-    def _stops_at(self, rank: int) -> bool:
-        return self._policy.breaks is None or rank in self._policy.breaks
 
     @property
     def has_asked(self) -> bool:
@@ -146,7 +131,7 @@ class PromptBroker:
 
     def _note(self, question: PromptQuestion, reply: Reply) -> None:
         if self._is_closed:
-            return reply(OVER)
+            return reply(NO_CELL)
         now = self._loop.time()
         if self._reader is None:
             self._reader = _LineReader(self._policy.keyboard, self._inbox, self._entered, self._fail)
@@ -155,24 +140,24 @@ class PromptBroker:
         elif (known := self._prompts.asked(question, now)) is not None:
             return reply(known)
         self._replies[question.rank, question.number] = reply
-        return self._look_again()
+        return self._update()
 
     def _withdraw(self, rank: int, number: int) -> None:
         self._replies.pop((rank, number), None)
         self._prompts.withdrawn(rank, number)
         self._stops.withdrawn(rank, number)
-        self._look_again()
+        self._update()
 
     def ended(self, rank: int) -> None:
         """Record that a rank has ended the cell, or died."""
         if self._reader is not None:  # in most cells no rank has a prompt
             self._prompts.withdrawn(rank)
             self._stops.ended(rank)
-            self._look_again()
+            self._update()
 
-    def _look_again(self) -> None:
+    def _update(self) -> None:
         if self._reader is not None and self._shown is not None and not (self._is_closed or self._is_open(self._shown)):
-            self._reader.give_up()
+            self._reader.withdraw_prompt()
         if self._holds != self._stops.is_engaged:
             self._holds = self._stops.is_engaged
             self._hold(self._holds)
@@ -188,18 +173,18 @@ class PromptBroker:
         for rank, number in self._replies:  # a rank that ignores the interrupt is refused at the end of the cell
             self._prompts.withdrawn(rank, number)
             self._stops.withdrawn(rank, number)
-        self._look_again()
+        self._update()
 
     def close(self) -> None:
         """Refuse the open questions and end the thread."""
         self._refuse_all("the cell has ended")
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._listing is not None:
+            self._listing.cancel()
         if self._reader is not None:
             self._reader.close()
 
     def _fail(self) -> None:
-        self._refuse_all("the notebook could not ask for it")
+        self._refuse_all("the prompt of the notebook failed")
 
     def _refuse_all(self, why: str) -> None:
         self._is_closed = True
@@ -224,9 +209,9 @@ class PromptBroker:
         if prompt is None:
             return
         self._shown = prompt
-        self._area.pause()
+        self._output.pause()
         if isinstance(prompt, DebugPrompt) and prompt.remark:
-            self._area.tell(prompt.remark)
+            self._output.print_beside_prompt(prompt.remark)
         self._reader.ask(prompt)
 
     @property
@@ -248,20 +233,20 @@ class PromptBroker:
     def _run_line(self, prompt: DebugPrompt, line: str) -> None:
         commands = self._stops.entered(prompt, line, self._loop.time())
         if commands.text:
-            self._area.tell(commands.text)
+            self._output.print_beside_prompt(commands.text)
         if commands.wants_ranks:
-            self._telling = asyncio.ensure_future(self._tell_ranks(prompt))
+            self._listing = asyncio.ensure_future(self._list_ranks(prompt))
         else:
             self._conclude(self._replies_to(commands.to, PromptAnswer("text", commands.command)))
 
-    async def _tell_ranks(self, prompt: DebugPrompt) -> None:
+    async def _list_ranks(self, prompt: DebugPrompt) -> None:
         try:
             running = await self._whereabouts(self._others)
         except Exception:
-            logger.exception("the ranks of a cell could not be asked where they are")
+            logger.exception("failed to query the ranks of a cell")
             return self._fail()
         done = [rank for rank in self._ranks if rank not in self._silent]
-        self._area.tell(self._stops.describe(prompt, running, done))
+        self._output.print_beside_prompt(self._stops.format_ranks(prompt, running, done))
         self._conclude([])
         return self._inbox.wake()
 
@@ -269,9 +254,9 @@ class PromptBroker:
         """End the prompt: first the output of the cell continues, then the ranks do."""
         assert self._reader is not None
         self._shown = None
-        self._reader.forget()
-        self._look_again()
-        self._area.resume()
+        self._reader.clear_withdrawal()
+        self._update()
+        self._output.resume()
         for reply, answer in replies:
             reply(answer)
 
@@ -297,7 +282,7 @@ class _LineReader:
         self._report = entered
         self._fail = fail
         self._prompts: queue.SimpleQueue[Prompt | DebugPrompt | None] = queue.SimpleQueue()
-        self._given_up = PromptWithdrawn()
+        self._withdrawal = PromptWithdrawn()
         self._thread = threading.Thread(target=self._run, name="meshbook prompts", daemon=True)
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
         self._thread.start()
@@ -306,35 +291,35 @@ class _LineReader:
         """Show this prompt."""
         self._prompts.put(prompt)
 
-    def give_up(self) -> None:
+    def withdraw_prompt(self) -> None:
         """Withdraw the prompt that is shown, or is about to be."""
-        self._given_up.set()
+        self._withdrawal.set()
 
-    def forget(self) -> None:
+    def clear_withdrawal(self) -> None:
         """Clear the withdrawal, so that it does not end the next prompt."""
-        self._given_up.clear()
+        self._withdrawal.clear()
 
     def close(self) -> None:
         """End the thread, and the prompt that it may show."""
-        self.give_up()
+        self.withdraw_prompt()
         self._prompts.put(None)
-        self._thread.join(LEAVES_WITHIN)
+        self._thread.join(JOIN_WITHIN)
 
     def _run(self) -> None:
         try:
             while (prompt := self._prompts.get()) is not None:
                 self._inbox.put(functools.partial(self._report, prompt, self._ask(prompt)))
         except Exception:
-            logger.exception("the cell's prompts came to an end")
+            logger.exception("the prompt thread of a cell failed")
             self._inbox.put(self._fail)
             while self._prompts.get() is not None:
                 pass
-        self._given_up.close()
+        self._withdrawal.close()
 
     def _ask(self, prompt: Prompt | DebugPrompt) -> PromptAnswer | None:
         is_password = isinstance(prompt, Prompt) and prompt.is_password
         try:
-            line = self._keyboard.ask(prompt.text, self._given_up, is_password=is_password)
+            line = self._keyboard.ask(prompt.text, self._withdrawal, is_password=is_password)
         except EOFError:
             return EOF
         return None if line is None else PromptAnswer("text", line)

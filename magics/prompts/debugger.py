@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import NotInDebugger, UserError
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
@@ -26,17 +26,17 @@ PATIENCE = 2.0  # seconds after a command, until the prompt moves to ranks that 
 _LEAVING = frozenset({"c", "cont", "continue", "q", "quit", "exit"})  # commands after which a rank may not stop again
 
 HELP = """\
-Commands go to the ranks that the prompt names: all that are stopped at the same place.
-  @SEL COMMAND    a command for other ranks:  @0,3 n   @all c   @gpus=0 p x
-  @SEL            from now on commands go to these ranks
-  ranks           which rank is stopped where
-  (empty line)    the last command again
-  q               end the cell on these ranks; an interrupt ends it on all
-The commands are pdb's; `help COMMAND` says more:
-  to go on        n(ext) s(tep) r(eturn) c(ontinue) unt(il) j(ump)
-  to look         w(here) u(p) d(own) l(ist) ll a(rgs) p pp whatis display
-  to stop again   b(reak) tbreak cl(ear)
-What is no command is run as Python, and so is what follows an exclamation mark.
+Commands go to the ranks in the prompt: all ranks that are stopped at the same place.
+  @SEL COMMAND    run a command on other ranks:  @0,3 n   @all c   @gpus=0 p x
+  @SEL            send all further commands to these ranks
+  ranks           list the ranks and where they are
+  (empty line)    repeat the last command
+  q               end the cell on these ranks; an interrupt ends it on all ranks
+The commands are those of pdb; see `help COMMAND`:
+  continue        n(ext) s(tep) r(eturn) c(ontinue) unt(il) j(ump)
+  inspect         w(here) u(p) d(own) l(ist) ll a(rgs) p pp whatis display
+  breakpoints     b(reak) tbreak cl(ear)
+Any other line is run as Python, and so is the text after an exclamation mark.
 """
 
 Select = Callable[[str], Collection[int]]
@@ -74,7 +74,7 @@ class DebuggerGroups:
         self._engaged: set[int] = set()  # in the debugger: stopped, or running a step
         self._until = -math.inf
         self._last_line = ""
-        self._told: dict[int, str] = {}  # the places of other ranks as last shown
+        self._shown_places: dict[int, str] = {}  # the places of other ranks as last shown
 
     @property
     def ranks(self) -> set[int]:
@@ -150,7 +150,10 @@ class DebuggerGroups:
             chosen = self._choose(selector)
         except UserError as mistake:
             return Commands(text=f"{mistake}\n")
-        return self._send(chosen, command.strip(), now) if command.strip() else self._turn_to(chosen)
+        if command.strip():
+            return self._send(chosen, command.strip(), now)
+        self._focus = frozenset(chosen)
+        return Commands()
 
     def _choose(self, selector: str) -> tuple[int, ...]:
         """Return the stopped ranks among those that a selector selects."""
@@ -158,11 +161,7 @@ class DebuggerGroups:
         if stopped := tuple(rank for rank in chosen if rank in self._stopped):
             return stopped
         verb = "is" if len(chosen) == 1 else "are"
-        raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` says who is")
-
-    def _turn_to(self, ranks: Iterable[int]) -> Commands:
-        self._focus = frozenset(ranks)
-        return Commands()
+        raise NotInDebugger(f"{name_ranks(chosen)} {verb} not stopped; `ranks` lists the stopped ranks")
 
     def _send(self, ranks: Iterable[int], command: str, now: float) -> Commands:
         sent = tuple(self._stopped.pop(rank) for rank in ranks if rank in self._stopped)
@@ -186,11 +185,11 @@ class DebuggerGroups:
     def _remark(self, ranks: Collection[int]) -> str:
         """The places of the other stopped ranks, if they have changed."""
         others = {rank: each.place for rank, each in self._stopped.items() if rank not in ranks}
-        news = bool(others.items() - self._told.items())
-        self._told = others
+        news = bool(others.items() - self._shown_places.items())
+        self._shown_places = others
         return f"also stopped: {', '.join(format_places(others))}\n" if news else ""
 
-    def describe(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
+    def format_ranks(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
         """The text of `ranks`: the stopped ranks and their places, the other ranks, and the target of commands."""
         lines = []
         for place, ranks in _by_place({rank: each.place for rank, each in self._stopped.items()}):
@@ -199,10 +198,6 @@ class DebuggerGroups:
         lines += [f"{name_ranks(ranks)} not stopped: {where}" for where, ranks in _by_place(running)]
         lines += [f"{name_ranks(done)} done"] if done else []
         return "".join(f"{line}\n" for line in lines)
-
-
-class NotInDebugger(UserError):
-    """The command is for ranks that are not stopped."""
 
 
 def format_places(places: Mapping[int, str]) -> list[str]:

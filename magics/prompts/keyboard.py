@@ -50,7 +50,7 @@ class Keyboard(Protocol):
 
     refusal: str
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         """Return the line that a person enters; None if the prompt was withdrawn. EOFError at the end of all input."""
 
 
@@ -60,7 +60,7 @@ class NoKeyboard:
     def __init__(self, refusal: str) -> None:
         self.refusal = refusal
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         raise EOFError(self.refusal)
 
 
@@ -73,17 +73,19 @@ class KernelKeyboard:
         self._ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
         self.refusal = "" if kernel._allow_stdin else "this front end does not support input requests"
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         socket, session = self._kernel.stdin_socket, self._kernel.session
-        self._drop_stale(socket)
+        with contextlib.suppress(zmq.Again):  # answers to withdrawn prompts
+            while True:
+                socket.recv_multipart(zmq.NOBLOCK)
         content = {"prompt": prompt, "password": is_password}
         request = session.send(socket, "input_request", content, self._parent, ident=self._ident)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(given_up, zmq.POLLIN)
+        poller.register(withdrawal, zmq.POLLIN)
         while True:
             poller.poll()
-            if given_up.is_set():
+            if withdrawal.is_set():
                 return None
             value = self._receive(request["header"]["msg_id"])
             if value == END:
@@ -91,17 +93,11 @@ class KernelKeyboard:
             if value is not None:
                 return value
 
-    def _drop_stale(self, socket: Any) -> None:
-        """Discard answers to withdrawn prompts."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                socket.recv_multipart(zmq.NOBLOCK)
-
     def _receive(self, request: str) -> str | None:
         try:
             _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
         except ValueError:
-            logger.warning("a message on the stdin channel was not understood", exc_info=True)
+            logger.warning("discarded an invalid message on the stdin channel", exc_info=True)
             return None
         # Not all front ends set the parent of a reply; those that do may answer a withdrawn prompt.
         if reply is None or reply["parent_header"].get("msg_id", request) != request:
@@ -114,11 +110,11 @@ class TerminalKeyboard:
 
     refusal = ""
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         with _without_echo() if is_password else contextlib.nullcontext():
             print(prompt, end="", flush=True)
             # Python reads ahead from a pipe, so select() would miss lines in its buffer.
-            if sys.stdin.isatty() and given_up in select.select([sys.stdin, given_up], [], [])[0]:
+            if sys.stdin.isatty() and withdrawal in select.select([sys.stdin, withdrawal], [], [])[0]:
                 print()
                 return None
             line = sys.stdin.readline()

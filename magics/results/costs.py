@@ -34,7 +34,14 @@ class CostTable:
 
     def _rows(self) -> list[tuple[str, ...]]:
         slowest = sorted(self.by_rank, key=lambda rank: -self.by_rank[rank].wall)[:MOST_ROWS]
-        return [_format_cost(rank, self.by_rank[rank]) for rank in sorted(slowest)]
+        rows: list[tuple[str, ...]] = []
+        for rank in sorted(slowest):
+            cost = self.by_rank[rank]
+            gpu = "-" if cost.peak_gpu_memory is None else format_bytes(cost.peak_gpu_memory)
+            rows.append(
+                (f"{rank}", format_seconds(cost.wall), format_seconds(cost.cpu), format_bytes(cost.peak_rss), gpu)
+            )
+        return rows
 
     def _notes(self) -> list[str]:
         omitted = len(self.by_rank) - MOST_ROWS
@@ -64,8 +71,3 @@ def _memory_of(cost: CellCost) -> tuple[bool, int]:
         cost.peak_gpu_memory is not None,
         cost.peak_rss if cost.peak_gpu_memory is None else cost.peak_gpu_memory,
     )
-
-
-def _format_cost(rank: int, cost: CellCost) -> tuple[str, ...]:
-    gpu = "-" if cost.peak_gpu_memory is None else format_bytes(cost.peak_gpu_memory)
-    return f"{rank}", format_seconds(cost.wall), format_seconds(cost.cpu), format_bytes(cost.peak_rss), gpu

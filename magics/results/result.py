@@ -72,7 +72,7 @@ class RankResult:
         if value.pickled is not None:
             return pickle.loads(value.pickled)
         if self._sources.fetch is None:
-            raise LookupError(f"the value of rank {self.rank} stayed there: {value.note or 'it did not travel'}")
+            raise LookupError(f"the value of rank {self.rank} was not sent: {value.note or 'it could not be pickled'}")
         return self._sources.fetch(self.rank)
 
     @property
@@ -159,7 +159,7 @@ class MeshResult:
         region = self.region.slice(**point)
         if len(region) != 1:
             free = ", ".join(region.labels)
-            raise ValueError(f"{len(region)} ranks are there: give {free} as well, or use slice()")
+            raise ValueError(f"{len(region)} ranks match; also give {free}, or use slice()")
         return self[region.ranks()[0]]
 
     def slice(self, /, **dims: Index) -> MeshResult:
@@ -171,18 +171,17 @@ class MeshResult:
 
         `pandas.DataFrame(result.rows())` makes a table of them.
         """
-        return [self._row_of(each) for each in self]
-
-    def _row_of(self, each: RankResult) -> dict[str, Any]:
-        place = dict(self.region.point_of_base_rank(each.rank))
-        value = each.value
-        return {"rank": each.rank, **place, **(value if isinstance(value, Mapping) else {"value": value})}
+        rows = []
+        for each in self:
+            value = each.value if isinstance(each.value, Mapping) else {"value": each.value}
+            rows.append({"rank": each.rank, **self.region.point_of_base_rank(each.rank), **value})
+        return rows
 
     def stack(self) -> Any:
         """Return the values as one tensor or array of shape (ranks, ...). Raises ValueError if a rank has none."""
         missing = [rank for rank, each in self._outcomes.items() if not has_value(each)]
         if missing:
-            raise ValueError(f"nothing to stack from {name_ranks(missing)}: no value there")
+            raise ValueError(f"cannot stack: no value on {name_ranks(missing)}")
         return _stack(self.values)
 
     def to_numpy(self) -> Any:
@@ -211,8 +210,8 @@ class MeshResult:
             index = operator.index(wanted)
         except TypeError:
             raise TypeError(
-                f"a result is indexed by rank, result[3] or result[0:4], or by dimensions, result[dict(gpus=3)], "
-                f"and not by {wanted!r}"
+                f"a result is indexed by rank (result[3], result[0:4]) or by dimensions (result[dict(gpus=3)]), "
+                f"not by {wanted!r}"
             ) from None
         return self._of_rank(index)
 

@@ -16,7 +16,7 @@ from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.gallery import markup_of, side_by_side
 from meshbook.magics.output.grouping import Block, Group, group_texts, split_lines
 from meshbook.magics.output.render import render_text
-from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError, TensorSummary
+from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 MOST_VALUES = 32  # up to this many different values are all shown; of more, numbers become ranges
@@ -129,14 +129,11 @@ def _rich_parts(mimes: Mapping[int, Mapping[str, Any]], mesh: str) -> list[_Part
 def _tensor_parts(values: Mapping[int, CellValue], mesh: str) -> list[_Part]:
     families: dict[Hashable, dict[int, CellValue]] = {}
     for rank, value in values.items():
-        if value.tensor is not None:
-            families.setdefault(_kind_of(value.tensor), {})[rank] = value
+        if (tensor := value.tensor) is not None:
+            # Ranks usually have one GPU each: cuda:0 to cuda:7 count as one kind of device.
+            device = tensor.device.partition(":")[0]
+            families.setdefault((tensor.type_name, tensor.shape, tensor.dtype, device), {})[rank] = value
     return [_Part(tuple(family), _format_tensors(family, mesh)) for family in families.values()]
-
-
-def _kind_of(tensor: TensorSummary) -> Hashable:
-    # Ranks usually have one GPU each: cuda:0 to cuda:7 count as one kind of device.
-    return tensor.type_name, tensor.shape, tensor.dtype, tensor.device.partition(":")[0]
 
 
 def _format_tensors(values: Mapping[int, CellValue], mesh: str) -> str:

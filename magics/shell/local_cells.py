@@ -1,12 +1,26 @@
-"""Ordinary cells, which run here: shows in each cell the output of actors on its behalf."""
+"""Ordinary cells, which run in the notebook: the output of actors, unhandled failures and errors, each in its cell.
+
+A failure that no actor handled ends a script. In a notebook it is shown as an error of the cell that spawned the mesh,
+and the kernel keeps running.
+
+IPython shows the errors of ordinary cells without meshbook's own frames, so they end at the user's line. `%xmode
+Verbose` shows those frames as well.
+"""
 
 from __future__ import annotations
 
+import functools
+from types import TracebackType
 from typing import Any
 
 from meshbook.magics.notebook import Notebook
-from meshbook.runtime.actor.context import CURRENT, Context
+from meshbook.magics.output.actor_output import ActorOutputRouter
+from meshbook.magics.output.messages import Error
+from meshbook.runtime.actor.context import CURRENT, Context, current_origin
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook
 from meshbook.runtime.hosts.session import running_session
+from meshbook.runtime.traces import without_ours
 
 
 class LocalCells:
@@ -38,3 +52,62 @@ class LocalCells:
         session = running_session()
         if session is not None:
             session.forwarder.flush()
+
+
+MOST_REPORTS = 1  # of one mesh in full; the other ranks have mostly failed for the same reason
+_RED = "\x1b[31m"
+_RESET = "\x1b[0m"
+
+
+class UnhandledFaultDisplay:
+    """Shows faults in cells, through the hook at which a script would end."""
+
+    def __init__(self, screen: ActorOutputRouter) -> None:
+        self._screen = screen
+        self._seen: dict[tuple[str, str], int] = {}  # by cell and mesh: how many ranks have failed
+
+    def install(self) -> None:
+        """Set the hook, unless the user has set one."""
+        if is_default(unhandled_fault_hook()):
+            set_unhandled_fault_hook(self.show)
+
+    def show(self, failure: MeshFailure) -> None:
+        """Publish a failure under the cell in whose context this runs: the one that spawned the mesh.
+
+        A process that a person ended is not a failure.
+        """
+        if failure.ended_by:
+            return
+        origin = current_origin()
+        key = origin, failure.mesh_name
+        self._seen[key] = count = self._seen.get(key, 0) + 1
+        rank = failure.crashed_ranks[-1]
+        summary = f"rank {rank} of mesh {failure.mesh_name} has failed"
+        report = failure.report().splitlines() if count <= MOST_REPORTS else []
+        title = f"{_RED}MeshFailure{_RESET}: {summary}"
+        self._screen.publish(origin, [Error("MeshFailure", summary, (title, *report))])
+
+
+def trim_tracebacks(shell: Any) -> None:
+    """Make a shell hide our frames from now on."""
+    table = shell.InteractiveTB
+    show = table.structured_traceback
+
+    @functools.wraps(show)
+    def fold(etype: Any, evalue: Any = None, etb: TracebackType | None = None, *args: Any, **kwargs: Any) -> list[str]:
+        if table.mode != "Verbose":
+            _trim_causes(evalue)
+            etb = without_ours(etb) or etb
+        return show(etype, evalue, etb, *args, **kwargs)  # type: ignore[no-any-return]
+
+    table.structured_traceback = fold
+
+
+def _trim_causes(error: BaseException | None) -> None:
+    """Trim the tracebacks of causes in place, since IPython reads them from the exceptions."""
+    seen = {id(error)}
+    cause = error.__cause__ or error.__context__ if error is not None else None
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = without_ours(cause.__traceback__)  # without user frames, its last line is enough
+        cause = cause.__cause__ or cause.__context__

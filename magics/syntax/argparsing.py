@@ -15,17 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import UsageError
 from meshbook.runtime.geometry import Extent
 
 # argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. `-1,0` and `-2:`
 # do not, so another character replaces their minus. No option begins with a digit.
 _HIDDEN_MINUS = "\N{MINUS SIGN}"
 _LONGEST_QUOTE = 60
-
-
-class UsageError(UserError, ValueError):
-    """The line has an unknown or invalid word; the message names it, and the valid ones."""
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.prompts.queue import Sharing
-from meshbook.magics.syntax.argparsing import (
-    HelpAsked,
-    HelpRequested,
-    Parser,
-    UsageError,
-    read,
-    seconds,
-    selector,
-    variable,
-    words,
-)
+from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, read, seconds, selector, variable, words
 from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]

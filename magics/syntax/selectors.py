@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import SelectionError
 from meshbook.runtime.geometry import Region
 
 _OUTCOMES = {
@@ -35,10 +35,6 @@ WORDS = ("all", *_OUTCOMES)
 _QUOTED_LENGTH = 60
 # int() of a very long number is slow, and Python rejects it with an unrelated message.
 _MOST_DIGITS = 15
-
-
-class SelectionError(UserError, ValueError):
-    """A selector that is invalid, or selects no rank; the message has the part and its column, from 1."""
 
 
 @dataclass(frozen=True)

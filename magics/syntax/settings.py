@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.output.model import OutputLimits
-from meshbook.magics.syntax.argparsing import UsageError, quoted, seconds, suggestion
+from meshbook.magics.syntax.argparsing import quoted, seconds, suggestion
 from meshbook.magics.syntax.cell_options import Grouping, OnError
 
 UNSET = "default"  # the word that resets a setting

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of
 from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.geometry import Extent

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
 from meshbook.magics.output.messages import Display, Stream
 from meshbook.magics.output.publisher import Publisher

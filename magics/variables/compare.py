@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.variables.differences import (
     MOST_SHOWN,
@@ -21,7 +22,7 @@ from meshbook.magics.variables.differences import (
     render,
     render_same,
 )
-from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
+from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
 from meshbook.runtime.geometry.ranges import name_ranks
 

@@ -9,12 +9,13 @@ from IPython.core.getipython import get_ipython
 from IPython.display import publish_display_data
 
 from meshbook.magics.cells.maps import CellItemRunner
+from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
-from meshbook.magics.variables.requests import VariableError, carry_out
+from meshbook.magics.variables.requests import carry_out
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh

@@ -12,10 +12,11 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
-from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
+from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from meshbook.magics.cells.admission import format_waiting
 from meshbook.magics.cells.rank_errors import check_able
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import VariableError, VariableUsageError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import ask_ranks
-from meshbook.magics.results.cell_error import make_cell_error
 from meshbook.magics.shell.interrupts import run_interruptible
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
@@ -33,17 +32,6 @@ _serial = itertools.count(1)
 T = TypeVar("T")
 # The requests that the steps in this context have created. Ctrl-C may arrive before one of them is awaited.
 _made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
-
-
-class VariableError(MeshbookError):
-    """Variables that cannot be moved or read; the message says which, on which ranks, and why."""
-
-
-class VariableUsageError(UserError, VariableError):
-    """A VariableError caused by a magic line: its traceback shows no line of the cell's code."""
-
-
-VariableUsageError.__name__ = VariableError.__name__
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshbook.magics.cells.detach import AttachedNotebook
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.status import state_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from meshbook.magics.cells.detach import detach_meshes, plan_to_detach
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.verbs.base import Verb

@@ -33,4 +33,4 @@ class DiffVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         with of_a_line():
-            print(carry_out(compare(*notebook.ranks_of(self.selection), self.name)))
+            print(carry_out(compare(*notebook.meshes.ranks_of(self.selection), self.name)))

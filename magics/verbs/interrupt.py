@@ -39,4 +39,4 @@ class InterruptVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         act = lifecycle.kill_busy if self.kill else lifecycle.break_groups if self.breaks else lifecycle.interrupt
-        print(act(*notebook.ranks_of(self.selection)))
+        print(act(*notebook.meshes.ranks_of(self.selection)))

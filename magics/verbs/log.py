@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, count
 from meshbook.magics.verbs.base import Verb, add_selection
@@ -51,7 +51,7 @@ class LogVerb(Verb):
         parser.add_argument("-t", "--time", action="store_true", help="with the time at which each line came")
 
     def run(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection)
+        mesh, ranks = notebook.meshes.ranks_of(self.selection)
         numbers = {mesh.procs.nodes[rank].node: rank for rank in ranks}
         try:
             page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)

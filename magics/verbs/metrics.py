@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, port
 from meshbook.magics.verbs.base import Verb

@@ -6,8 +6,9 @@ import argparse
 import shlex
 from dataclasses import dataclass
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser, UsageError, selector
+from meshbook.magics.syntax.argparsing import Parser, selector
 from meshbook.magics.syntax.cell_options import parse_cell_options
 from meshbook.magics.verbs.base import Verb
 

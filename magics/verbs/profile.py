@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from meshbook.magics.errors import MeshError, UsageError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import Parser, UsageError, seconds, selector
+from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -81,12 +81,12 @@ class ProfileVerb(Verb):
         """Return whether any of the ranks runs a cell."""
         if not len(notebook.meshes):
             return False
-        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
         roll = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
         return any(where.said is None or not where.said.is_idle for where in roll.values())
 
     def _profile_now(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection or "all")
+        mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
             raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")

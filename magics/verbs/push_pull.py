@@ -35,7 +35,7 @@ class PushVerb(Verb):
     def run(self, notebook: Notebook) -> None:
         with of_a_line():
             values = notebook.values_of(self.names)
-            carry_out(operations.push(*notebook.ranks_of(self.selection), values))
+            carry_out(operations.push(*notebook.meshes.ranks_of(self.selection), values))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PullVerb(Verb):
         parser.add_argument("--force", action="store_true", help="do not ask, however large they are")
 
     def run(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection)
+        mesh, ranks = notebook.meshes.ranks_of(self.selection)
         wanted = [self._of_one(each, ranks) for each in self.names] if names_one_rank(self.selection) else self.names
         ask = None if self.force else input
         with of_a_line():

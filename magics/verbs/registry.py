@@ -7,16 +7,8 @@ from __future__ import annotations
 
 import textwrap
 
-from meshbook.magics.syntax.argparsing import (
-    HELP_WORDS,
-    HelpAsked,
-    HelpRequested,
-    UsageError,
-    quoted,
-    read,
-    suggestion,
-    words,
-)
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import HELP_WORDS, HelpAsked, HelpRequested, quoted, read, suggestion, words
 from meshbook.magics.verbs.attach import AttachVerb
 from meshbook.magics.verbs.base import Verb
 from meshbook.magics.verbs.config import ConfigVerb

@@ -24,4 +24,4 @@ class RestartVerb(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        print(lifecycle.restart(*notebook.ranks_of(self.selection)))
+        print(lifecycle.restart(*notebook.meshes.ranks_of(self.selection)))

@@ -25,5 +25,5 @@ class StackVerb(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        mesh, ranks = notebook.ranks_of(self.selection)
+        mesh, ranks = notebook.meshes.ranks_of(self.selection)
         print(render_stacks(lifecycle.wait_for(take_stacks(mesh, ranks)), mesh.label))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.messages import Display
 from meshbook.magics.output.publisher import publisher_for
@@ -63,7 +63,7 @@ class TraceVerb(Verb):
     def _take(self, notebook: Notebook) -> Trace:
         only: set[str] | None = None
         if self.selection is not None:
-            mesh, ranks = notebook.ranks_of(self.selection)
+            mesh, ranks = notebook.meshes.ranks_of(self.selection)
             only = {mesh.procs.nodes[rank].node for rank in ranks}
         times = notebook.cell_times.known(notebook.cell_number)
         named = ranks_of(list(notebook.meshes))

@@ -49,7 +49,7 @@ class UpVerb(Verb):
         if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
             notebook.bind(known)
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
-            print(f"{known.describe()}; up already{remedy}")
+            print(f"{known.format_summary()}; up already{remedy}")
             return
         bar = _Progress(notebook.shell)
         try:

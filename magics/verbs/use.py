@@ -23,4 +23,4 @@ class UseVerb(Verb):
         parser.add_argument("name", metavar="NAME", type=mesh_name, help="this mesh")
 
     def run(self, notebook: Notebook) -> None:
-        print(f"{notebook.meshes.use(self.name).describe()}; the current mesh")
+        print(f"{notebook.meshes.use(self.name).format_summary()}; the current mesh")

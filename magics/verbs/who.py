@@ -29,7 +29,7 @@ class WhoVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         with of_a_line():
-            print(self._render(carry_out(operations.inventory(*notebook.ranks_of(self.selection)))))
+            print(self._render(carry_out(operations.inventory(*notebook.meshes.ranks_of(self.selection)))))
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
         return render_names(by_rank)

@@ -20,9 +20,7 @@ def main() -> None:
     """Become the worker of the spec that MESHBOOK_WORKER_SPEC names, or exit with the fault of this interpreter."""
     if "MESHBOOK_WORKER_SPEC" not in os.environ:
         sys.exit(f"{__file__} is meshbook's entry point for workers; MESHBOOK_WORKER_SPEC is not set")
-    file = Path(
-        os.environ.pop("MESHBOOK_WORKER_SPEC")
-    )  # removed, so that child processes of this worker do not inherit it
+    file = Path(os.environ.pop("MESHBOOK_WORKER_SPEC"))  # child processes must not inherit it
     if sys.path and Path(sys.path[0]).resolve() == HERE.resolve():
         del sys.path[0]  # where Python puts the folder of the script
     version, pickled = pickle.loads(file.read_bytes())

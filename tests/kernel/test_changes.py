@@ -32,15 +32,15 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
     mesh.run("%%mesh\nmodel, _hidden = rank * 11, 1")
     mesh.run_failing(KILL_RANK_1)
     healed = mesh.run("%mesh heal").stdout
-    assert re.fullmatch(r"rank 1 is back after \d\.\d\d s; it lost 4 names: tell, threading, time, model\n", healed)
+    assert re.fullmatch(r"restarted rank 1 in \d\.\d\d s; it lost 4 names: tell, threading, time, model\n", healed)
     assert mesh.run("%%mesh\nrank, world_size, str(device), dict(point), globals().get('model')").result == (
         "[0] (0, 3, 'cpu', {'gpus': 0}, 0)\n[1] (1, 3, 'cpu', {'gpus': 1}, None)\n[2] (2, 3, 'cpu', {'gpus': 2}, 22)"
     )
-    assert mesh.run("%mesh heal").stdout == "all 3 ranks of mesh are well\n"
+    assert mesh.run("%mesh heal").stdout == "all 3 ranks of mesh are alive\n"
     lines = mesh.run("%mesh status").stdout.splitlines()
     status = [line for line in lines if not line.startswith("  uses ")]  # which may not have been measured yet
     assert status[1:3] == [
-        "  rank 1 was started again; it lost 4 names: tell, threading, time, model",
+        "  rank 1 was restarted; it lost 4 names: tell, threading, time, model",
         "  last events:",
     ]
     assert re.fullmatch(r"    [\d:]{8} mesh rank 1 failed: .*Killed\(sig=9\).*", status[3])
@@ -85,9 +85,9 @@ def test_restart_ends_ranks_whatever_they_run(mesh: Notebook, signs: Signs) -> N
     mesh.run("%%mesh 0 -a -o job\ntell('there'); threading.Event().wait()")
     signs.wait_for("there")
     restarted = mesh.run("%mesh restart 0,2").stdout
-    assert re.fullmatch(r"2 ranks \[0,2\] are back after \d\.\d\d s; they lost 4 names: .*\n", restarted)
+    assert re.fullmatch(r"restarted 2 ranks \[0,2\] in \d\.\d\d s; they lost 4 names: .*\n", restarted)
     ended = mesh.run_failing("await job").error["evalue"]
-    assert re.search(r"rank 0 \(pid \d+\) was ended during the cell, by %mesh restart", ended)
+    assert re.search(r"rank 0 \(pid \d+\) was stopped during the cell by %mesh restart", ended)
     assert mesh.run("%%mesh\nglobals().get('kept')").result == "[1] 1\n[0,2] no value"
     status = mesh.run("%mesh status").stdout
     assert "mesh rank 0 ended: by %mesh restart" in status
@@ -117,7 +117,7 @@ def test_an_interrupted_heal_leaves_a_mesh_that_can_be_healed(mesh: Notebook, si
 
 def test_idle_ranks_are_not_interrupted_nor_killed(mesh: Notebook) -> None:
     assert mesh.run("%mesh interrupt").stdout == "3 ranks [0-2] idle\n"
-    assert mesh.run("%mesh interrupt 0 --kill").stdout == "rank 0 of mesh is idle: nothing was killed\n"
+    assert mesh.run("%mesh interrupt 0 --kill").stdout == "rank 0 of mesh is idle; nothing was killed\n"
     assert mesh.run("%mesh stack").stdout == "[0-2] main thread: idle\n"
 
 
@@ -212,7 +212,7 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
     )
     assert mesh.run("mesh.sizes, len(mesh.nodes)").result == "({'gpus': 4}, 4)"
     missing = mesh.run_failing("%%mesh\nkept").error["evalue"]
-    assert "rank 3 came with %mesh resize" in missing
+    assert "%mesh resize added rank 3" in missing
     assert "with %%mesh 3" in missing
     mesh.run("%mesh resize --gpus 2")
     assert mesh.run(known).result == "[0] (0, 'mine', '2', 0)\n[1] (1, 2, '2', 1)"
@@ -224,11 +224,11 @@ def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook
     mesh.run("%%mesh -a -o job\ntell('there'); threading.Event().wait()")
     signs.wait_for("there", 3)
     cell = mesh.start("%mesh resize --gpus 4")
-    mesh.wait_until(lambda: "waiting for what runs: ranks 0-2 are at job " in cell.stdout)
+    mesh.wait_until(lambda: "waiting for running cells: ranks 0-2 run job " in cell.stdout)
     mesh.interrupt()
     mesh.wait_failed(cell)
     assert cell.error["ename"] == "KeyboardInterrupt"
-    assert "mesh is being resized all the same" in cell.stdout
+    assert "the resize of mesh continues" in cell.stdout
     mesh.run("%mesh cancel all\nwhile mesh.size() < 4: pass")
     assert mesh.run("%%mesh\nworld_size").result == "[0-3] 4"
 

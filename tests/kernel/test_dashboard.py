@@ -283,7 +283,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     state = view.wait(lambda state: state["counts"].get("dead") == 1)
     assert time.monotonic() - killed < PROMISED
     assert state["by_rank"][2] == RankState.DEAD
-    assert "rank 2 is back" in view.ask(kind="act", action="heal", sel="")["text"]
+    assert "restarted rank 2" in view.ask(kind="act", action="heal", sel="")["text"]
     view.wait(lambda state: state["counts"] == {"idle": 4} and state["events"][-1]["kind"] == "healed")
     assert view.ask(kind="act", action="kill", sel="0,3")["text"].startswith("killed 2 ranks [0,3]")
     view.wait(lambda state: state["counts"] == {"idle": 2, "dead": 2})

@@ -53,8 +53,8 @@ def test_a_killed_rank_fails_its_cell_and_the_others_live_on(mesh: Notebook, sig
     assert cell.traceback.splitlines()[:22] == [title, "last lines of its stderr:", *words]
     assert "out of memory" in cell.traceback
     assert cell.traceback.count("died during the cell") == 1
-    assert cell.traceback.splitlines()[-1] == "%mesh heal starts rank 1 again"
-    assert "ranks 0,2 fell as a consequence" in cell.traceback
+    assert cell.traceback.splitlines()[-1] == "restart rank 1 with %mesh heal"
+    assert "ranks 0,2 failed as a consequence" in cell.traceback
     assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 22"
 
 
@@ -126,7 +126,7 @@ def test_a_rank_dies_while_others_wait_for_it_in_a_collective(mesh: Notebook, si
     os.kill(pids[1], signal.SIGKILL)
     mesh.wait_failed(cell)
     assert cell.traceback.startswith(f"[rank 1] ProcessDied: rank 1 (pid {pids[1]}) ")
-    assert "ranks 0,2 fell as a consequence" in cell.traceback
+    assert "ranks 0,2 failed as a consequence" in cell.traceback
     assert mesh.run("%%mesh !1\nworld_size").result == "[0,2] 3"
 
 
@@ -135,21 +135,21 @@ def test_the_next_cell_names_the_dead_and_what_to_do(mesh: Notebook) -> None:
     for code in ["%%mesh\nprint('ran')", "%%mesh 1\nprint('ran')", "%%mesh failed\nprint('ran')"]:
         failed = mesh.run_failing(code)
         assert failed.error["evalue"] == (
-            "rank 1 of mesh died (Killed(sig=9)). Start it again with %mesh heal, or run on the others with %%mesh !1"
+            "rank 1 of mesh is dead (Killed(sig=9)); restart it with %mesh heal, or run on the others with %%mesh !1"
         )
         assert len(failed.traceback.splitlines()) == 1
         assert failed.stdout == ""
     first, second = mesh.run("%mesh").stdout.splitlines()
     assert first.endswith("; rank 1 dead")
     assert second.startswith("  rank 1 (pid ")
-    assert second.endswith(") ended: Killed(sig=9)")
+    assert second.endswith(") is dead: Killed(sig=9)")
 
 
 def test_a_rank_that_dies_between_cells_is_known(mesh: Notebook) -> None:
     os.kill(pids_of_ranks(mesh)[2], signal.SIGKILL)
     while "rank 2 dead" not in mesh.run("%mesh").stdout:
         pass
-    assert "rank 2 of mesh died" in mesh.run_failing("%%mesh\n1").error["evalue"]
+    assert "rank 2 of mesh is dead" in mesh.run_failing("%%mesh\n1").error["evalue"]
     assert mesh.run("%%mesh !2\nrank").result == "[0] 0\n[1] 1"
 
 
@@ -159,14 +159,14 @@ def test_all_ranks_die(mesh: Notebook) -> None:
     while "ranks 0-2 dead" not in mesh.run("%mesh").stdout:
         pass
     assert mesh.run_failing("%%mesh\n1").error["evalue"] == (
-        "ranks 0-2 of mesh died (Killed(sig=9)). Start them again with %mesh heal"
+        "ranks 0-2 of mesh are dead (Killed(sig=9)); restart them with %mesh heal"
     )
 
 
 @pytest.mark.parametrize("down", ["%mesh down", "%mesh down --now"])
 def test_a_mesh_with_dead_ranks_goes_down_and_comes_up_again(mesh: Notebook, down: str) -> None:
     mesh.run_failing(KILL_RANK_1)
-    assert mesh.run("%mesh up --gpus 3").stdout.endswith("up already; %mesh heal starts rank 1 again\n")
+    assert mesh.run("%mesh up --gpus 3").stdout.endswith("restart rank 1 with %mesh heal\n")
     pids = pids_of_ranks(mesh, "!1")
     assert mesh.run(down).stdout == "mesh is down\n"
     assert not any(psutil.pid_exists(pid) for pid in pids)

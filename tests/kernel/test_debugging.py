@@ -165,7 +165,7 @@ def test_what_failed_in_the_last_cell_is_looked_at_afterwards(notebook: Notebook
         assert "[0] 0\n[2] 2\n" in cell.plain
     _, prompts = notebook.converse("%mesh debug 2", "q")
     assert prompts == [f"[rank 2 {at}] (Pdb) "]
-    assert "no prompt here" in notebook.run_failing("%mesh debug").error["evalue"]
+    assert "the debugger needs a prompt" in notebook.run_failing("%mesh debug").error["evalue"]
     notebook.run("%%mesh failed\nrank")
     assert "no living rank of mesh failed" in notebook.run_failing("%mesh debug").error["evalue"]
 

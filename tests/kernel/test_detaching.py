@@ -141,8 +141,8 @@ def check_deaths(notebook: Notebook) -> None:
         pass
     attached = notebook.run("%mesh attach mesh").stdout
     assert "rank 1 dead" in attached
-    assert f"rank 1 (pid {victim.pid}) ended: " in attached
-    assert "rank 1 of mesh died" in notebook.run_failing("%%mesh\n1").traceback
+    assert f"rank 1 (pid {victim.pid}) is dead: " in attached
+    assert "rank 1 of mesh is dead" in notebook.run_failing("%%mesh\n1").traceback
     notebook.run("%mesh heal")
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
 

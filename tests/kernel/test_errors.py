@@ -79,7 +79,7 @@ def test_a_failure_stops_the_ranks_that_still_run(notebook: Notebook) -> None:
         "%%mesh\nimport time\nif rank == 1: raise ValueError('one')\ntime.sleep(60)", timeout=20
     )
     assert failed.error["ename"] == "ValueError"
-    assert "ranks 0,2-3 fell as a consequence (KeyboardInterrupt at cell" in failed.traceback
+    assert "ranks 0,2-3 failed as a consequence (KeyboardInterrupt at cell" in failed.traceback
     assert notebook.run("%%mesh failed\nrank;").outputs == []
 
 

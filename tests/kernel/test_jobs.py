@@ -99,7 +99,7 @@ def areas_of(cell: Cell) -> list[str]:
 
 def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a 1:\nhold()")
-    assert f"  ranks 1-2 are at {title_of(job)}\n" in notebook.run("%mesh status").stdout
+    assert f"  ranks 1-2 run {title_of(job)}\n" in notebook.run("%mesh status").stdout
     notebook.run("%mesh config plain_time 0.1")
     cell = notebook.start("%%mesh\ntell('free')\nrank")
     signs.wait_for("free")
@@ -124,7 +124,7 @@ def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Noteboo
         assert cell.error["ename"] in ("KeyboardInterrupt", "CancelledError")
     assert notebook.evaluate("job.done()") is False
     late = notebook.run_failing("job.result(timeout=0.01)").error
-    assert late["evalue"] == f"{title_of(job)} has not ended within 0.01 s, and goes on"
+    assert late["evalue"] == f"{title_of(job)} has not ended within 0.01 s; it keeps running"
     assert notebook.run(f"{OPEN}\njob.result().values").result == "[0, 1, 2]"
     assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
     notebook.wait_until(lambda: len(job.displays) > 1)
@@ -172,7 +172,7 @@ def test_a_mesh_goes_down_after_its_jobs(notebook: Notebook, signs: Signs) -> No
 
 @pytest.mark.parametrize(
     ("line", "problem"),
-    [("%mesh result 4711", "there is no job '4711'; there is "), ("%mesh cancel nobody", "there is no job 'nobody'")],
+    [("%mesh result 4711", "no job '4711'; jobs: "), ("%mesh cancel nobody", "no job 'nobody'")],
 )
 def test_a_job_that_is_not_there(notebook: Notebook, line: str, problem: str) -> None:
     assert problem in notebook.run_failing(line).error["evalue"]
@@ -186,11 +186,11 @@ def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: Notebook
     cell = notebook.run(f"%%mesh --first 1\nseen = os.path.exists({done!r})\nopen({done!r}, 'w').close()\nseen")
     assert cell.result == "[0,2] True\n[1] False"
     failed = notebook.run_failing("%%mesh --first 1\nbegan = rank\nif rank == 1: 1 / 0")
-    assert failed.error["evalue"].splitlines()[1:] == ["ranks 0,2 did not run: the ranks of --first did not succeed"]
+    assert failed.error["evalue"].splitlines()[1:] == ["ranks 0,2 did not run: a rank of --first failed"]
     assert "ranks 0,2 did not run" in failed.traceback
     assert notebook.run("%%mesh failed\n'began' in globals()").result == "[0,2] False\n[1] True"
     refused = notebook.run_failing("%%mesh 0:2 --first 2\n1")
-    assert "--first 2 names ranks that the cell does not run on" in refused.error["evalue"]
+    assert "--first 2 selects ranks that the cell does not run on" in refused.error["evalue"]
 
 
 def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) -> None:
@@ -209,7 +209,7 @@ def test_an_interrupt_between_turns_says_who_did_not_run(notebook: Notebook, sig
     signs.wait_for("there")
     notebook.interrupt()
     notebook.wait_failed(cell)
-    assert "; rank 2 did not run: the turn had not come" in cell.error["evalue"]
+    assert "; rank 2 did not run: the cell ended first" in cell.error["evalue"]
     assert cell.error["evalue"].startswith("interrupted; rank 1 was at ")
 
 

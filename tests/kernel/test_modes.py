@@ -51,7 +51,7 @@ def test_in_mesh_mode_magics_and_here_are_the_notebooks_own(notebook: Notebook) 
     assert (cell.stdout[:15], cell.result) == ("mesh mode is on", "[0] 0\n[1] 1")
     assert "Wall time" in notebook.run("%time rank").stdout
     assert notebook.run("%%here\nget_ipython().run_cell('1 + 1').result").result == "2", "a cell within a cell"
-    assert "without 'rank'" in notebook.run_failing("%%here rank\n1").error["evalue"]
+    assert "got 'rank'" in notebook.run_failing("%%here rank\n1").error["evalue"]
 
 
 @pytest.mark.usefixtures("mode")
@@ -78,7 +78,7 @@ def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
     assert (cell.stdout, cell.result) == ("now\n[1] turn {1: 1}\n" * 2, "[0] 0\n[1] 2")
     assert notebook.run("%on 0 rank").result == "[0] 0"
     assert notebook.run_failing("%on 0 1 / 0").error["evalue"].startswith("[rank 0] ZeroDivisionError")
-    assert "wants ranks and then code" in notebook.run_failing("%on 0").error["evalue"]
+    assert "needs ranks and code" in notebook.run_failing("%on 0").error["evalue"]
     notebook.run(f"%%mesh\n{signs.definition}\nimport time")
     cell = notebook.start("%on 1 tell('there'); time.sleep(600)")
     signs.wait_for("there")

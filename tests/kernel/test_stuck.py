@@ -93,7 +93,7 @@ def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: 
     number = cell.reply["execution_count"] if cell.reply else 0
     assert cell.error["ename"] == "ZeroDivisionError"
     assert cell.traceback.splitlines()[-3:] == [
-        f"ranks 0,2 fell as a consequence (KeyboardInterrupt in all_reduce (cell {number}:3))",
+        f"ranks 0,2 failed as a consequence (KeyboardInterrupt in all_reduce (cell {number}:3))",
         "",
         "process groups were broken (gloo group of 3 ranks): initialize them again",
     ]
@@ -137,7 +137,7 @@ def test_a_third_interrupt_kills_a_rank_that_hears_nothing(
     said = re.escape(f" at cell {number[1]}:2 in hold; interrupt again to break process groups")
     assert re.search(f"^interrupted, but rank 1 does not answer: {trouble}{said}$", live_text(cell), re.MULTILINE)
     press(mesh, cell, times=2)
-    lost = r"rank 1 was killed and is back after \d\.\d\d s; it lost \d+ names: tell, ctypes, os, .*$"
+    lost = r"rank 1 was killed and restarted in \d\.\d\d s; it lost \d+ names: tell, ctypes, os, .*$"
     assert re.match(
         rf"interrupted; ranks 0,2 were at cell {number[1]}:5, rank 1 at cell {number[1]}:2 in hold; {lost}",
         cell.error["evalue"],
@@ -182,7 +182,7 @@ def test_a_third_interrupt_kills_a_rank_that_does_not_heed_the_others(
     notebook.interrupt()
     notebook.wait_failed(cell, ENDS_WITHIN)
     assert cell.error["ename"] == "KeyboardInterrupt"
-    assert re.search(r"; rank 0 was killed and is back after \d\.\d\d s; it lost \d+ names: ", cell.error["evalue"])
+    assert re.search(r"; rank 0 was killed and restarted in \d\.\d\d s; it lost \d+ names: ", cell.error["evalue"])
     assert notebook.run("%%mesh !0\nkept").result == "[1] 1\n[2] 2", "the others have kept what they had"
     assert notebook.run("%%mesh\nrank, world_size, 'model' in globals()").result == (
         "[0] (0, 3, False)\n[1] (1, 3, False)\n[2] (2, 3, False)"
@@ -202,7 +202,7 @@ def leave_rank_0(mesh: Notebook, signs: Signs, then: str = "") -> None:
     mesh.wait_failed(cell, ENDS_WITHIN)
     signs.wait_for("there")
     assert cell.traceback.startswith("[rank 1] ProcessDied: ")
-    assert "rank 0 fell as a consequence (no answer at cell" in cell.traceback
+    assert "rank 0 failed as a consequence (no answer at cell" in cell.traceback
     assert "%mesh interrupt --break" in cell.traceback
     mesh.run("%mesh heal")
 
@@ -225,7 +225,7 @@ def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: No
         assert "%mesh interrupt --break" in mesh.run(command).stdout
     assert "rank 0 at cell" in mesh.run("%mesh interrupt --break").stdout, "it waits in no collective"
     assert mesh.run("%%mesh !0\nrank").result == "[1] 1\n[2] 2", "the others are free"
-    assert mesh.run("%mesh interrupt --kill").stdout.startswith("rank 0 is back after ")
+    assert mesh.run("%mesh interrupt --kill").stdout.startswith("restarted rank 0 in ")
     assert mesh.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
@@ -270,7 +270,7 @@ def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: Notebo
     cell = mesh.run_failing(f"%%mesh\n{SECOND_STEP_FAILS}", ENDS_WITHIN)
     number = cell.reply["execution_count"] if cell.reply else 0
     assert cell.traceback.splitlines()[-3:] == [
-        f"ranks 0-1 fell as a consequence (KeyboardInterrupt in DistributedDataParallel (cell {number}:5))",
+        f"ranks 0-1 failed as a consequence (KeyboardInterrupt in DistributedDataParallel (cell {number}:5))",
         "",
         "process groups were broken (gloo group of 3 ranks): initialize them again",
     ]

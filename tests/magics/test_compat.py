@@ -12,7 +12,7 @@ from meshbook.magics.compat.translation import (
     translate_pxconfig,
     translate_rank,
 )
-from meshbook.magics.syntax.argparsing import UsageError
+from meshbook.magics.errors import UsageError
 
 
 @pytest.mark.parametrize(

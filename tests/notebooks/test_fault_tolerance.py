@@ -22,7 +22,7 @@ def test_it_runs_and_shows_what_it_promises(executed: Callable[[Path], Any], tmp
     assert page.failed == page.may_fail == {"killed", "stuck"}
     assert re.search(r"rank 2 \(pid \d+\) died during the cell: SIGKILL", shown["killed"])
     assert "rank 2 dead" in shown["status-dead"]
-    assert "rank 2 is back" in shown["heal"]
+    assert "it lost " in shown["heal"]
     assert (shown["generation"], shown["group-again"]) == ("2", "3")
     assert "[0-3] 10" in shown["resume"]
     assert re.search(r"3 ranks \[0-2\] in barrier", shown["stuck"])

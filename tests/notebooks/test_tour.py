@@ -41,7 +41,7 @@ def check(page: Any) -> None:
         "redefined": "[11, 21, 31, 41]",
         "fails-killed": "SIGKILL",
         "dash": "1 dead (X)",
-        "heal": "rank 2 is back",
+        "heal": "it lost ",
         "resize": "2 ranks (gpus=2)",
     }
     assert {name: text for name, text in promised.items() if text not in shown[name]} == {}

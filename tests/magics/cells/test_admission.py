@@ -49,9 +49,9 @@ def admit(waves: Iterable[StartWave]) -> AdmissionQueue:
 def test_a_wave_begins_once_the_one_before_is_done() -> None:
     queue = admit([StartWave((0, 1)), StartWave((2,))])
     assert queue.take_turn({0, 1, 2}, has_failed=False) == StartTurn((0, 1))
-    assert (queue.take_turn({1, 2}, has_failed=False), queue.to_come) == (StartTurn(), {2})
+    assert (queue.take_turn({1, 2}, has_failed=False), queue.not_begun) == (StartTurn(), {2})
     assert queue.take_turn({2}, has_failed=True) == StartTurn((2,)), "it goes on after an error"
-    assert (queue.take_turn((), has_failed=True), queue.to_come) == (StartTurn(), frozenset())
+    assert (queue.take_turn((), has_failed=True), queue.not_begun) == (StartTurn(), frozenset())
 
 
 def test_after_a_failure_the_rest_is_skipped() -> None:
@@ -64,7 +64,7 @@ def test_after_a_failure_the_rest_is_skipped() -> None:
 def test_turns_can_be_taken_away() -> None:
     queue = admit(plan_waves(range(4), one_by_one=True))
     queue.take_turn(range(4), has_failed=False)
-    assert queue.withdraw({0, 2}) == ({2: "the turn had not come"}, [0]), "rank 0 has begun"
+    assert queue.withdraw({0, 2}) == ({2: "the cell ended first"}, [0]), "rank 0 has begun"
     assert queue.take_turn((1, 3), has_failed=False) == StartTurn((1,))
 
 
@@ -72,7 +72,7 @@ def test_another_notebook_goes_on_where_this_one_stops() -> None:
     """Here no other rank begins, and there the next one does once those that run are done."""
     queue = admit(plan_waves(range(4), (1,), one_by_one=True))
     queue.take_turn(range(4), has_failed=False)
-    left = queue.give_away()
+    left = queue.release_waves()
     assert queue.take_turn((0, 2, 3), has_failed=False) == StartTurn()
     there = admit(left)
     there.resume({1})
@@ -89,7 +89,7 @@ def test_a_rank_is_at_one_cell_at_a_time() -> None:
         each.take_turn(range(3), has_failed=False)
     assert (before.ahead(), after.ahead()) == ({}, {1: "cell 1"})
     assert queues.at_work() == {"cell 1": ["node0", "node1"], "cell 2": ["node2"]}
-    assert (after.at_work((0, 1, 2)), after.to_come) == ([2], frozenset())
+    assert (after.at_work((0, 1, 2)), after.not_begun) == ([2], frozenset())
     before.leave(1)
     assert (after.ahead(), after.at_work((0, 1, 2))) == ({}, [1, 2])
 
@@ -100,7 +100,7 @@ def test_what_has_not_begun_is_given_up_at_once() -> None:
     cell = attend(queues, "2", [StartWave((0, 1)), StartWave((2,))])
     cell.take_turn(range(3), has_failed=False)
     reasons, sent = cell.withdraw((0, 1, 2))
-    assert reasons == {0: "cell 1 was still running", 2: "the turn had not come"}
+    assert reasons == {0: "cell 1 was still running", 2: "the cell ended first"}
     assert sent == [0, 1], "rank 0 has it in its queue, and has to be told"
 
 

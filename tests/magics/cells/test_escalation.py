@@ -163,5 +163,5 @@ def test_a_person_is_told_what_the_next_interrupt_does() -> None:
     for at in range(4):
         said.append(policy.advice)
         policy.press(at)
-    breaks, kills = "interrupt again to break process groups", "interrupt again to kill what does not answer"
+    breaks, kills = "interrupt again to break process groups", "interrupt again to kill ranks that do not answer"
     assert said == ["", breaks, kills, kills]

@@ -19,9 +19,9 @@ from meshbook.magics.cells import execution as module
 from meshbook.magics.cells.cell import PreparedCell as MeshCell
 from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.messages import Publication, Stream
-from meshbook.magics.results.cell_error import CellError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
@@ -241,7 +241,7 @@ def test_a_rank_that_stays_silent_is_busy_until_it_answers() -> None:
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
     assert cell.ranks.aborted == [(0, False), (0, True)], "first only where it is in a collective"
     assert error.by_rank[0].place == "cell 7:4 in wait"
-    assert error.by_rank[0].message.startswith("does not heed interrupts, and still runs the cell; %mesh int")
+    assert error.by_rank[0].message.startswith("ignores interrupts and still runs the cell")
     assert cell.mesh.busy == {0: 7}
     cell.ranks.answer(0, DONE)
     assert cell.mesh.busy == {}
@@ -254,7 +254,7 @@ def test_after_an_error_a_collective_is_broken() -> None:
     error = cell.run_failing(lambda run: cell.ranks.answer(1, RAISED))
     assert str(error).splitlines() == [
         "[rank 1] ValueError: bad",
-        "rank 0 fell as a consequence (KeyboardInterrupt in all_reduce (cell 7:4))",
+        "rank 0 failed as a consequence (KeyboardInterrupt in all_reduce (cell 7:4))",
         "process groups were broken (gloo group of 3 ranks): initialize them again",
     ]
     assert cell.mesh.busy == {}
@@ -405,7 +405,7 @@ def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
     assert type(error).__name__ == "KeyboardInterrupt"
     told = error.by_rank[1]
     assert (told.kind, told.place) == ("interrupted", "cell 7:4")
-    assert re.fullmatch(r"was killed and is back after 0.0\d s; it lost 2 names: model, step", told.message)
+    assert re.fullmatch(r"was killed and restarted in 0.0\d s; it lost 2 names: model, step", told.message)
 
 
 def test_a_rank_that_cannot_be_healed_says_so() -> None:
@@ -414,7 +414,7 @@ def test_a_rank_that_cannot_be_healed_says_so() -> None:
     cell.ranks.on_interrupt = cell.ranks.on_abort = lambda rank: press()
     cell.ranks.on_kill = lambda rank: cell.ranks.answer(rank, ProcessDied("", ExitReport("mesh.0", 4711, -9)))
     told = cell.run_failing(press).by_rank[0]
-    assert told.message.startswith("was killed and is not back: %mesh heal starts it again (no more memory)")
+    assert told.message.startswith("was killed but could not be restarted (no more memory); restart it with %mesh heal")
 
 
 def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
@@ -439,7 +439,7 @@ def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
     cell = Cell(1, timeout=0.01)
     monkeypatch.setattr("meshbook.magics.cells.supervision.collect_whereabouts", collect_whereabouts)
     cell.run(lambda run: None)
-    assert "the ranks of a running cell could not be asked" in caplog.text
+    assert "failed to query the ranks of a running cell" in caplog.text
     assert "no descriptor is left" in caplog.text
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from meshbook.magics.cells.rank_errors import check_able, error_of_lost, format_lost, format_stuck
-from meshbook.magics.meshes.registry import MeshError, NotebookMesh
+from meshbook.magics.errors import MeshError
+from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
 
@@ -31,23 +32,23 @@ def mesh_of(
             [3, 1],
             {},
             [0, 1, 2, 3],
-            "ranks 1,3 of mesh died (Killed(sig=9)). Start them again with %mesh heal, "
+            "ranks 1,3 of mesh are dead (Killed(sig=9)); restart them with %mesh heal, "
             "or run on the others with %%mesh !1,3",
         ),
-        ([0, 1, 2, 3], {}, [0], "rank 0 of mesh died (Killed(sig=9)). Start it again with %mesh heal"),
+        ([0, 1, 2, 3], {}, [0], "rank 0 of mesh is dead (Killed(sig=9)); restart it with %mesh heal"),
         (
             [3],
             {1: 5},
             [1, 3],
-            "rank 3 of mesh died (Killed(sig=9)). Start it again with %mesh heal, or run on the others with %%mesh !3",
+            "rank 3 of mesh is dead (Killed(sig=9)); restart it with %mesh heal, or run on the others with %%mesh !3",
         ),
         (
             [],
             {1: 5, 2: 5},
             [0, 1, 2],
-            "ranks 1-2 of mesh still run cell 5, which has ended without them. %mesh interrupt --break frees ranks "
-            "that wait in a collective; %mesh interrupt --kill starts them again. "
-            "Or run on the others with %%mesh !1,2",
+            "ranks 1-2 of mesh still run cell 5, which ended without them; to end a collective, use %mesh interrupt "
+            "--break; to restart them, %mesh interrupt --kill; "
+            "or run on the others with %%mesh !1,2",
         ),
     ],
 )
@@ -67,28 +68,28 @@ def test_the_dead_and_the_busy_are_refused(
 def test_ranks_that_ended_in_different_ways_are_told_with_all_of_them() -> None:
     dead = {0: ExitReport("", 1, -9), 1: ExitReport("", 2, 3), 2: ExitReport("", 3, 3)}
     mesh = mesh_of(4, dead)
-    with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh died \(Killed\(sig=9\), exit code 3\)\. "):
+    with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh are dead \(Killed\(sig=9\), exit code 3\); "):
         check_able(mesh, mesh.extent.region)
 
 
 def test_where_there_are_several_meshes_commands_name_theirs() -> None:
     mesh = mesh_of(4, {0: ExitReport("", 1, -9)}, {1: 5})
     mesh.is_one_of_several = lambda: True
-    with pytest.raises(MeshError, match=r"again with %mesh heal mesh, or run on the others with %%mesh mesh\[!0\]$"):
+    with pytest.raises(MeshError, match=r"with %mesh heal mesh, or run on the others with %%mesh mesh\[!0\]$"):
         check_able(mesh, mesh.extent.region)
     assert "%mesh interrupt mesh --break" in format_stuck(mesh, {1})
 
 
 def test_where_the_host_agent_is_lost_too_nothing_can_be_healed() -> None:
     mesh = mesh_of(1, {0: ExitReport("", 1, -9)}, has_lost_agent=True)
-    with pytest.raises(MeshError, match=r"its host agent is gone: %mesh down, then %mesh up$"):
+    with pytest.raises(MeshError, match=r"the host agent has exited; .* %mesh down, then %mesh up$"):
         check_able(mesh, mesh.extent.region)
 
 
 @pytest.mark.parametrize(
     ("names", "many", "said"),
     [
-        ((), False, "it had no names to lose"),
+        ((), False, "no names were lost"),
         (("model",), False, "it lost 1 name: model"),
         (("model", "step"), True, "they lost 2 names: model, step"),
         (tuple("abcdefghijklmn"), False, "it lost 14 names: a, b, c, d, e, f, g, h, i, j, k, l, …"),
@@ -104,7 +105,7 @@ def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str)
         (ExitReport("", 4711, -9), "rank 1 (pid 4711) died during the cell: SIGKILL: Killed(sig=9)"),
         (
             ExitReport("", 4711, -9, stderr=("last",), ended_by="%mesh restart"),
-            "rank 1 (pid 4711) was ended during the cell, by %mesh restart",
+            "rank 1 (pid 4711) was stopped during the cell by %mesh restart",
         ),
         (ExitReport("", 0, None, hint="its host is gone\nmore"), "rank 1 died during the cell: its host is gone\nmore"),
     ],

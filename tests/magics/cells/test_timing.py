@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from meshbook.magics.cells.timing import Timer, format_processors, parse_timer, time_often, time_once
+from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.magics.syntax.argparsing import HelpRequested, UsageError
+from meshbook.magics.syntax.argparsing import HelpRequested
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome
 from meshbook.runtime.geometry import Extent
 

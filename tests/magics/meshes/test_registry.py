@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import registry as module
-from meshbook.magics.meshes.registry import MeshError, Meshes, NotebookMesh, default_extent, wait_ready
+from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh, default_extent, wait_ready
 from meshbook.magics.meshes.status import history_of, state_of
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
@@ -79,25 +80,25 @@ def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
 
 
 @pytest.fixture
-def meshes(session: FakeSession) -> Meshes:
-    return Meshes()
+def meshes(session: FakeSession) -> MeshRegistry:
+    return MeshRegistry()
 
 
-def up(meshes: Meshes, name: str | None = None, gpus: int = 2) -> NotebookMesh:
+def up(meshes: MeshRegistry, name: str | None = None, gpus: int = 2) -> NotebookMesh:
     return meshes.up(Extent.of(gpus=gpus), name)
 
 
 # --- names and the current mesh ---
 
 
-def test_the_first_one_up_is_the_current_mesh_until_another_is_chosen(meshes: Meshes) -> None:
+def test_the_first_one_up_is_the_current_mesh_until_another_is_chosen(meshes: MeshRegistry) -> None:
     assert [up(meshes, name).name for name in (None, "trainers", "judge")] == ["mesh", "trainers", "judge"]
     assert meshes.get().name == "mesh"
     assert meshes.get("trainers").name == "trainers"
     assert [mesh.name for mesh in meshes] == ["mesh", "trainers", "judge"]
     meshes.use("judge")
     assert (meshes.get().name, meshes.select("0")[0].name) == ("judge", "judge")
-    with pytest.raises(MeshError, match=r"no mesh is called 'other'; there is mesh, trainers, judge"):
+    with pytest.raises(MeshError, match=r"no mesh is named 'other'; meshes: mesh, trainers, judge"):
         meshes.use("other")
 
 
@@ -105,7 +106,7 @@ def test_the_first_one_up_is_the_current_mesh_until_another_is_chosen(meshes: Me
     ("down", "current"),
     [([None], "judge"), (["mesh"], "judge"), (["judge"], "mesh"), (["judge", "mesh"], "trainers")],
 )
-def test_the_current_mesh_after_one_is_down(meshes: Meshes, down: list[str | None], current: str) -> None:
+def test_the_current_mesh_after_one_is_down(meshes: MeshRegistry, down: list[str | None], current: str) -> None:
     for name in ("mesh", "trainers", "judge"):
         up(meshes, name)
     for each in down:
@@ -113,7 +114,7 @@ def test_the_current_mesh_after_one_is_down(meshes: Meshes, down: list[str | Non
     assert meshes.get().name == current
 
 
-def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: Meshes) -> None:
+def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: MeshRegistry) -> None:
     mesh = up(meshes)
     assert (mesh.label, mesh.selector(), mesh.selector("3")) == ("", "", " 3")
     other = up(meshes, "judge")
@@ -124,28 +125,28 @@ def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: Meshes) 
 
 
 @pytest.mark.parametrize("name", ["all", "ok", "failed", "changed", "two words", "1st", "a-b", "a.b"])
-def test_a_name_that_a_mesh_cannot_have(meshes: Meshes, session: FakeSession, name: str) -> None:
-    with pytest.raises(MeshError, match=r"cannot name a mesh: .* none of all, changed, failed, ok"):
+def test_a_name_that_a_mesh_cannot_have(meshes: MeshRegistry, session: FakeSession, name: str) -> None:
+    with pytest.raises(MeshError, match=r"invalid mesh name .* all, changed, failed, ok"):
         up(meshes, name)
     assert len(meshes) == 0
 
 
-def test_a_name_is_taken_until_its_mesh_is_down(meshes: Meshes) -> None:
+def test_a_name_is_taken_until_its_mesh_is_down(meshes: MeshRegistry) -> None:
     up(meshes, "trainers")
-    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is up already: %mesh resize trainers .* another --name"):
+    with pytest.raises(MeshError, match=r"trainers: 2 ranks .* is already up; .*%mesh resize trainers .* --name"):
         up(meshes, "trainers")
     meshes.down("trainers")
     assert up(meshes, "trainers").name == "trainers"
 
 
-def test_a_mesh_that_is_not_there(meshes: Meshes) -> None:
+def test_a_mesh_that_is_not_there(meshes: MeshRegistry) -> None:
     for ask in (meshes.get, meshes.down, lambda: meshes.get("trainers"), lambda: meshes.select("all")):
-        with pytest.raises(MeshError, match=r"^no mesh is up: start one with %mesh up --gpus 4$"):
+        with pytest.raises(MeshError, match=r"^no mesh is up; start one with %mesh up --gpus 4$"):
             ask()
     up(meshes)
     up(meshes, "judge")
     for ask in (lambda: meshes.get("trainers"), lambda: meshes.down("trainers")):
-        with pytest.raises(MeshError, match=r"^no mesh is called 'trainers'; there is mesh, judge$"):
+        with pytest.raises(MeshError, match=r"^no mesh is named 'trainers'; meshes: mesh, judge$"):
             ask()
 
 
@@ -153,7 +154,9 @@ def test_a_mesh_that_is_not_there(meshes: Meshes) -> None:
     ("text", "name", "ranks"),
     [("all", "mesh", [0, 1]), ("!0", "mesh", [1]), ("judge[1]", "judge", [1]), ("judge", "judge", [0, 1, 2])],
 )
-def test_a_selector_means_the_current_mesh_or_names_one(meshes: Meshes, text: str, name: str, ranks: list[int]) -> None:
+def test_a_selector_means_the_current_mesh_or_names_one(
+    meshes: MeshRegistry, text: str, name: str, ranks: list[int]
+) -> None:
     up(meshes)
     up(meshes, "judge", 3)
     mesh, selected = meshes.select(text)
@@ -162,7 +165,7 @@ def test_a_selector_means_the_current_mesh_or_names_one(meshes: Meshes, text: st
 
 @pytest.mark.parametrize(("now", "ends"), [(False, []), (True, ["mesh-0a1b killed"])])
 def test_down_ends_the_processes_and_forgets_their_output(
-    meshes: Meshes, session: FakeSession, now: bool, ends: list[str]
+    meshes: MeshRegistry, session: FakeSession, now: bool, ends: list[str]
 ) -> None:
     up(meshes)
     assert meshes.down(now=now).name == "mesh"
@@ -171,7 +174,7 @@ def test_down_ends_the_processes_and_forgets_their_output(
     assert len(meshes) == 0
 
 
-def test_meshes_end_with_their_session(meshes: Meshes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meshes_end_with_their_session(meshes: MeshRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     up(meshes)
     monkeypatch.setattr(module, "running_session", lambda: None)
     assert (len(meshes), list(meshes)) == (0, [])
@@ -206,36 +209,36 @@ def test_as_many_ranks_as_gpus_or_else_as_cores_within_bounds(
     ],
 )
 def test_a_mesh_describes_itself(
-    meshes: Meshes, monkeypatch: pytest.MonkeyPatch, gpus: int, extent: Extent, said: str
+    meshes: MeshRegistry, monkeypatch: pytest.MonkeyPatch, gpus: int, extent: Extent, said: str
 ) -> None:
     monkeypatch.setattr(module, "count_gpus", lambda: gpus)
-    assert meshes.up(extent).describe() == said
+    assert meshes.up(extent).format_summary() == said
 
 
 # --- starts that fail, ranks that die ---
 
 
-def test_a_rank_that_does_not_come_up_ends_the_start(meshes: Meshes, session: FakeSession) -> None:
+def test_a_rank_that_does_not_come_up_ends_the_start(meshes: MeshRegistry, session: FakeSession) -> None:
     session.answers = [Future.completed(True), Future.failed(MeshbookError("no device"))]
-    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not come up: no device$"):
+    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not start: no device$"):
         up(meshes)
-    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    assert session.ended == ["mesh-0a1b stopped: it did not start"]
     assert len(meshes) == 0
 
 
-def test_an_interrupt_ends_the_start(meshes: Meshes, session: FakeSession) -> None:
+def test_an_interrupt_ends_the_start(meshes: MeshRegistry, session: FakeSession) -> None:
     def interrupt(ready: int, total: int) -> None:
         raise KeyboardInterrupt
 
     session.answers = [Future.completed(True), Future.pending()]
     with pytest.raises(KeyboardInterrupt):
         meshes.up(Extent.of(gpus=2), progress=interrupt)
-    assert session.ended == ["mesh-0a1b stopped: it did not come up"]
+    assert session.ended == ["mesh-0a1b stopped: it did not start"]
     session.answers = None
     up(meshes)
 
 
-def test_progress_counts_the_ranks_that_are_ready(meshes: Meshes, session: FakeSession) -> None:
+def test_progress_counts_the_ranks_that_are_ready(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh = up(meshes, gpus=3)
     first: Future[bool] = Future.pending()
     seen = []
@@ -260,7 +263,7 @@ def client() -> Iterator[None]:
 
 @pytest.mark.usefixtures("client")
 def test_a_session_whose_agent_is_lost_makes_room(
-    meshes: Meshes, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+    meshes: MeshRegistry, session: FakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = [session]
     monkeypatch.setattr(module, "current_session", lambda: sessions[-1])
@@ -272,7 +275,7 @@ def test_a_session_whose_agent_is_lost_makes_room(
     assert [mesh.name for mesh in meshes] == ["again"]
 
 
-def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeSession) -> None:
+def test_nobody_listens_for_a_mesh_that_has_ended(meshes: MeshRegistry, session: FakeSession) -> None:
     up(meshes)
     for rank in range(2):
         session.report(ExitReport(f"mesh.{rank}", 4711, 0, stopped="%mesh down"))
@@ -282,7 +285,7 @@ def test_nobody_listens_for_a_mesh_that_has_ended(meshes: Meshes, session: FakeS
     assert (session.node.peers.when_down, session.node.peers.when_restarted) == ([], [])
 
 
-def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession) -> None:
+def test_a_rank_that_was_healed_is_not_dead(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh = up(meshes)
     session.report(ExitReport("mesh.1", 4711, -9))
     mesh.busy[1] = 3
@@ -290,27 +293,27 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: Meshes, session: FakeSession
     for listener in session.node.peers.when_restarted:
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
-    assert list(state_of(mesh))[1:] == ["  rank 1 was started again; it lost 1 name: model"]
+    assert list(state_of(mesh))[1:] == ["  rank 1 was restarted; it lost 1 name: model"]
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
 
 
-def test_the_dead_are_known(meshes: Meshes, session: FakeSession) -> None:
+def test_the_dead_are_known(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh, other = up(meshes, gpus=3), up(meshes, "other")
     session.report(ExitReport("mesh.2", 4711, -9))
     session.report(ExitReport("mesh.0", 4712, 3))
     session.report(ExitReport("mesh.1", 4713, 0, stopped="%mesh down"))
     session.report(ExitReport("elsewhere.1", 4714, 1))
     session.report(ExitReport("other.0", 0, None, hint="its host agent ended"))
-    assert mesh.describe().endswith("on CPU (no GPU here); ranks 0,2 dead")
+    assert mesh.format_summary().endswith("on CPU (no GPU here); ranks 0,2 dead")
     assert list(state_of(mesh))[1:] == [
-        "  rank 0 (pid 4712) ended: exit code 3",
-        "  rank 2 (pid 4711) ended: Killed(sig=9)",
+        "  rank 0 (pid 4712) is dead: exit code 3",
+        "  rank 2 (pid 4711) is dead: Killed(sig=9)",
     ]
-    assert list(state_of(other))[1:] == ["  rank 0 ended: its host agent ended"]
+    assert list(state_of(other))[1:] == ["  rank 0 is dead: its host agent ended"]
 
 
-def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession) -> None:
+def test_the_last_events_of_a_mesh_are_told(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh = up(meshes)
     assert list(history_of(mesh)) == []
     events = [RunEvent(0.0, "healed", "mesh", "mesh-0a1b", (number,), f"in 0.0{number} s") for number in range(7)]
@@ -322,7 +325,7 @@ def test_the_last_events_of_a_mesh_are_told(meshes: Meshes, session: FakeSession
     ]
 
 
-def test_what_is_known_of_ranks_follows_a_resize(meshes: Meshes, session: FakeSession) -> None:
+def test_what_is_known_of_ranks_follows_a_resize(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh = up(meshes, gpus=3)
     mesh.busy[2], mesh.names[0], mesh.names[1] = 7, ("model",), ("step",)
     begin = mesh.procs.followers[0]  # type: ignore[attr-defined]

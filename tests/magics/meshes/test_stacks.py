@@ -42,5 +42,5 @@ def test_a_rank_that_does_not_answer_is_seen_from_outside() -> None:
 
 def test_without_py_spy_it_is_told_what_would_help() -> None:
     (stack,) = stacks_seen(Observation(4711, "T", threads=None))
-    assert stack.remark == ("does not answer: stopped (SIGSTOP) (with meshbook[debug] installed you would see where)")
+    assert stack.remark == ("does not answer: stopped (SIGSTOP) (install meshbook[debug] to see its stack)")
     assert [stack.remark for stack in stacks_seen(None)] == ["does not answer"]

@@ -25,18 +25,18 @@ def vitals(age: Sequence[float], **metrics: Sequence[float]) -> Vitals:
         (vitals([INF, INF]), []),
         (
             vitals([0, 1], cpu=[0.5, 1.25], memory=[180e6, 181e6]),
-            ["  uses 1.8 cores, 181 MB of memory a rank; memory that ranks share is divided among them"],
+            ["  uses 1.8 cores, 181 MB of memory per rank; shared memory is divided among the ranks"],
         ),
         (
             vitals([0, 1, 0], cpu=[1, NAN, 1], memory=[2e8, 1.4e9, NAN], gpu_memory=[1e10, 1e10, 0]),
             [
-                "  uses 2.0 cores, 200 MB to 1.4 GB of memory a rank (most: rank 1), "
-                "0 B to 10 GB of GPU memory a rank (most: rank 0); memory that ranks share is divided among them"
+                "  uses 2.0 cores, 200 MB to 1.4 GB of memory per rank (most: rank 1), "
+                "0 B to 10 GB of GPU memory per rank (most: rank 0); shared memory is divided among the ranks"
             ],
         ),
-        (vitals([1], memory=[1e9], gpu_memory=[0]), ["  uses 1.0 GB of memory a rank"]),
-        (vitals([1, 12, 99]), ["  rank 1 has given no sign of life for 00:12 (%mesh stack tells more)"]),
-        (vitals([8, 12, 4]), ["  ranks 0-1 have given no sign of life for up to 00:12 (%mesh stack tells more)"]),
+        (vitals([1], memory=[1e9], gpu_memory=[0]), ["  uses 1.0 GB of memory per rank"]),
+        (vitals([1, 12, 99]), ["  rank 1 has sent no heartbeat for 00:12; see %mesh stack"]),
+        (vitals([8, 12, 4]), ["  ranks 0-1 have sent no heartbeat for up to 00:12; see %mesh stack"]),
     ],
 )
 def test_what_is_told(found: Vitals, lines: list[str]) -> None:

@@ -41,7 +41,7 @@ HOLDS = RankWhereabouts(
         (COMPUTES, "at cell 9:3 in step"),
         (LOADS, "at data.py:88 in load"),
         (REDUCES, "in all_reduce (cell 9:14)"),
-        (RankWhereabouts(MainThreadState()), "at the cell's begin or end"),
+        (RankWhereabouts(MainThreadState()), "at the beginning or end of the cell"),
         (STOPPED, "does not answer: stopped (SIGSTOP)"),
         (HOLDS, "does not answer: holds the GIL in C (waits in hrtimer_nanosleep) at cell 9:3 in step"),
         (RankWhereabouts(), "does not answer"),
@@ -52,8 +52,8 @@ def test_where_a_rank_is(where: RankWhereabouts, said: str) -> None:
 
 
 def test_ranks_at_the_same_place_are_told_together_and_the_most_first() -> None:
-    roll = {0: REDUCES, 1: LOADS, 2: REDUCES, 3: REDUCES, 5: STOPPED, 6: STOPPED}
-    assert format_whereabouts(roll) == (
+    whereabouts = {0: REDUCES, 1: LOADS, 2: REDUCES, 3: REDUCES, 5: STOPPED, 6: STOPPED}
+    assert format_whereabouts(whereabouts) == (
         "3 ranks [0,2-3] in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "
         "rank 1 at data.py:88 in load"
     )
@@ -83,9 +83,9 @@ Look = tuple[float, Mapping[int, RankWhereabouts], Sequence[int]]  # when, the r
 def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]) -> None:
     watch = DivergenceWatch(0.0)
     told = []
-    for at, roll, done in looks:
+    for at, whereabouts, done in looks:
         assert watch.is_due(at)
-        told.append(watch.take(roll, done, at))
+        told.append(watch.take(whereabouts, done, at))
     assert told == said
 
 
@@ -104,9 +104,9 @@ def test_what_is_said_of_ranks_that_are_apart(looks: list[Look], said: list[str]
 def test_what_is_said_of_ranks_that_wait_for_others_than_the_cells(looks: list[Look], said: list[str]) -> None:
     watch = DivergenceWatch(0.0, absent=[2, 3])
     told = []
-    for at, roll, done in looks:
+    for at, whereabouts, done in looks:
         assert watch.is_due(at)
-        told.append(watch.take(roll, done, at))
+        told.append(watch.take(whereabouts, done, at))
     assert told == said
 
 

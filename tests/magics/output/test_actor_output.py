@@ -113,7 +113,7 @@ def test_displays_are_bounded_and_that_is_said(talk: Talk, kernel: FakeKernel) -
     talk.show()
     *shown, (_, last, _) = kernel.sent
     assert len(shown) == 2 * CELL_DISPLAYS
-    assert last["data"] == {"text/plain": "[mesh 3] … and more displays, which are not shown"}
+    assert last["data"] == {"text/plain": "[mesh 3] … more displays are not shown"}
 
 
 def test_each_cell_gets_its_own(talk: Talk, screen: ActorOutputRouter, kernel: FakeKernel, shell: Any) -> None:

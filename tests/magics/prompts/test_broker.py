@@ -26,7 +26,7 @@ class Person:
         self.prompts: queue.Queue[str] = queue.Queue()
         self.lines: queue.Queue[str | Exception | None] = queue.Queue()
 
-    def ask(self, prompt: str, given_up: PromptWithdrawn, *, is_password: bool) -> str | None:
+    def ask(self, prompt: str, withdrawal: PromptWithdrawn, *, is_password: bool) -> str | None:
         self.prompts.put(prompt)
         line = self.lines.get(timeout=PATIENCE)
         if isinstance(line, Exception):
@@ -55,7 +55,7 @@ class Cell:
         self.broker = PromptBroker(
             *("m", range(2), self.silent, self._policy),
             inbox=self.inbox,
-            area=self,
+            output=self,
             whereabouts=self.whereabouts,
             hold=self.held.append,
         )
@@ -89,7 +89,7 @@ class Cell:
     def resume(self) -> None:
         self.events.append("resume")
 
-    def tell(self, text: str) -> None:
+    def print_beside_prompt(self, text: str) -> None:
         self.events.append(text)
 
     async def whereabouts(self, ranks: Collection[int]) -> Mapping[int, str]:
@@ -131,7 +131,7 @@ def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person
 @pytest.mark.parametrize(
     ("kind", "mesh", "policy", "answer"),
     [
-        ("input", "another", {}, (0, "refused", "no cell runs there that could ask for it")),
+        ("input", "another", {}, (0, "refused", "no cell is running on this rank")),
         ("input", "m", {"sharing": "error"}, (0, "refused", "the cell runs with --stdin error")),
         ("stop", "m", {"sharing": "error"}, (0, "text", "stop")),
         ("stop", "m", {"breaks": frozenset({1})}, (0, "text", "pass")),
@@ -185,7 +185,7 @@ def test_who_asks_while_the_cell_ends_is_refused() -> None:
 
     cell = Cell(Closing())
     cell.ask(0)
-    assert cell.answer() == (0, "refused", "no cell runs there that could ask for it")
+    assert cell.answer() == (0, "refused", "no cell is running on this rank")
 
 
 def test_a_keyboard_that_breaks_leaves_nobody_waiting(
@@ -194,7 +194,7 @@ def test_a_keyboard_that_breaks_leaves_nobody_waiting(
     person.lines.put(OSError("the front end is gone"))
     cell.ask(0)
     cell.ask(1)
-    assert cell.answer() == (0, "refused", "the notebook could not ask for it")
+    assert cell.answer() == (0, "refused", "the prompt of the notebook failed")
     cell.close()
     assert "the front end is gone" in caplog.text
 

@@ -172,7 +172,7 @@ def test_help_is_about_the_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("@nowhere n", "no selector 'nowhere'\n"), ("@3 n", "rank 3 is not stopped; `ranks` says who is\n")],
+    [("@nowhere n", "no selector 'nowhere'\n"), ("@3 n", "rank 3 is not stopped; `ranks` lists the stopped ranks\n")],
 )
 def test_a_wrong_selector_is_told_and_the_prompt_comes_again(line: str, said: str) -> None:
     ranks = Ranks()
@@ -187,7 +187,7 @@ def test_ranks_says_where_each_is(ranks: Ranks) -> None:
     ranks.stop({3: 9})
     assert ranks.enter("ranks").wants_ranks
     ranks.stops.ended(2)
-    assert ranks.stops.describe(ranks.prompt(), {1: "in all_reduce (cell 1:8)"}, {2}) == (
+    assert ranks.stops.format_ranks(ranks.prompt(), {1: "in all_reduce (cell 1:8)"}, {2}) == (
         "ranks 0-1 stopped at cell 1:7   <- commands go here\n"
         "rank 3 stopped at cell 1:9\n"
         "rank 1 not stopped: in all_reduce (cell 1:8)\n"

@@ -41,21 +41,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def given_up() -> Iterator[PromptWithdrawn]:
-    given_up = PromptWithdrawn()
-    yield given_up
-    given_up.close()
+def withdrawal() -> Iterator[PromptWithdrawn]:
+    withdrawal = PromptWithdrawn()
+    yield withdrawal
+    withdrawal.close()
 
 
-def test_a_line(terminal: Terminal, given_up: PromptWithdrawn, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line(terminal: Terminal, withdrawal: PromptWithdrawn, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.type("bob\n")
-    assert TerminalKeyboard().ask("[rank 0] name: ", given_up, is_password=False) == "bob"
+    assert TerminalKeyboard().ask("[rank 0] name: ", withdrawal, is_password=False) == "bob"
     assert capsys.readouterr().out == "[rank 0] name: "
     assert terminal.shown() == "bob\r\n"
 
 
 def test_a_password_is_not_shown(
-    terminal: Terminal, given_up: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal, withdrawal: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Screen(io.StringIO):
         """The person types once he sees the prompt."""
@@ -66,31 +66,31 @@ def test_a_password_is_not_shown(
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", Screen())
-    assert TerminalKeyboard().ask("Password: ", given_up, is_password=True) == "secret"
+    assert TerminalKeyboard().ask("Password: ", withdrawal, is_password=True) == "secret"
     terminal.type("seen\n")
-    assert TerminalKeyboard().ask("name: ", given_up, is_password=False) == "seen"
+    assert TerminalKeyboard().ask("name: ", withdrawal, is_password=False) == "seen"
     assert "secret" not in terminal.shown()
 
 
-def test_the_end_of_all_input(terminal: Terminal, given_up: PromptWithdrawn) -> None:
+def test_the_end_of_all_input(terminal: Terminal, withdrawal: PromptWithdrawn) -> None:
     terminal.type("\x04")
     with pytest.raises(EOFError):
-        TerminalKeyboard().ask("name: ", given_up, is_password=False)
+        TerminalKeyboard().ask("name: ", withdrawal, is_password=False)
 
 
-def test_what_is_no_terminal_is_read_to_its_end(given_up: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_terminal_is_read_to_its_end(withdrawal: PromptWithdrawn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo"))
-    lines = [TerminalKeyboard().ask("?", given_up, is_password=False) for _ in range(2)]
+    lines = [TerminalKeyboard().ask("?", withdrawal, is_password=False) for _ in range(2)]
     assert lines == ["one", "two"]
     with pytest.raises(EOFError):
-        TerminalKeyboard().ask("?", given_up, is_password=True)
+        TerminalKeyboard().ask("?", withdrawal, is_password=True)
 
 
 def test_a_prompt_that_is_given_up_ends_and_the_next_one_does_not(
-    terminal: Terminal, given_up: PromptWithdrawn
+    terminal: Terminal, withdrawal: PromptWithdrawn
 ) -> None:
-    threading.Timer(0.01, given_up.set).start()
-    assert TerminalKeyboard().ask("name: ", given_up, is_password=False) is None
-    given_up.clear()
+    threading.Timer(0.01, withdrawal.set).start()
+    assert TerminalKeyboard().ask("name: ", withdrawal, is_password=False) is None
+    withdrawal.clear()
     terminal.type("x\n")
-    assert TerminalKeyboard().ask("name: ", given_up, is_password=False) == "x"
+    assert TerminalKeyboard().ask("name: ", withdrawal, is_password=False) == "x"

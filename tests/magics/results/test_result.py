@@ -103,7 +103,7 @@ def test_an_unknown_rank_is_told_which_there_are(rank):
 
 
 def test_anything_but_a_rank_is_told_how_to_index():
-    with pytest.raises(TypeError, match=r"or by dimensions, result\[dict\(gpus=3\)\], and not by 'gpus'"):
+    with pytest.raises(TypeError, match="not by 'gpus'"):
         result(*SQUARES)["gpus"]
 
 
@@ -136,7 +136,7 @@ def test_rows_have_the_place_of_each_rank():
 
 
 def test_coordinates_that_leave_several_ranks():
-    with pytest.raises(ValueError, match="2 ranks are there: give gpus as well"):
+    with pytest.raises(ValueError, match="2 ranks match; also give gpus"):
         result(*SQUARES, hosts=2, gpus=2).at(hosts=1)
 
 
@@ -159,7 +159,7 @@ def test_a_value_that_stayed_is_fetched_once():
 def test_a_value_out_of_reach_says_why():
     stayed = CellOutcome(COST, CellValue({"text/plain": "big"}, "list", note="too large: 3 GB"))
 
-    with pytest.raises(LookupError, match="the value of rank 0 stayed there: too large: 3 GB"):
+    with pytest.raises(LookupError, match="the value of rank 0 was not sent: too large: 3 GB"):
         _ = result(stayed)[0].value
 
 
@@ -205,7 +205,7 @@ def test_to_numpy():
 
 
 def test_stacking_without_a_value_names_the_ranks():
-    with pytest.raises(ValueError, match="nothing to stack from ranks 1-2"):
+    with pytest.raises(ValueError, match="no value on ranks 1-2"):
         result(SQUARES[0], error(), NOTHING).stack()
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshbook.magics.errors import SelectionError
 from meshbook.magics.syntax.selectors import (
     Dimension,
     Dimensions,
@@ -20,7 +21,6 @@ from meshbook.magics.syntax.selectors import (
     Ranks,
     SelectedRegion,
     Selection,
-    SelectionError,
     SpanSelector,
     parse,
     resolve,

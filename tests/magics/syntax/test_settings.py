@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.syntax.argparsing import UsageError
+from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
 

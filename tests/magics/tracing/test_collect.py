@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.tracing import timeline_json
 from meshbook.magics.tracing.chrome_trace import lay_out, make_chrome_trace, write_trace
 from meshbook.magics.tracing.collect import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.errors import VariableError
 from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables.operations import pack_all, pull, scatter
-from meshbook.magics.variables.requests import VariableError
 from meshbook.runtime.geometry import Extent
 
 MESH: Any = SimpleNamespace(

@@ -7,14 +7,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.results.cell_error import (
-    MOST_TRACEBACKS,
-    CellError,
-    format_interrupt,
-    group_errors,
-    make_cell_error,
-    render,
-)
+from meshbook.magics.errors import CellError, make_cell_error
+from meshbook.magics.results.error_groups import MOST_TRACEBACKS, format_interrupt, group_errors, render
 from meshbook.runtime.cells.outcome import Frame, RankError
 
 
@@ -115,7 +109,7 @@ def test_a_traceback_has_its_ranks_its_colours_and_one_line_for_consequences():
         "----> 2 x = 1 / 0",
         "ZeroDivisionError: division by zero",
         "",
-        "ranks 3-4 fell as a consequence (ConnectionError at cell 3:5, ConnectionError at cell 3:9)",
+        "ranks 3-4 failed as a consequence (ConnectionError at cell 3:5, ConnectionError at cell 3:9)",
     ]
 
 
@@ -167,7 +161,7 @@ INTERRUPTS = {
     ),
     "what fell with it": (
         {0: interrupted(), 1: consequence()},
-        "interrupted; rank 0 was at cell 3:2; rank 1 fell as a consequence (ConnectionError at cell 3:5)",
+        "interrupted; rank 0 was at cell 3:2; rank 1 failed as a consequence (ConnectionError at cell 3:5)",
     ),
 }
 
@@ -191,7 +185,7 @@ def test_interrupts_after_an_error_are_its_consequence():
     assert not error.is_interrupt
     assert str(error).splitlines() == [
         "[rank 0] ZeroDivisionError: division by zero (cell 3:2)",
-        "rank 1 fell as a consequence (KeyboardInterrupt at cell 3:2)",
+        "rank 1 failed as a consequence (KeyboardInterrupt at cell 3:2)",
     ]
 
 

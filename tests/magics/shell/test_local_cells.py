@@ -1,4 +1,4 @@
-"""How errors of ordinary cells are shown: they end at the user's line, and so do their causes."""
+"""Errors of ordinary cells end at the line of the user, and so do their causes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.shell.trim_tracebacks import fold_frames
+from meshbook.magics.shell.local_cells import trim_tracebacks
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.local import local_memory
 
@@ -36,7 +36,7 @@ def found_out_by_us() -> TypeError:
 @pytest.mark.parametrize(("mode", "frames"), [("Context", [1, 0]), ("Verbose", [1, 1])])
 def test_a_cause_of_which_nothing_is_the_users_has_its_last_line_alone(mode: str, frames: list[int]) -> None:
     shell = SimpleNamespace(InteractiveTB=Table(mode))
-    fold_frames(shell)
+    trim_tracebacks(shell)
     with pytest.raises(TransferError) as caught:
         raise TransferError("no way") from found_out_by_us()
     assert shell.InteractiveTB.structured_traceback(caught.type, caught.value, caught.tb) == frames

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.cells.rank_errors import explain_missing
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.results.missing_names import explain_missing
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.geometry import Extent
 
@@ -32,25 +32,25 @@ def unknown(name: str) -> RankError:
         (
             {0: unknown("x"), 1: unknown("x")},
             {},
-            ["x is a name of the notebook, not of ranks 0-1: %mesh push x"],
+            ["x is defined in the notebook, but not on ranks 0-1; send it with %mesh push x"],
         ),
-        ({1: unknown("x")}, {}, ["x is a name of the notebook, not of rank 1: %mesh push x 1"]),
+        ({1: unknown("x")}, {}, ["x is defined in the notebook, but not on rank 1; send it with %mesh push x 1"]),
         (
             {0: unknown("sys"), 1: unknown("sys")},
             {},
-            ["sys is a name of the notebook, not of ranks 0-1: import it in a cell with %%mesh"],
+            ["sys is defined in the notebook, but not on ranks 0-1; import it in a cell with %%mesh"],
         ),
         (
             {1: unknown("y")},
             {"added": {1: 3}, "names": {0: ("y",)}},
-            ["rank 1 came with %mesh resize, after the cells that made y: run the cell that makes y with %%mesh 1"],
+            ["%mesh resize added rank 1 after the cells that define y; run the cell that defines y with %%mesh 1"],
         ),
         ({0: unknown("y"), 1: unknown("y")}, {"added": {1: 3}}, []),
         ({1: unknown("nowhere")}, {"added": {1: 3}, "names": {0: ("y",)}}, []),
         (
             {1: unknown("y")},
             {"lost": {1: ("model", "y")}},
-            ["rank 1 lost y when it was started again: run the cell that makes it there"],
+            ["rank 1 lost y in a restart; run the cell that defines it there again"],
         ),
     ],
 )

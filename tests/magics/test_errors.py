@@ -1,4 +1,4 @@
-"""What a user wrote wrong is told in one line."""
+"""`magics.errors`: IPython shows a user error in one line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.errors import UserError
-from meshbook.magics.meshes.registry import MeshError
-from meshbook.magics.syntax.argparsing import UsageError
-from meshbook.magics.syntax.selectors import SelectionError
+from meshbook.magics.errors import MeshError, SelectionError, UsageError, UserError
 
 
 @pytest.mark.parametrize("kind", [MeshError, SelectionError, UsageError])

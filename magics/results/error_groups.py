@@ -1,28 +1,16 @@
-"""The errors of a cell as one: a traceback per distinct failure, causes first, consequences in one line.
+"""The errors of a cell's ranks: grouped into distinct ones, and formatted. Causes come first, with one traceback each.
 
-Not for catching errors on a rank (`meshbook.runtime.cells`) or publishing them: IPython shows what is raised.
-
-    CellError                 a cell failed on at least one rank; `by_rank` has each rank's error
-    └── one class per name    made on demand: the notebook shows `ZeroDivisionError`, not `CellError`
+Pure. Not for the exception that the cell raises (`magics.errors`).
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from IPython.core.getipython import get_ipython
 
 from meshbook.runtime.cells.outcome import RankError, format_place
-from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
-
-if TYPE_CHECKING:  # An error only holds results and does not use them.
-    from meshbook.magics.results.result import MeshResult
 
 MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently
 MOST_ALIKE = 16  # shown in one line each below the traceback that applies to them, too
@@ -32,9 +20,11 @@ _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _INTERRUPT = "KeyboardInterrupt"
 _MANY = (
-    ("was killed and is", "were killed and are"),
+    ("was killed", "were killed"),
+    ("restart it", "restart them"),
     ("; it ", "; they "),
     ("does not", "do not"),
+    ("ignores", "ignore"),
     ("still runs", "still run"),
 )
 _TIMEOUT = "TimeoutError"
@@ -53,14 +43,14 @@ class ErrorGroup:
         return self.error.is_consequence
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """`ranks 0-2,5`, or `ranks 0-2,5 of b`."""
         return f"{name_ranks(self.ranks)}{f' of {self.mesh}' if self.mesh else ''}"
 
     @property
     def title(self) -> str:
         """`[ranks 0-2,5] ZeroDivisionError: division by zero`, or `[ranks 0-2,5 of b] ...`"""
-        return f"[{self.who}] {_last_line(self.error).partition(chr(10))[0]}"
+        return f"[{self.label}] {format_error(self.error).partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,82 +71,8 @@ class EndedBy:
 PLAIN = EndedBy()
 
 
-class CellError(MeshbookError):
-    """A cell failed: `by_rank` has every rank's error, `groups` the distinct ones, `result` the partial result.
-
-    It pickles without `result`, which refers to the running mesh.
-    """
-
-    def __init__(
-        self,
-        errors: Mapping[int, RankError],
-        order: Sequence[int],
-        result: MeshResult | None = None,
-        ending: EndedBy = PLAIN,
-        mesh: str = "",
-    ) -> None:
-        self.by_rank = dict(sorted(errors.items()))
-        self.groups = group_errors(errors, order, mesh)
-        self._mesh = mesh
-        self.result = result
-        self._order = tuple(order)
-        self._ending = ending
-        super().__init__(summarise(self.groups, ending))
-
-    @property
-    def ename(self) -> str:
-        """The name of the first error, in front ends' terms."""
-        return self.groups[0].error.type_name
-
-    @property
-    def evalue(self) -> str:
-        """The text of the first error."""
-        return self.groups[0].error.message
-
-    def print_traceback(self) -> None:
-        """Print the traceback that the notebook shows."""
-        print("\n".join(self._render_traceback_()))
-
-    @property
-    def is_interrupt(self) -> bool:
-        """Whether the cell was interrupted rather than failed."""
-        return are_interrupts(self.groups)
-
-    def raise_from_rank(self, rank: int) -> NoReturn:
-        """Raise a rank's own exception, chained to this error; a separate CellError if it could not be pickled."""
-        if rank not in self.by_rank:
-            raise IndexError(f"rank {rank} did not fail; {name_ranks(self.by_rank)} did")
-        error = self.by_rank[rank]
-        raise _load_exception(error) or make_cell_error({rank: error}, [rank], self.result, mesh=self._mesh) from self
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython calls this by name, instead of formatting the frames of the controller.
-        return [_red(str(self))] if _is_brief() else render(self.groups, self._ending)
-
-    def __reduce__(self) -> tuple[Callable[..., CellError], tuple[Any, ...]]:
-        return make_cell_error, (self.by_rank, self._order, None, self._ending, self._mesh)
-
-
-def make_cell_error(
-    errors: Mapping[int, RankError],
-    order: Sequence[int],
-    result: MeshResult | None = None,
-    ending: EndedBy = PLAIN,
-    mesh: str = "",
-) -> CellError:
-    """Make the error to raise for a cell; its class is named after the first group's error.
-
-    `order` are the ranks in the order of failure; `mesh` is the name of their mesh, if there are several. An
-    interrupted cell gets a class named KeyboardInterrupt, but never the real one: asyncio lets that escape from a task,
-    and it ends the event loop, which belongs to the kernel. A cell that its time limit interrupted gets a TimeoutError.
-    """
-    if not errors:
-        raise ValueError("a cell without errors has not failed")
-    groups = group_errors(errors, order)
-    return _class_named(_name_of(groups, ending))(errors, order, result, ending, mesh)
-
-
-def _name_of(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
+def name_error(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
+    """Return the name of the class of the cell's error."""
     if not are_interrupts(groups):
         return groups[0].error.type_name
     return _TIMEOUT if ending.timed_out else _INTERRUPT
@@ -170,7 +86,9 @@ def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: st
     ranks_of: dict[Hashable, list[int]] = {}
     for rank in [*order, *sorted(errors.keys() - set(order))]:
         if rank in errors:
-            ranks_of.setdefault(_identity(errors[rank]), []).append(rank)
+            error = errors[rank]
+            identity = (error.kind, error.type_name, error.message, error.place, error.is_consequence)
+            ranks_of.setdefault(identity, []).append(rank)
     groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]], mesh) for ranks in ranks_of.values()]
     return sorted(groups, key=_precedence)
 
@@ -184,7 +102,7 @@ def are_interrupts(groups: Sequence[ErrorGroup]) -> bool:
 def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     """Return the lines of the traceback with ANSI colours, as IPython shows them."""
     if are_interrupts(groups):
-        return [_red(_name_of(groups, ending)), format_interrupt(groups, ending)]
+        return [_red(name_error(groups, ending)), format_interrupt(groups, ending)]
     roots, consequences = _split_roots(groups)
     families = _join_alike(roots)
     shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
@@ -215,22 +133,25 @@ def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> s
     groups = list(groups)
     others = [group for group in groups if group.error.kind not in ("interrupted", "skipped")]
     skipped = [group for group in groups if group.error.kind == "skipped"]
-    unheeding = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
-    parts = [ending.timed_out] if ending.timed_out else [_format_interrupted(groups), _format_places(groups)]
-    parts += [f"{name_ranks(group.ranks)} {_for_ranks(group.error.message, len(group.ranks))}" for group in unheeding]
+    silent = [group for group in groups if group.error.kind == "interrupted" and group.error.message]
+    parts = (
+        [ending.timed_out]
+        if ending.timed_out
+        else [
+            f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted",
+            _format_places(groups),
+        ]
+    )
+    parts += [f"{name_ranks(group.ranks)} {_in_plural(group.error.message, len(group.ranks))}" for group in silent]
     parts += [format_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_format_skipped(skipped), *ending.remarks]))
 
 
-def _format_interrupted(groups: Sequence[ErrorGroup]) -> str:
-    return f"interrupted on {groups[0].mesh}" if groups and groups[0].mesh else "interrupted"
-
-
-def _for_ranks(said: str, count: int) -> str:
+def _in_plural(message: str, count: int) -> str:
     """Change a message about one rank to plural for several."""
     for one, many in _MANY if count > 1 else ():
-        said = said.replace(one, many, 1)
-    return said
+        message = message.replace(one, many, 1)
+    return message
 
 
 def _format_places(groups: Iterable[ErrorGroup]) -> str:
@@ -246,18 +167,18 @@ def _format_places(groups: Iterable[ErrorGroup]) -> str:
 
 
 def format_consequences(groups: Sequence[ErrorGroup]) -> str:
-    """Return `ranks 1-3 fell as a consequence (KeyboardInterrupt at cell 3:2)`."""
+    """Return `ranks 1-3 failed as a consequence (KeyboardInterrupt at cell 3:2)`."""
     ranks = {rank for group in groups for rank in group.ranks}
     kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
-    return f"{name_ranks(ranks)} fell as a consequence ({', '.join(shown)})"
+    return f"{name_ranks(ranks)} failed as a consequence ({', '.join(shown)})"
 
 
 def _format_consequential(groups: Sequence[ErrorGroup]) -> list[str]:
     """Format the ranks that failed as a consequence of another's failure, and those that were skipped for it."""
-    fallen = [group for group in groups if group.error.kind != "skipped"]
+    failed = [group for group in groups if group.error.kind != "skipped"]
     skipped = [group for group in groups if group.error.kind == "skipped"]
-    return [*([format_consequences(fallen)] if fallen else []), *_format_skipped(skipped)]
+    return [*([format_consequences(failed)] if failed else []), *_format_skipped(skipped)]
 
 
 def _format_skipped(groups: Iterable[ErrorGroup]) -> list[str]:
@@ -277,10 +198,6 @@ def _render_alike(groups: Sequence[ErrorGroup]) -> list[str]:
     return [*(_red(group.title) for group in groups[:MOST_ALIKE]), *_count_rest(groups[MOST_ALIKE:])]
 
 
-def _identity(error: RankError) -> Hashable:
-    return error.kind, error.type_name, error.message, error.place, error.is_consequence
-
-
 def _precedence(group: ErrorGroup) -> int:
     # A process that died is the cause of other failures, even if their errors were noticed first.
     if group.is_consequence:
@@ -296,7 +213,7 @@ def _split_roots(groups: Sequence[ErrorGroup]) -> tuple[list[ErrorGroup], list[E
 
 def _render_group(group: ErrorGroup) -> list[str]:
     body = list(group.error.rendered) or _render_frames(group.error)
-    first, *more = _last_line(group.error).split("\n")
+    first, *more = format_error(group.error).split("\n")
     # Like Python's, a traceback ends with the error. A death has no traceback, only the rank's last output.
     has_traceback = body and group.error.kind != "died"
     return [_red(group.title), *body, *map(_red, [first, *more] if has_traceback else more)]
@@ -315,13 +232,14 @@ def _one_line(group: ErrorGroup) -> str:
     return f"{group.title} ({group.error.place})" if group.error.place else group.title
 
 
-def _last_line(error: RankError) -> str:
+def format_error(error: RankError) -> str:
+    """Return `ValueError: no such thing`."""
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
 
 
 def _kind_and_place(error: RankError) -> str:
-    told = f"{error.type_name} {format_place(error.frames)}".rstrip()
-    return f"{told}: {error.message}" if error.kind == "interrupted" and error.message else told
+    text = f"{error.type_name} {format_place(error.frames)}".rstrip()
+    return f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text
 
 
 def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
@@ -331,28 +249,5 @@ def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:
     return [f"… {len(groups)} more distinct errors {format_label(ranks)}; the error's `by_rank` has all"]
 
 
-def _is_brief() -> bool:
-    """Whether the notebook shows errors in one line (`%xmode Minimal`); the ranks apply the other modes."""
-    shell = get_ipython()
-    return shell is not None and shell.InteractiveTB.mode == "Minimal"
-
-
 def _red(text: str) -> str:
     return f"{_RED}{text}{_RESET}"
-
-
-def _load_exception(error: RankError) -> BaseException | None:
-    """Return the exception itself; None if it cannot be unpickled here, for which its class may raise anything."""
-    if error.pickled is None:
-        return None
-    try:
-        loaded = pickle.loads(error.pickled)
-    except Exception:
-        return None
-    return loaded if isinstance(loaded, BaseException) else None
-
-
-@cache
-def _class_named(name: str) -> type[CellError]:
-    # Cached, so that two errors of one name have the same class, as comparisons of types require.
-    return type(name, (CellError,), {"__module__": __name__, "__doc__": CellError.__doc__})
