@@ -181,7 +181,7 @@ class _ViewTask:
 
     def _submit(self) -> None:
         if self._is_aborted:
-            self._call.follow(Future.failed(CallCancelled("the task was aborted before it began")))
+            self._call.follow(Future.failed(CallCancelled("the task was aborted before it started")))
             return
         try:
             scheduler = self._view.scheduler_of(self._ranks)

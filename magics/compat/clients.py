@@ -173,9 +173,7 @@ class Client:
             raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
         with self._lock:
             if msg_id not in self._known:
-                raise KeyError(
-                    f"No such msg: {msg_id!r}; the results of calls are kept as long as the program has them"
-                )
+                raise KeyError(f"No such msg: {msg_id!r}; a result is kept as long as the program refers to it")
             return self._known[msg_id]
 
     def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
@@ -206,7 +204,7 @@ class Client:
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
         """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
-            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
+            raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""
@@ -350,8 +348,9 @@ class _StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"ipyparallel.{name} is not part of meshbook's stand-in. What meshbook has for it may be in the README; "
-            f"%unload_ext meshbook.magics.compat gives ipyparallel itself back, where it is installed"
+            f"ipyparallel.{name} is not part of meshbook's stand-in; the README lists what meshbook offers "
+            "instead. To use "
+            f"an installed ipyparallel itself, run %unload_ext meshbook.magics.compat"
         )
 
 

@@ -263,7 +263,7 @@ class DirectView(View):
     def activate(self, suffix: str = "") -> None:
         """Do nothing: `%px` already uses all ranks of the mesh; ValueError for a suffix, which is not supported."""
         if suffix:
-            raise ValueError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
+            raise ValueError(f"%px{suffix} is not supported; select ranks with %%px --targets")
 
 
 class BroadcastView(DirectView):

@@ -62,7 +62,7 @@ def translate_rank(line: str) -> str:
     found = _RANKS.fullmatch(line)
     ranks = "" if found is None else "".join(found["ranks"].split())
     if not ranks:
-        raise UsageError(f"%%rank{line}: it needs ranks in brackets, such as %%rank[0,2] or %%rank[0-2]")
+        raise UsageError(f"%%rank{line}: expected ranks in brackets, such as %%rank[0,2] or %%rank[0-2]")
     return _RANGE.sub(lambda ends: f"{ends[1]}:{int(ends[2]) + 1}", ranks)
 
 
@@ -79,21 +79,23 @@ def read_switch(line: str) -> bool | None:
 
 @functools.cache
 def _px_parser() -> Parser:
-    parser = Parser("%%px", "Run this cell on ranks of the mesh, by ipyparallel's options.")
+    parser = Parser("%%px", "Run this cell on ranks of the mesh, with the options of ipyparallel.")
     _add_execution(parser)
     grouping = parser.add_mutually_exclusive_group()
-    _add_flag(grouping, "-r", dest="grouping", const="order", help="output in the order in which it came")
-    _add_flag(grouping, "-e", dest="grouping", const="engine", help="output by rank")
+    _add_flag(grouping, "-r", dest="grouping", const="order", help="show output in order of arrival")
+    _add_flag(grouping, "-e", dest="grouping", const="engine", help="group output by rank")
     grouping.add_argument("--group-outputs", dest="grouping", choices=tuple(_GROUPINGS), default=SUPPRESS)
-    parser.add_argument("-o", "--out", metavar="NAME", type=variable, default=SUPPRESS, help="keep the result")
-    _add_flag(parser, "--local", dest="local", const=True, help="run here as well")
-    _add_flag(parser, "--remote", dest="remote", const=True, help="as always: not here")
+    parser.add_argument(
+        "-o", "--out", metavar="NAME", type=variable, default=SUPPRESS, help="store the result in this variable"
+    )
+    _add_flag(parser, "--local", dest="local", const=True, help="run the cell in the notebook as well")
+    _add_flag(parser, "--remote", dest="remote", const=True, help="do not run the cell in the notebook (default)")
     return parser
 
 
 @functools.cache
 def _pxconfig_parser() -> Parser:
-    parser = Parser("%pxconfig", "What %px and %%px do unless they say otherwise.")
+    parser = Parser("%pxconfig", "Set the defaults of %px and %%px.")
     _add_execution(parser)
     return parser
 
@@ -101,10 +103,12 @@ def _pxconfig_parser() -> Parser:
 def _add_execution(parser: Parser) -> None:
     block = parser.add_mutually_exclusive_group()
     _add_flag(block, "-b", "--block", dest="block", const=True, help="wait for the ranks (default)")
-    _add_flag(block, "-a", "--noblock", dest="block", const=False, help="go on at once")
+    _add_flag(block, "-a", "--noblock", dest="block", const=False, help="return at once")
     parser.add_argument("-t", "--targets", type=_targets, default=SUPPRESS, help="which ranks: 0, 0:2, [0,2], all")
     for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
-        _add_flag(parser, flag, dest="ignored", const=True, help="taken, and without effect: output is always live")
+        _add_flag(
+            parser, flag, dest="ignored", const=True, help="accepted for compatibility, ignored: output is always live"
+        )
     parser.add_argument("--progress-after", metavar="S", dest="ignored", type=float, default=SUPPRESS)
     parser.add_argument("--signal-on-interrupt", dest="ignored", choices=("SIGINT", "2"), default=SUPPRESS)
 
@@ -112,18 +116,24 @@ def _add_execution(parser: Parser) -> None:
 @functools.cache
 def _init_parser() -> Parser:
     parser = Parser("%dist_init", "Start a mesh with a process group, and run all cells on it.")
-    parser.add_argument("-n", "--num-processes", dest="processes", type=count, default=2, help="how many (default: 2)")
-    parser.add_argument("-a", "--master-addr", dest="ignored", help="taken, and without effect")
-    parser.add_argument("-g", "--gpu-ids", dest="ignored", help="taken, and without effect: rank r has GPU r")
+    parser.add_argument(
+        "-n", "--num-processes", dest="processes", type=count, default=2, help="number of workers (default: 2)"
+    )
+    parser.add_argument("-a", "--master-addr", dest="ignored", help="accepted for compatibility, ignored")
+    parser.add_argument("-g", "--gpu-ids", dest="ignored", help="accepted for compatibility, ignored: rank r has GPU r")
     return parser
 
 
 @functools.cache
 def _switch_parser() -> Parser:
-    parser = Parser("%dist_mode", "Whether all cells run on the mesh.")
+    parser = Parser("%dist_mode", "Set whether all cells run on the mesh.")
     switch = parser.add_mutually_exclusive_group()
-    switch.add_argument("-e", "--enable", dest="switch", action="store_const", const=True, help="from now on")
-    switch.add_argument("-d", "--disable", dest="switch", action="store_const", const=False, help="no more")
+    switch.add_argument(
+        "-e", "--enable", dest="switch", action="store_const", const=True, help="run all cells on the mesh"
+    )
+    switch.add_argument(
+        "-d", "--disable", dest="switch", action="store_const", const=False, help="run cells in the notebook"
+    )
     return parser
 
 
@@ -137,4 +147,4 @@ def _targets(text: str) -> str:
     bare = "".join(bare.split())
     if bare == "all" or (bare and _TARGETS.fullmatch(bare)):
         return bare
-    raise ArgumentTypeError(f"{quoted(text)} names no ranks: it needs all, 0, 0:2, ::2 or [0,2]")
+    raise ArgumentTypeError(f"{quoted(text)} is not a valid target; examples: all, 0, 0:2, ::2, [0,2]")

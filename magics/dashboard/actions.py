@@ -49,10 +49,10 @@ class DashboardActions:
         """
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
-            raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
+            raise ValueError(f"unknown dashboard action {action!r}; the actions are {', '.join(ACTIONS)}")
         ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
         if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
-            return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
+            return BackendReply({"text": f"cell {cell} had already ended; nothing was interrupted"})
         if known == "interrupt" and selector in EVERYONE:
             return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
         if known == "profile":
@@ -107,7 +107,7 @@ class DashboardActions:
         taking = taking_of(mesh, living, torch=False)
         profile = lifecycle.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
         self._notebook.profiling.last = profile
-        text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE keeps it"
+        text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE saves the profile"
         return BackendReply({"text": text, "html": profile.summary.html()})
 
 
@@ -131,16 +131,16 @@ def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         ended.get(timeout=lifecycle.DEATH_WITHIN)
     except TimeoutError:
         raise MeshError(
-            f"{name_ranks(living)} of {mesh.name} did not end within {lifecycle.DEATH_WITHIN:g} s of a kill"
+            f"{name_ranks(living)} of {mesh.name} did not exit within {lifecycle.DEATH_WITHIN:g} s of a kill"
         )
-    return f"killed {count_ranks(living)}: Heal starts the dead again"
+    return f"killed {count_ranks(living)}; restart them with Heal"
 
 
 def _living(mesh: NotebookMesh, ranks: Sequence[int]) -> list[int]:
     """Return the ranks that are not dead. Raises MeshError if none is left."""
     if living := [rank for rank in ranks if rank not in mesh.dead]:
         return living
-    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died already: Heal starts the dead again")
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name}: already dead; restart dead ranks with Heal")
 
 
 class _Nowhere:

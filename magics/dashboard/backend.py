@@ -81,7 +81,7 @@ class NotebookBackend:
     def _mesh(self) -> NotebookMesh:
         mesh = self.source.mesh
         if mesh is None:
-            raise MeshError(f"{self._name} is down: %mesh up --name {self._name} starts it again")
+            raise MeshError(f"mesh {self._name} is down; start it with %mesh up --name {self._name}")
         return mesh
 
 

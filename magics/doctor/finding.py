@@ -41,7 +41,7 @@ def _findings_of(check: Check) -> list[Finding]:
         return list(check())
     except Exception as error:  # any error: a check that raises must not end the examination
         name = check.__name__.replace("_", " ")
-        return [Finding("warning", name, f"could not be looked at: {type(error).__name__}: {error}")]
+        return [Finding("warning", name, f"the check failed: {type(error).__name__}: {error}")]
 
 
 def worst_of(findings: Iterable[Finding]) -> Level:
@@ -69,10 +69,10 @@ def _render_one(finding: Finding, wide: int) -> str:
 def _verdict(findings: Iterable[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
     if counts["problem"]:
-        return f"{_count(counts['problem'], 'problem')} to solve before meshes work"
+        return f"{_count(counts['problem'], 'problem')} to fix before meshes work"
     if counts["warning"]:
         return f"meshes work; {_count(counts['warning'], 'warning')} above"
-    return "all is well"
+    return "no problems found"
 
 
 def _count(number: int, noun: str) -> str:

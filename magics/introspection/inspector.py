@@ -85,7 +85,7 @@ class Inspector:
         if first is None:
             return self._told(mesh, ranks[0], name)
         others = sorted(set(targets[1]) - set(ranks))
-        line = format_agreement(said, ranks[0]) + (f"; {len(others)} more were not asked" if others else "")
+        line = format_agreement(said, ranks[0]) + (f"; {len(others)} more were not queried" if others else "")
         return _with_line(line, first.data) if first.data is not None else {}
 
     def _told(self, mesh: NotebookMesh, rank: int, name: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ def format_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
     if other:
         parts.append(f"differs on {format_ranks(other)} ({_format_kinds(list(other.values()))})")
     if missing := [rank for rank, each in said.items() if each is not None and not each.mark]:
-        parts.append(f"not there on {format_ranks(missing)}")
+        parts.append(f"not defined on {format_ranks(missing)}")
     if silent := [rank for rank, each in said.items() if each is None]:
         parts.append(f"no answer from {format_ranks(silent)}")
     return ", ".join(parts)

@@ -62,7 +62,7 @@ def remote_variable(text: str) -> str:
 def variable(text: str) -> str:
     """A valid variable name."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a name that a variable can have")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid variable name")
     return text
 
 
@@ -82,14 +82,14 @@ def port(text: str) -> int:
     """A port of this machine; 0 selects a free one."""
     number = _whole_number(text, least=0)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no port: these go up to 65535")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid port (0 to 65535)")
     return number
 
 
 def seconds(text: str) -> float:
     """A number of seconds above zero."""
     if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above zero")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a positive number of seconds")
     return float(text)
 
 
@@ -98,7 +98,7 @@ def shape(text: str) -> Extent:
     pairs = [part.partition("=") for part in text.split(",")]
     for name, equals, size in pairs:
         if not equals or not name.isidentifier() or not size:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a shape such as hosts=2,gpus=4")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid shape; example: hosts=2,gpus=4")
     try:
         return Extent([name for name, _, _ in pairs], [count(size) for _, _, size in pairs])
     except ValueError as error:  # a duplicate dimension
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         # A fixed width: the server's terminal has no relation to the notebook.
         formatter = functools.partial(argparse.HelpFormatter, width=100, max_help_position=28)
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False)
-        self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this, and run nothing")
+        self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this help, and run nothing")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_with_minus(message)}")
@@ -171,9 +171,9 @@ def read(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
 
 def _about_leftover(word: str, options: Sequence[str]) -> str:
     if not word.startswith("-"):
-        return f"{quoted(_with_minus(word))} is one word too many (names and selectors have no blanks in them)"
+        return f"unexpected argument {quoted(_with_minus(word))} (names and selectors cannot contain spaces)"
     name = word.partition("=")[0]
-    return f"no option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
+    return f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
 
 
 def words(line: str) -> list[str]:
@@ -181,7 +181,7 @@ def words(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:  # an unclosed quotation
-        raise UsageError(f"cannot read {quoted(line.strip())}: {str(error).lower()}")
+        raise UsageError(f"cannot parse {quoted(line.strip())}: {str(error).lower()}")
 
 
 def _without_minus(word: str) -> str:

@@ -27,7 +27,7 @@ from meshbook.runtime.geometry import Region
 _OUTCOMES = {
     "failed": "no rank failed in the last cell",
     "ok": "no rank succeeded in the last cell",
-    "changed": "the last cell has bound no variable anew",
+    "changed": "the last cell changed no variable",
 }
 WORDS = ("all", *_OUTCOMES)
 
@@ -183,7 +183,7 @@ def _tokens(text: str) -> list[_Token]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            _complain(text, position + 1, f"I do not understand {text[position]!r}")
+            _complain(text, position + 1, f"unexpected character {text[position]!r}")
         kind, word = str(found.lastgroup), found.group()
         if kind != "blank":
             tokens.append(_Token(word if kind == "mark" else kind, word, position + 1))
@@ -234,7 +234,7 @@ class _Parser:
         token = self._take()
         if token.text not in WORDS:
             hint = _suggestion(token.text, WORDS)
-            self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(WORDS)}{hint}")
+            self._complain(token, f"{_quoted(token.text)} is not a selector; the words are {', '.join(WORDS)}{hint}")
         return Everything() if token.text == "all" else OutcomeSelector(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
@@ -270,7 +270,7 @@ class _Parser:
         token = self._peek()
         last = self._number()
         if last is None or not 0 <= first <= last:
-            self._complain(token, f"a range such as 0-3 goes up, and {first}-{token.text} does not")
+            self._complain(token, f"a range must ascend, as 0-3 does; {first}-{token.text} does not")
         return Range(first, last, column)
 
     def _step(self) -> int | None:
@@ -305,7 +305,7 @@ class _Parser:
         return self._take()
 
     def _unexpected(self, token: _Token, wanted: str) -> NoReturn:
-        found = "it ends" if token.kind == "end" else f"there is {_quoted(token.text)}"
+        found = "the selector ends" if token.kind == "end" else f"found {_quoted(token.text)}"
         self._complain(token, f"expected {wanted}, but {found}")
 
     def _complain(self, token: _Token, problem: str) -> NoReturn:
@@ -328,7 +328,7 @@ class _Resolver:
             return self._choice(part)
         left = frozenset(self._region().ranks()).difference(self._excluded(part.choice))
         if not left:
-            self._complain(part.column, "it leaves no rank")
+            self._complain(part.column, "the selector excludes all ranks")
         return self._region().pick(left)
 
     def _excluded(self, choice: Choice) -> Iterable[int]:
@@ -353,10 +353,10 @@ class _Resolver:
 
     def _what_is_missing(self) -> str:
         if not self.meshes:
-            return f"there is no mesh {_quoted(self.mesh)}, nor any other"
-        problem = f"there is no mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
+            return f"unknown mesh {_quoted(self.mesh)}; no mesh is up"
+        problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
         if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
-            return f"{problem} (it is a dimension: write {self.mesh}=0 or {self.mesh}=0:2)"
+            return f"{problem} (it is a dimension; write {self.mesh}=0 or {self.mesh}=0:2)"
         return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
 
     def _outcome(self, outcome: OutcomeSelector) -> Region:
@@ -383,14 +383,14 @@ class _Resolver:
         cuts: dict[str, int | slice] = {}
         for dimension in dimensions.items:
             if dimension.name in cuts:
-                self._complain(dimension.column, f"the dimension {_quoted(dimension.name)} is there twice")
+                self._complain(dimension.column, f"dimension {_quoted(dimension.name)} is given twice")
             cuts[dimension.name] = self._cut(dimension)
         return self._region().slice(**cuts)
 
     def _cut(self, dimension: Dimension) -> int | slice:
         sizes = self._region().sizes
         if dimension.name not in sizes:
-            problem = f"there is no dimension {_quoted(dimension.name)}; {self._mesh_size()}"
+            problem = f"unknown dimension {_quoted(dimension.name)}; {self._mesh_size()}"
             self._complain(dimension.column, problem + _suggestion(dimension.name, sizes))
         size = sizes[dimension.name]
         places = self._places(dimension.item, range(size), dimension.name, f"the size of {dimension.name} is {size}")

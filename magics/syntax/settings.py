@@ -35,7 +35,7 @@ class Setting:
 def _choice(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} is none of {', '.join(words)}")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not one of {', '.join(words)}")
         return text
 
     return read
@@ -66,19 +66,23 @@ _ALL = (
     ),
     Setting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
     Setting(
-        "block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch, offers=SWITCH
+        "block",
+        True,
+        "whether a cell waits for its ranks (on) or runs as a job, as with -a (off)",
+        _switch,
+        offers=SWITCH,
     ),
     Setting(
         "plain_time",
         OutputLimits().plain_time,
-        "seconds: a cell that ends sooner prints plain text, a longer one has an area of its own",
+        "seconds: a cell that ends sooner prints plain text, a longer one has a live area",
         seconds,
         is_option=False,
     ),
     Setting(
         NEST_ASYNCIO,
         False,
-        "whether asyncio.run() works inside cells (on); that changes asyncio itself until the kernel ends",
+        "whether asyncio.run() works inside cells (on); this patches asyncio until the kernel ends",
         _switch,
         is_option=False,
         offers=SWITCH,
@@ -92,7 +96,9 @@ def find(name: str) -> Setting:
     known = name.replace("-", "_")
     if known not in PREFERENCES:
         hint = suggestion(known, PREFERENCES)
-        raise UsageError(f"%mesh config: nothing is called {quoted(name)}{hint} There are {', '.join(PREFERENCES)}.")
+        raise UsageError(
+            f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(PREFERENCES)}."
+        )
     return PREFERENCES[known]
 
 
@@ -114,7 +120,7 @@ class NotebookSettings:
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"%mesh config {preference.name}: {error}") from None
         if preference.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
-            raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be taken back; restart the kernel")
+            raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be turned off; restart the kernel")
         self._values[preference.name] = value
 
     @property

@@ -32,7 +32,7 @@ def pulled(text: str) -> tuple[PullSpec, ...]:
     wanted = tuple(_wanted(part) for part in _parts(text))
     names = [each.name for each in wanted]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise argparse.ArgumentTypeError(f"{twice[0]} is there twice, and there is one variable of that name here")
+        raise argparse.ArgumentTypeError(f"{twice[0]} is given twice; the notebook has one variable of that name")
     return wanted
 
 
@@ -47,7 +47,7 @@ def _how(how: str, part: str) -> Reduction | int:
     if how in REDUCTIONS:
         return cast("Reduction", how)
     raise argparse.ArgumentTypeError(
-        f"{quoted(part)}: after @ comes a rank, or one of {', '.join(REDUCTIONS)}{suggestion(how, REDUCTIONS)}"
+        f"{quoted(part)}: expected a rank after @, or one of {', '.join(REDUCTIONS)}{suggestion(how, REDUCTIONS)}"
     )
 
 

@@ -122,7 +122,7 @@ def name_span(span: Span) -> str:
         case "call":
             return f"call {name_of(span.link[2])}.{span.name}"
         case "wait":
-            return "wait for an answer"
+            return "wait for a reply"
     return span.name
 
 

@@ -140,12 +140,12 @@ def choose(times: Sequence[CellTime], calls: Sequence[Span], *, number: int | No
     if number is not None:
         found = [each for each in times if each.number == number][-1:]
         if not found:
-            known = f": the last {len(times)} are known" if times else ""
+            known = f"; the last {len(times)} cells are known" if times else ""
             raise MeshError(f"no cell {number} was run in this notebook{known}")
         return found
     used = [each for each in times if any(each.start <= call.start <= each.end for call in calls)]
     if not used:
-        raise MeshError("no cell has used a mesh yet: run one that begins with %%mesh, or that calls actors")
+        raise MeshError("no cell has used a mesh yet; run one that begins with %%mesh or calls actors")
     return used[-last:]
 
 
@@ -168,7 +168,7 @@ async def take_trace(
     `ranks` maps nodes to mesh name and rank. Raises MeshError if nothing was recorded.
     """
     if not session.node.recorder.on:
-        raise MeshError("nothing is recorded, since MESHBOOK_SPANS is 0")
+        raise MeshError("tracing is off because MESHBOOK_SPANS is 0")
     own = session.node.recorder.recording(0)
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start

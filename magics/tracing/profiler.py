@@ -121,8 +121,8 @@ def save_as(profile: Profile, name: str) -> str:
     try:
         size = save(profile, path)
     except OSError as error:
-        raise MeshError(f"the profile cannot be saved as {path}: {error.strerror or error}") from error
-    return f"saved as {path} ({format_bytes(size)}): open it in {profile.viewer}"
+        raise MeshError(f"cannot save the profile as {path}: {error.strerror or error}") from error
+    return f"saved as {path} ({format_bytes(size)}); open it in {profile.viewer}"
 
 
 async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
@@ -178,19 +178,19 @@ class SampleProfileRun:
         if self._samplers is None:
             return {}
         answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), WITHIN)
-        self._samplers.stop("the profile is over")
+        self._samplers.stop("the profile ended")
         return {rank: each for rank, each in zip(self._why, answers, strict=True) if each is not None}
 
     def _notes(self, seen: Mapping[int, RankSamples]) -> list[str]:
         reasons: dict[str, list[int]] = {}
         for rank, why in self._why.items():
             reasons.setdefault(why, []).append(rank)
-        notes = [f"{name_ranks(ranks)} sampled themselves, since {why}" for why, ranks in reasons.items()]
-        notes += ["what holds the GIL in C is not seen from within"] if reasons else []
+        notes = [f"{name_ranks(ranks)} sampled themselves, because {why}" for why, ranks in reasons.items()]
+        notes += ["such samples do not show C code that holds the GIL"] if reasons else []
         if missing := [rank for rank in self._ranks if rank not in seen]:
-            notes.append(f"nothing was seen of {name_ranks(missing)}")
+            notes.append(f"no profile from {name_ranks(missing)}")
         if seen and not any(thread.length for each in seen.values() for thread in each.threads):
-            notes.append("no code of yours was seen to run: it was too short, or the ranks were idle")
+            notes.append("no samples in your code: it was too short, or the ranks were idle")
         return notes
 
 
@@ -217,11 +217,11 @@ class OperatorProfileRun:
         asked = self._profilers.end.call_each() if self._profilers is not None else []
         answers: list[OperatorProfile | None] = await answers_of(asked, 6 * WITHIN)
         if self._profilers is not None:
-            self._profilers.stop("the profile is over")
+            self._profilers.stop("the profile ended")
         seen = {rank: each for rank, each in zip(self._ranks, answers, strict=False) if each is not None}
         missing = [rank for rank in self._ranks if rank not in seen]
         took = max((each.seconds for each in seen.values()), default=seconds)
-        return TorchProfile(title(took), seen, (f"nothing was seen of {name_ranks(missing)}",) if missing else ())
+        return TorchProfile(title(took), seen, (f"no profile from {name_ranks(missing)}",) if missing else ())
 
 
 def slice_of(mesh: NotebookMesh, ranks: Sequence[int]) -> ProcMesh:

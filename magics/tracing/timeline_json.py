@@ -42,7 +42,7 @@ def timeline_of(trace: Trace, mesh: str) -> TimelineReply:
     timeline = Timeline(trace)
     lanes = timeline.lanes.get(mesh, {})
     most = min(MOST_SPANS, max(FEWEST_SPANS, MOST_IN_ALL // max(1, len(lanes))))
-    notes = list(timeline.notes_on_trace()) if lanes else [f"no rank of {mesh} took part in it"]
+    notes = list(timeline.notes_on_trace()) if lanes else [f"no rank of {mesh} took part in this cell"]
     return {
         "cell": trace.cells[-1],
         "seconds": round(trace.window.length / 1e9, 6),

@@ -128,7 +128,7 @@ class Timeline:
         """Yield the waits for other ranks, then remarks on the trace and on the picture."""
         yield from self.notes_on_trace()
         if self.left_out:
-            yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
+            yield f"{self.left_out} more ranks are not drawn; select ranks with %mesh trace SEL"
 
     def notes_on_trace(self) -> Iterator[str]:
         """Yield the waits for other ranks, and what is missing from the trace."""
@@ -136,15 +136,15 @@ class Timeline:
             yield self._tell(mesh, blame)
         if self._trace.gone:
             have = "have" if self._trace.gone > 1 else "has"
-            yield f"{self._trace.gone} of its ranks {have} ended since, and what was recorded there is lost"
+            yield f"{self._trace.gone} of its ranks {have} ended since; their records are lost"
         if self._trace.silent:
-            yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}: not shown"
+            yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}; not shown"
         forgotten = max((each.recording.since for each in self._trace.processes), default=0)
         if forgotten > self._trace.window.start:
             since = seconds(forgotten - self._trace.window.start)
-            yield f"some of the first {since} is forgotten: MESHBOOK_SPANS sets how many spans a process keeps"
+            yield f"part of the first {since} was discarded; MESHBOOK_SPANS sets how many spans a process keeps"
         if error := self._trace.clock_error:
-            yield f"clocks of different hosts agree to within {seconds(error)}"
+            yield f"the clocks of the hosts agree to within {seconds(error)}"
 
     def _tell(self, mesh: str, blame: WaitBlame) -> str:
         who = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")

@@ -212,17 +212,17 @@ def _render_one(difference: Difference, gaps: Mapping[str, Measured]) -> Iterato
     if difference.path in gaps:
         yield f"{margin}{_format_difference(gaps[difference.path], difference.variants)}"
     elif difference.compared:
-        yield f"{margin}too much differs for this to be compared number by number"
+        yield f"{margin}too many differences for an element-wise comparison"
 
 
 def _describe(part: DigestPart | None) -> str:
-    return "not there" if part is None else f"{part.kind}  {part.text}".rstrip()
+    return "not defined" if part is None else f"{part.kind}  {part.text}".rstrip()
 
 
 def _format_difference(measured: Measured, variants: Sequence[Variant]) -> str:
     gap = measured.gap
     if gap is None:
-        return "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"
+        return "equal numbers with different bits (-0.0, or different NaNs)"
     # Of large parts only the first differing blocks were compared.
     seen, least = ("", "") if measured.is_whole else (" seen", "at least ")
     place = f" at {list(measured.place)}" if measured.place else ""

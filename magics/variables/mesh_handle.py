@@ -73,9 +73,7 @@ class NotebookProcMesh(ProcMesh):
         """
         if not self._mesh.rank_of:
             name = self._mesh.name
-            raise VariableError(
-                f"{name} is down: %mesh up --name {name} starts it again, and then its dashboard is here"
-            )
+            raise VariableError(f"mesh {name} is down; start it with %mesh up --name {name}")
         self._ranks()  # raises if these ranks no longer exist
         return self._mesh.open_dashboard()
 
@@ -167,7 +165,7 @@ class NotebookProcMesh(ProcMesh):
         """Return the present ranks of these processes: a resize may have changed them."""
         known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
-            raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
+            raise VariableError(f"rank {gone[0]} of {self!r} no longer exists: the mesh was stopped or resized")
         return [rank for rank in known if rank is not None]
 
 
@@ -180,7 +178,7 @@ def _checked(name: Any) -> str:
     if isinstance(name, str):
         return name
     given = f"{name!r:.60}" if isinstance(name, list | tuple | int) else f"a {type(name).__name__}"
-    raise TypeError(f"a variable is named by a string, as 'x', not by {given}")
+    raise TypeError(f"a variable name must be a string such as 'x', not {given}")
 
 
 def _name_here(data: Any) -> str:
@@ -190,16 +188,16 @@ def _name_here(data: Any) -> str:
     names = [str(name) for name, value in known.items() if value is data and not name.startswith("_")]
     if len(names) == 1:
         return names[0]
-    why = f"it is {' and '.join(names[:3])} in the notebook" if names else "it has no name in the notebook"
-    raise VariableError(f"what are the pieces to be called? {why}: mesh.scatter('name', data)")
+    why = f"several names ({', '.join(names[:3])})" if names else "no name"
+    raise VariableError(f"the data has {why} in the notebook; pass a name: mesh.scatter('name', data)")
 
 
 def _key(name: Any) -> str:
     if isinstance(name, str):
         return name
-    raise TypeError(f"mesh['x'] is a variable, and ranks are taken by slice(gpus=0); {name!r} is neither")
+    raise TypeError(f"mesh[...] takes a variable name, not {name!r}; to select ranks, use mesh.slice(gpus=0)")
 
 
 def _check_reduction(reduce: Any) -> None:
     if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")
+        raise ValueError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")

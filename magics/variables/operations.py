@@ -59,9 +59,9 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
     """Pack values for the transfer. Raises VariableError for one that cannot be packed or has no valid name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise VariableError(f"{name!r} is not a name that a variable can have")
+            raise VariableError(f"{name!r} is not a valid variable name")
     if not values:
-        raise VariableError("there is nothing to push: name what is to be set, as in mesh.push(lr=0.1)")
+        raise VariableError("nothing to push; name variables, as in mesh.push(lr=0.1)")
     try:
         parcel = pack(values)
     except PickleError as error:
@@ -103,7 +103,7 @@ def pull(
     caller passes it from where the cell runs.
     """
     if not wanted:
-        raise VariableError("there is nothing to pull: name a variable, as in mesh.pull('loss')")
+        raise VariableError("nothing to pull; name a variable, as in mesh.pull('loss')")
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
     names_of = names_by_rank(sources)
     requests = _requests(names_of, MOST_UNASKED / len(names_of))
@@ -119,7 +119,7 @@ def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Se
         return ranks
     rank = wanted.how + (mesh.extent.nelements if wanted.how < 0 else 0)
     if rank not in ranks:
-        raise VariableError(f"cannot pull {wanted}: it is taken from {name_ranks(ranks)} of {mesh.name}")
+        raise VariableError(f"cannot pull {wanted}: its rank is not among {name_ranks(ranks)} of {mesh.name}")
     return [rank]
 
 
@@ -160,7 +160,7 @@ def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
     try:
         return parcel.open()
     except PickleError as error:
-        raise VariableError(f"cannot {what}: that of rank {rank} cannot be made here: {error}") from error
+        raise VariableError(f"cannot {what}: the value of rank {rank} cannot be unpickled here: {error}") from error
 
 
 def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
@@ -172,11 +172,12 @@ def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
         answer = ask(f"pull {names}: {amount}? [y/N] ")
     except (StdinNotImplementedError, EOFError):
         raise VariableError(
-            f"{names} would be {amount}, and nobody can be asked here: take them with mesh.pull(..., force=True) or "
-            f"%mesh pull --force, or from fewer ranks"
+            f"cannot ask here whether to pull {names} ({amount}); use mesh.pull(..., force=True) or %mesh pull "
+            "--force, "
+            f"or pull from fewer ranks"
         ) from None
     if answer.strip().lower() not in ("y", "yes"):
-        raise VariableError(f"{names}, {amount}, stayed there")
+        raise VariableError(f"{names} ({amount}) not pulled: declined")
 
 
 def _made_one(values: list[Any], wanted: PullSpec, dim: int) -> Any:

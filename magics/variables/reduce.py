@@ -49,7 +49,7 @@ def _mean(values: Sequence[Any]) -> Any:
         return _by_place(values, _mean)
     if all(isinstance(value, numbers.Number) for value in values):
         return sum(values) / len(values)
-    raise ReduceError(f"there is no mean of {_kinds(values)}")
+    raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
 
 
 def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
@@ -77,7 +77,7 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
         return _joined_sequence(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
         return list(values)  # one number per rank, the inverse of `scatter`
-    raise ReduceError(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
+    raise ReduceError(f"cannot concatenate {_kinds(values)}" + (f" along dimension {dim}" if dim else ""))
 
 
 def _joined(values: Sequence[Any], dim: int) -> Any:
@@ -88,16 +88,16 @@ def _joined(values: Sequence[Any], dim: int) -> Any:
         numpy = sys.modules["numpy"]
         return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
 def _joined_tables(values: Sequence[Any], dim: int) -> Any:
     if len({*map(library_of, values)}) > 1:
-        raise ReduceError(f"{_kinds(values)} cannot be put together")
+        raise ReduceError(f"cannot concatenate {_kinds(values)}")
     try:
         return join(values, dim)
     except Exception as error:  # each library raises different errors for columns that do not match
-        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
 def _joined_sequence(values: Sequence[Any]) -> Any:
@@ -119,15 +119,15 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
 
         stacked = numpy.stack(values, dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ReduceError(f"{_kinds(values)} cannot be stacked: {error}") from error
+        raise ReduceError(f"cannot stack {_kinds(values)}: {error}") from error
     if stacked.dtype == object:
-        raise ReduceError(f"{_kinds(values)} cannot be stacked: they are no numbers")
+        raise ReduceError(f"cannot stack {_kinds(values)}: not numbers")
     return stacked
 
 
 def _alike(values: Sequence[Any]) -> Sequence[Any]:
     if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
-        raise ReduceError(f"there is no mean of {_kinds(values)}")
+        raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
     return values
 
 
@@ -139,7 +139,7 @@ def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[
 
 def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
     if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
-        raise ReduceError(f"{_kinds(values)} are not equally long")
+        raise ReduceError(f"{_kinds(values)} differ in type or length")
     make = getattr(type(values[0]), "_make", type(values[0]))  # named tuples need it
     return make(combine(list(each)) for each in zip(*values, strict=True))
 

@@ -94,7 +94,7 @@ class RankRequest:
         """Wait for the answers by rank; blocks this thread. Ctrl-C cancels the request, here and on the ranks."""
         with self._breakable():
             if not self._are_done_within(QUIET):
-                print(f"{self._format_waiting()} (interrupt to give it up)")
+                print(f"{self._format_waiting()} (interrupt to cancel)")
             for future in self._futures.values():
                 future.exception()
         return self._answers()
@@ -106,7 +106,7 @@ class RankRequest:
             self._are_done_within(seconds, without=ahead)
         if self._open_ranks():
             self.interrupt()  # ranks that have not begun by now need not begin
-        busy = {rank: RequestError(f"it is at {title}") for rank, title in ahead.items()}
+        busy = {rank: RequestError(f"busy with {title}") for rank, title in ahead.items()}
         return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
@@ -142,7 +142,7 @@ class RankRequest:
 
         await run_interruptible(self._first_of(broken_off), break_off)
         if broken_off.done():
-            error = RankError("interrupted", "KeyboardInterrupt", f"had not answered: {self._what} was broken off")
+            error = RankError("interrupted", "KeyboardInterrupt", f"no answer before '{self._what}' was cancelled")
             raise make_cell_error(dict.fromkeys(self._open_ranks() or self._futures, error), ())
         return self._answers()
 

@@ -43,7 +43,7 @@ def _size_along(data: Any, dim: int) -> int:
         return int(shape[dim]) if shape is not None else _length(data, dim)
     except (IndexError, TypeError):
         what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
-        raise ReduceError(f"data {what} has no dimension {dim} that could be split") from None
+        raise ReduceError(f"data {what} has no dimension {dim} to split") from None
 
 
 def _length(data: Any, dim: int) -> int:
@@ -83,6 +83,6 @@ def _taker_of_sequence(data: Any) -> Take:
         if not hasattr(data, "__getitem__"):
             kind = type(data).__name__
             raise ReduceError(
-                f"data of type {kind} cannot be split: it has no slices, and no items by number"
+                f"data of type {kind} cannot be split: it supports neither slices nor integer indexes"
             ) from None
     return lambda start, end: [data[index] for index in range(start, end)]

@@ -24,15 +24,13 @@ def as_table(value: Any) -> Any:
     Raises NotReadableError if it cannot be read.
     """
     if type(value).__module__.startswith("polars.") and hasattr(value, "collect"):
-        raise NotReadableError(
-            f"a {type(value).__name__} is a plan, which has no rows before they are collected: collect()"
-        )
+        raise NotReadableError(f"a {type(value).__name__} is a lazy plan without rows; call collect() first")
     if library_of(value) or not hasattr(value, "__arrow_c_stream__"):
         return value
     try:
         import pyarrow  # weight: only Arrow streams need it
     except ImportError:
-        raise NotReadableError(f"to read a {type(value).__name__} pyarrow is needed: pip install pyarrow") from None
+        raise NotReadableError(f"reading a {type(value).__name__} needs pyarrow: pip install pyarrow") from None
     return pyarrow.table(value)
 
 
@@ -54,7 +52,7 @@ def join(tables: Sequence[Any], dim: int) -> Any:
         case "polars":
             return sys.modules["polars"].concat(tables, how="horizontal" if dim else "vertical")
     if dim:
-        raise ValueError("Arrow's tables go together by rows")
+        raise ValueError("Arrow tables can only be concatenated by rows")
     return _join_arrow(tables, sys.modules["pyarrow"])
 
 

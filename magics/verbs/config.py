@@ -15,7 +15,7 @@ class ConfigVerb(Verb):
     """Show all settings (`key` None) or one, or change one."""
 
     word = "config"
-    description = "Say what is set in this notebook, or set it; it holds for the cells that come."
+    description = "Show or change the settings of this notebook. Changes apply to later cells."
 
     key: str | None = None
     value: str | None = None
@@ -23,7 +23,7 @@ class ConfigVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument("key", metavar="KEY", nargs="?", type=preference, help=f"one of {', '.join(PREFERENCES)}")
-        parser.add_argument("value", metavar="VALUE", nargs="?", help=f"what it is to be; {UNSET}: as at the start")
+        parser.add_argument("value", metavar="VALUE", nargs="?", help=f"new value; {UNSET} restores the default")
 
     def run(self, notebook: Notebook) -> None:
         if self.key is not None and self.value is not None:

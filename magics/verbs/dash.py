@@ -17,15 +17,15 @@ class DashVerb(Verb):
 
     word = "dash"
     description = (
-        "Show the live dashboard of a mesh: its ranks by state or by a figure, their output and stacks, a timeline, "
-        "and buttons that work while a cell runs. NAME.dashboard() is the same as an object."
+        "Show the live dashboard of a mesh: its ranks by state or by a metric, their output and stacks, a timeline, "
+        "and buttons that work while a cell runs. NAME.dashboard() returns it as an object."
     )
 
     name: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "of this mesh (default: the current mesh)")
+        add_name(parser, "mesh to show (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         dashboard = notebook.dashboards.open(notebook.meshes.get(self.name).name)

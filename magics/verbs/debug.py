@@ -15,7 +15,7 @@ class DebugVerb(Verb):
     """Open the debugger where these ranks raised their last error."""
 
     word = "debug"
-    description = "Open the debugger where ranks failed; `help` at its prompt says how to speak to which."
+    description = "Open the debugger where ranks failed. `help` at its prompt explains how to address ranks."
 
     selection: str | None = None
 
@@ -26,7 +26,7 @@ class DebugVerb(Verb):
             metavar="SEL",
             nargs="?",
             type=selector,
-            help="which ranks, each at its last error (default: those that failed in the last cell)",
+            help="ranks to debug, each at its last error (default: the ranks that failed in the last cell)",
         )
 
     def run(self, notebook: Notebook) -> None:

@@ -17,8 +17,8 @@ class DiffVerb(Verb):
 
     word = "diff"
     description = (
-        "Say in which parts a variable differs between ranks, which ranks agree, and how far numbers are apart; what "
-        "is the same is not moved."
+        "Show in which parts a variable differs between ranks, which ranks agree, and how far numbers are apart. "
+        "Equal parts are not transferred."
     )
 
     name: str
@@ -27,7 +27,7 @@ class DiffVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "name", metavar="NAME", type=remote_variable, help="a variable of the ranks: a tensor, a model, …"
+            "name", metavar="NAME", type=remote_variable, help="variable of the ranks: a tensor, a model, …"
         )
         add_selection(parser)
 

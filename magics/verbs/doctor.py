@@ -16,7 +16,7 @@ class DoctorVerb(Verb):
     """Examine the installation and the machine, and name remedies."""
 
     word = "doctor"
-    description = "Look at the installation and the machine, and say what to do."
+    description = "Check the installation and the machine, and suggest fixes."
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:

@@ -21,8 +21,8 @@ class DownVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "this mesh (default: the current mesh)")
-        parser.add_argument("--now", action="store_true", help="do not wait for what still runs")
+        add_name(parser, "mesh to stop (default: the current mesh)")
+        parser.add_argument("--now", action="store_true", help="do not wait for running code")
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()
@@ -31,12 +31,12 @@ class DownVerb(Verb):
         before = notebook.meshes.get()
         print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
         if len(notebook.meshes) and (current := notebook.meshes.get()) is not before:
-            print(f"{current.name} is the current mesh now")
+            print(f"the current mesh is now {current.name}")
 
 
 def _wait_for_jobs(notebook: Notebook, mesh: str) -> None:
     """Wait for the jobs of a mesh; Ctrl-C ends the wait, and nothing has been stopped then."""
     running = [job for job in notebook.jobs if job.mesh == mesh and not job.done()]
     for job in running:
-        print(f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now waits for nothing)")
+        print(f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now does not wait)")
         job.wait()

@@ -15,13 +15,13 @@ class HealVerb(Verb):
     """Restart the dead ranks of a mesh (None: the current mesh)."""
 
     word = "heal"
-    description = "Start the ranks again that have died."
+    description = "Restart the dead ranks of a mesh."
 
     name: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "of this mesh (default: the current mesh)")
+        add_name(parser, "mesh to heal (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         print(lifecycle.heal(notebook.meshes.get(self.name)))

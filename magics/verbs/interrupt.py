@@ -19,7 +19,7 @@ class InterruptVerb(Verb):
     """
 
     word = "interrupt"
-    description = "Interrupt what ranks run; also while a cell waits for them."
+    description = "Interrupt the code that ranks run, also while a cell waits for them."
 
     selection: str = "all"
     kill: bool = False
@@ -33,9 +33,10 @@ class InterruptVerb(Verb):
             "--break",
             dest="breaks",
             action="store_true",
-            help="break the process groups of the mesh: frees ranks that wait in a collective, which lose no variables",
+            help="break the process groups of the mesh: frees ranks that are stuck in a collective; they keep their "
+            "variables",
         )
-        force.add_argument("--kill", action="store_true", help="end those that are busy, and start them again")
+        force.add_argument("--kill", action="store_true", help="kill the ranks that are busy, and restart them")
 
     def run(self, notebook: Notebook) -> None:
         act = lifecycle.kill_busy if self.kill else lifecycle.break_groups if self.breaks else lifecycle.interrupt

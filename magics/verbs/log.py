@@ -24,8 +24,8 @@ class LogVerb(Verb):
 
     word = "log"
     description = (
-        "Show what ranks wrote last, in the order in which it came. A mebibyte of each is kept; of a cell's output "
-        "more is in its result (result[3].stdout)."
+        "Show the last output of ranks, in order of arrival. The log keeps 1 MiB of each rank; the result of a cell "
+        "keeps more of its output (result[3].stdout)."
     )
 
     selection: str = "all"
@@ -41,14 +41,14 @@ class LogVerb(Verb):
     def add_arguments(parser: Parser) -> None:
         add_selection(parser)
         parser.add_argument(
-            "-n", dest="lines", metavar="LINES", type=count, default=100, help="the last lines (default: %(default)s)"
+            "-n", dest="lines", metavar="LINES", type=count, default=100, help="number of lines (default: %(default)s)"
         )
-        parser.add_argument("-g", "--grep", metavar="TEXT", default="", help="only lines that have this text")
-        parser.add_argument("-r", "--regex", action="store_true", help="the text is a regular expression")
-        parser.add_argument("-c", "--case", action="store_true", help="capital letters differ from small ones")
-        parser.add_argument("--stderr", action="store_true", help="only what was written to stderr")
-        parser.add_argument("--cell", metavar="N", type=count, help="only what the cell wrote that was In[N]")
-        parser.add_argument("-t", "--time", action="store_true", help="with the time at which each line came")
+        parser.add_argument("-g", "--grep", metavar="TEXT", default="", help="show only lines that contain TEXT")
+        parser.add_argument("-r", "--regex", action="store_true", help="TEXT is a regular expression")
+        parser.add_argument("-c", "--case", action="store_true", help="match case")
+        parser.add_argument("--stderr", action="store_true", help="show only stderr")
+        parser.add_argument("--cell", metavar="N", type=count, help="show only the output of cell In[N]")
+        parser.add_argument("-t", "--time", action="store_true", help="show the time at which each line arrived")
 
     def run(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.ranks_of(self.selection)
@@ -65,9 +65,9 @@ class LogVerb(Verb):
 
     def _tell(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
         if page.partial:
-            yield f"[meshbook: older lines were not searched: that takes more than {SECONDS:g} s]"
+            yield f"[meshbook: older lines were not searched: the search took more than {SECONDS:g} s]"
         elif page.dropped and len(page.lines) < self.lines:
-            yield f"[meshbook: {page.dropped:,} older lines are kept no more]"
+            yield f"[meshbook: {page.dropped:,} older lines were discarded]"
         for line in page.lines:
             label = f"[{line.rank}] " if labelled else ""
             yield f"{_time_of(line)} {label}{line.text}" if self.time else f"{label}{line.text}"
@@ -75,9 +75,8 @@ class LogVerb(Verb):
             yield _format_row(row, labelled=labelled)
 
     def _format_nothing(self, ranks: str, mesh: str) -> str:
-        has = "has" if ranks.startswith("rank ") else "have"
-        what = "nothing yet" if self._query() == LogQuery() else "no such line, as far as the log is kept"
-        return f"{ranks} of {mesh} {has} written {what}"
+        what = "no output yet" if self._query() == LogQuery() else "no matching line in the log"
+        return f"{what} from {ranks} of {mesh}"
 
 
 def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:

@@ -18,9 +18,10 @@ class MetricsVerb(Verb):
 
     word = "metrics"
     description = (
-        "Export how ranks are to Prometheus or OpenTelemetry. Memory, CPU, GPUs, queues, step times, message rates and "
-        "heartbeats, by mesh, rank and host; nothing unless you ask for it here, and it ends with the session. Without "
-        "an option: what is exported now. Needs pip install 'meshbook[metrics]'."
+        "Export metrics of the ranks to Prometheus or OpenTelemetry. The metrics are memory, CPU, GPUs, queues, step "
+        "times, message rates and heartbeats, by mesh, rank and host. Nothing is exported unless you ask for it here, "
+        "and the export ends with the session. Without options, shows the current exports. "
+        "Needs pip install 'meshbook[metrics]'."
     )
 
     prometheus: int | None = None
@@ -35,14 +36,14 @@ class MetricsVerb(Verb):
             nargs="?",
             type=port,
             const=PORT,
-            help=f"let Prometheus scrape here, on the loopback interface (default: {PORT}; 0: any port that is free)",
+            help=f"serve Prometheus on this port of the loopback interface (default: {PORT}; 0: any free port)",
         )
         parser.add_argument(
             "--opentelemetry",
             action="store_true",
-            help="export by the MeterProvider that the notebook has set, or by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="export with the MeterProvider that the notebook has set, or with OTLP to OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-        parser.add_argument("--off", action="store_true", help="export no more")
+        parser.add_argument("--off", action="store_true", help="stop all exports")
 
     def run(self, notebook: Notebook) -> None:
         metrics = notebook.session().metrics
@@ -55,4 +56,4 @@ class MetricsVerb(Verb):
                 metrics.send()
         except MetricsError as error:
             raise MeshError(str(error)) from error
-        print("\n".join(metrics.status()) or "no metrics are exported: %mesh metrics --help says how")
+        print("\n".join(metrics.status()) or "no metrics are exported; see %mesh metrics --help")

@@ -19,8 +19,8 @@ class ModeVerb(Verb):
 
     word = "mode"
     description = (
-        "Let every cell run on the mesh. Magics and shell commands at the top of a cell, and cells that begin with"
-        " %%here, still run here."
+        "Run every cell on the mesh. Magics and shell commands at the top of a cell, and cells that begin with"
+        " %%here, still run in the notebook."
     )
 
     state: str | None = None
@@ -28,13 +28,15 @@ class ModeVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("state", nargs="?", choices=("on", "off"), help="without it: say how it is")
+        parser.add_argument(
+            "state", nargs="?", choices=("on", "off"), help="turn the mode on or off (default: show it)"
+        )
         parser.add_argument(
             "options",
             nargs=argparse.REMAINDER,
             type=selector,
             metavar="SEL, options",
-            help="of %%%%mesh, for all of these cells",
+            help="options of %%%%mesh for all of these cells",
         )
 
     def run(self, notebook: Notebook) -> None:
@@ -43,7 +45,7 @@ class ModeVerb(Verb):
             parse_cell_options(line)
             notebook.mode.line = line
         elif line:
-            raise UsageError(f"%mesh mode {self.state}: options are for `on`, not {line!r}")
+            raise UsageError(f"%mesh mode {self.state} takes no options: {line!r}")
         elif self.state == "off":
             notebook.mode.line = None
         print(format_mode(notebook.mode.line))
@@ -52,6 +54,6 @@ class ModeVerb(Verb):
 def format_mode(line: str | None) -> str:
     """Format where a cell without a magic runs."""
     if line is None:
-        return "mesh mode is off: cells run here, unless they begin with %%mesh"
+        return "mesh mode is off: cells run in the notebook, unless they begin with %%mesh"
     like = f"%%mesh {line}".rstrip()
-    return f"mesh mode is on: cells run as under {like}; %%here runs one here, %mesh mode off ends it"
+    return f"mesh mode is on: cells run as with {like}; %%here runs one in the notebook, %mesh mode off turns it off"

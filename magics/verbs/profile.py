@@ -26,8 +26,8 @@ class ProfileVerb(Verb):
 
     word = "profile"
     description = (
-        "Show in which functions the ranks spend their time, and where they differ: in what they run now, or else in "
-        "the next %%mesh cell. %%mesh --profile does it for that cell."
+        "Show in which functions the ranks spend their time, and where they differ. Profiles the running cell, or else "
+        "the next %%mesh cell. %%mesh --profile profiles its own cell."
     )
 
     selection: str | None = None
@@ -40,22 +40,29 @@ class ProfileVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "selection", metavar="SEL", nargs="?", type=selector, help="which ranks (default: all of the mesh or cell)"
+            "selection",
+            metavar="SEL",
+            nargs="?",
+            type=selector,
+            help="ranks to profile (default: all of the mesh or cell)",
         )
         parser.add_argument(
             "--seconds",
             metavar="S",
             type=seconds,
-            help=f"profile whatever runs there now, cells and actors, for S seconds (default: {DEFAULT_SECONDS:g}, "
-            "where a cell runs); interrupting ends it earlier",
+            help="profile running cells and actors now, for S seconds (default while a cell runs: "
+            f"{DEFAULT_SECONDS:g}); "
+            "an interrupt ends it early",
         )
         parser.add_argument(
-            "--torch", action="store_true", help="torch's operators in the next cell, by torch.profiler on each rank"
+            "--torch",
+            action="store_true",
+            help="profile torch operators in the next cell, with torch.profiler on each rank",
         )
         parser.add_argument(
-            "-o", "--out", metavar="FILE", help="save the profile: .json or .json.gz, a lane for each rank"
+            "-o", "--out", metavar="FILE", help="save the profile (.json or .json.gz), with a lane for each rank"
         )
-        parser.add_argument("--save", metavar="FILE", help="save the last profile, and take none")
+        parser.add_argument("--save", metavar="FILE", help="save the last profile, and take no new one")
         parser.add_argument("--off", action="store_true", help="do not profile the next cell")
 
     def run(self, notebook: Notebook) -> None:
@@ -63,18 +70,18 @@ class ProfileVerb(Verb):
             self._save_last(notebook, self.save)
         elif self.off:
             notebook.profiling.armed = None
-            print("the next cell is not profiled")
+            print("the next cell will not be profiled")
         elif self.torch and self.seconds is not None:
-            raise UsageError("%mesh profile: --torch is for a cell as a whole: leave --seconds out, and run the cell")
+            raise UsageError("%mesh profile: --torch profiles a whole cell and cannot be combined with --seconds")
         elif not self.torch and (self.seconds is not None or self._runs(notebook)):
             self._profile_now(notebook)
         else:
             notebook.profiling.armed = ProfileRequest(self.selection, self.torch, self.out)
-            print("the next %%mesh cell will be profiled (%mesh profile --off: it will not)")
+            print("the next %%mesh cell will be profiled (%mesh profile --off cancels this)")
 
     def _save_last(self, notebook: Notebook, name: str) -> None:
         if notebook.profiling.last is None:
-            raise MeshError("no profile was taken yet: %%mesh --profile takes one of its cell")
+            raise MeshError("no profile has been taken yet; take one with %%mesh --profile")
         print(save_as(notebook.profiling.last, name))
 
     def _runs(self, notebook: Notebook) -> bool:
@@ -89,13 +96,13 @@ class ProfileVerb(Verb):
         mesh, ranks = notebook.ranks_of(self.selection or "all")
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
-            raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
+            raise MeshError(f"all of these ranks of {mesh.name} are dead; restart them with %mesh heal")
         stop, told = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
         taking = taking_of(mesh, living, torch=False)
         length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):
             if length >= LONG:
-                print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; interrupting ends it earlier")
+                print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; an interrupt ends it early")
             profile = lifecycle.wait_for(profile_for(taking, length, stop, told))
         notebook.profiling.show(profile, told.publisher)
         if self.out is not None:

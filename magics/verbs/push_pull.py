@@ -22,14 +22,14 @@ class PushVerb(Verb):
     """Set these variables on ranks to their values in the notebook."""
 
     word = "push"
-    description = "Set variables on ranks to what they are in the notebook."
+    description = "Set variables on ranks to their values in the notebook."
 
     names: tuple[str, ...]
     selection: str = "all"
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("names", metavar="NAMES", type=pushed, help="variables of the notebook, a,b,c")
+        parser.add_argument("names", metavar="NAMES", type=pushed, help="variables of the notebook: a,b,c")
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
@@ -44,8 +44,8 @@ class PullVerb(Verb):
 
     word = "pull"
     description = (
-        "Set variables in the notebook to what they are on ranks: a list in rank order, or with c@0 that of rank 0, "
-        "with c@mean, c@cat, c@stack and c@first one value made of all."
+        "Set variables in the notebook to their values on ranks. c is a list in rank order, c@0 the value of rank 0; "
+        "c@mean, c@cat, c@stack and c@first reduce the values of all ranks to one."
     )
 
     names: tuple[PullSpec, ...]
@@ -54,9 +54,9 @@ class PullVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("names", metavar="NAMES", type=pulled, help="variables of the ranks, a,b@0,c@mean")
+        parser.add_argument("names", metavar="NAMES", type=pulled, help="variables of the ranks: a,b@0,c@mean")
         add_selection(parser)
-        parser.add_argument("--force", action="store_true", help="do not ask, however large they are")
+        parser.add_argument("--force", action="store_true", help="do not ask before a large pull")
 
     def run(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.ranks_of(self.selection)

@@ -79,7 +79,9 @@ def parse_verb(line: str) -> Verb | HelpRequested:
         verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)
         return HelpRequested(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
     if word not in VERBS:
-        raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
+        raise UsageError(
+            f"%mesh: unknown verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}."
+        )
     verb = VERBS[word]
     try:
         return verb(**vars(read(verb.parser(), arguments)))
@@ -99,5 +101,5 @@ def overview() -> str:
         )
         for word, verb in VERBS.items()
     ]
-    end = "%mesh alone is a line of status; %mesh VERB --help says more, and so does %mesh help VERB."
+    end = "%mesh alone shows a brief status. %mesh VERB --help or %mesh help VERB shows the help of a verb."
     return "\n".join(["usage: %mesh VERB ...", "", *lines, "", end])

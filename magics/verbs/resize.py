@@ -16,7 +16,7 @@ class ResizeVerb(Verb):
     """Resize a mesh (None: the current mesh) to `gpus` workers in its last dimension, or to these sizes."""
 
     word = "resize"
-    description = "Add ranks to a mesh, or take some away; the others keep their state."
+    description = "Add ranks to a mesh, or remove some; the others keep their state."
 
     gpus: int | None = None
     shape: Extent | None = None
@@ -24,7 +24,7 @@ class ResizeVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "this mesh (default: the current mesh)")
+        add_name(parser, "mesh to resize (default: the current mesh)")
         add_size(parser, required=True)
 
     def run(self, notebook: Notebook) -> None:

@@ -15,7 +15,7 @@ class RestartVerb(Verb):
     """End these ranks, even busy ones, and restart them."""
 
     word = "restart"
-    description = "End ranks, whatever they run, and start them again."
+    description = "Kill ranks, even busy ones, and restart them."
 
     selection: str = "all"
 

@@ -16,7 +16,7 @@ class StackVerb(Verb):
     """Show the stacks of these ranks."""
 
     word = "stack"
-    description = "Show where ranks are: the same stacks once."
+    description = "Show the stacks of ranks; equal stacks are shown once."
 
     selection: str = "all"
 

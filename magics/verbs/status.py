@@ -16,19 +16,19 @@ class StatusVerb(Verb):
     """Show the state of a mesh (`name` None: of all), and unless `brief` its vitals and its history."""
 
     word = "status"
-    description = "Say how the meshes are."
+    description = "Show the state, resources and recent events of the meshes."
 
     name: str | None = None
     brief: bool = False
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "only this mesh")
+        add_name(parser, "show only this mesh")
 
     def run(self, notebook: Notebook) -> None:
         meshes = notebook.meshes
         if not len(meshes):
-            print("no mesh is up: %mesh up --gpus 4 starts one, and so does the first %%mesh cell")
+            print("no mesh is up; %mesh up --gpus 4 starts one, as does the first %%mesh cell")
             print_detached_runs()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):

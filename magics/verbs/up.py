@@ -22,7 +22,7 @@ class UpVerb(Verb):
     """Start a mesh of `gpus` workers, or of this shape; the default of both is None. A mesh that is up stays."""
 
     word = "up"
-    description = "Start a mesh. Where one of this name and shape is up, nothing is done."
+    description = "Start a mesh. A mesh of this name and shape that is already up stays as it is."
 
     gpus: int | None = None
     shape: Extent | None = None
@@ -32,13 +32,13 @@ class UpVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         add_size(parser, required=False)
-        parser.add_argument("--name", metavar="NAME", type=variable, help="what selectors call it")
+        parser.add_argument("--name", metavar="NAME", type=variable, help="name of the mesh, for selectors")
         parser.add_argument(
             "--spares",
             metavar="N",
             type=count,
             default=0,
-            help="keep so many processes for ranks that die (default: none)",
+            help="keep N processes ready to replace ranks that die (default: none)",
         )
 
     def run(self, notebook: Notebook) -> None:
@@ -49,7 +49,7 @@ class UpVerb(Verb):
         if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
             notebook.bind(known)
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
-            print(f"{known.describe()}; up already{remedy}")
+            print(f"{known.describe()}; already up{remedy}")
             return
         bar = _Progress(notebook.shell)
         try:
@@ -59,7 +59,7 @@ class UpVerb(Verb):
             raise
         notebook.bind(mesh)
         current = notebook.meshes.get().name
-        also = f"\nthe current mesh is {current}: %mesh use {mesh.name} chooses this one"
+        also = f"\nthe current mesh is {current}; choose this one with %mesh use {mesh.name}"
         bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
         print_detached_runs()
 
@@ -81,7 +81,7 @@ class _Progress:
     def stop(self) -> None:
         """Mark the line as unfinished; the reason is reported elsewhere."""
         if self._shown:
-            self._show(f"{self._shown}, and no further: no mesh is up by this", is_final=True)
+            self._show(f"{self._shown}; the mesh did not start", is_final=True)
 
     def _show(self, text: str, *, is_final: bool = False) -> None:
         if text != self._shown:

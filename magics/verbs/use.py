@@ -14,13 +14,13 @@ class UseVerb(Verb):
     """Make this mesh the default of cells and verbs that name none."""
 
     word = "use"
-    description = "Choose the current mesh, which cells and verbs mean that name none."
+    description = "Choose the current mesh, the default of cells and verbs."
 
     name: str
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("name", metavar="NAME", type=mesh_name, help="this mesh")
+        parser.add_argument("name", metavar="NAME", type=mesh_name, help="mesh to choose")
 
     def run(self, notebook: Notebook) -> None:
         print(f"{notebook.meshes.use(self.name).describe()}; the current mesh")

@@ -19,7 +19,7 @@ class WhoVerb(Verb):
     """List the variables of these ranks."""
 
     word = "who"
-    description = "List the variables of ranks, those of the same ranks together."
+    description = "List the names of the variables of ranks, grouped by rank."
 
     selection: str = "all"
 
@@ -40,7 +40,7 @@ class WhosVerb(WhoVerb):
     """List the variables of these ranks, with their types and values."""
 
     word = "whos"
-    description = "List the variables of ranks with type, size in memory and value; values that are the same once."
+    description = "List the variables of ranks with type, size in memory and value; equal values are shown once."
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
         return render_table(by_rank)

@@ -82,9 +82,9 @@ def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
     [
         (
             "mesh.scatter('x', frame.lazy())",
-            "cannot scatter x: a LazyFrame is a plan, which has no rows before they are",
+            "cannot scatter x: a LazyFrame is a lazy plan without rows",
         ),
-        ("mesh.scatter(frame.head())", "what are the pieces to be called? it has no name in the notebook"),
+        ("mesh.scatter(frame.head())", "the data has no name in the notebook"),
         ("twin = frame\nmesh.scatter(frame)", "it is frame and twin in the notebook: mesh.scatter('name', data)"),
         (
             "mesh.push(q=duckdb.sql('select 1'))",

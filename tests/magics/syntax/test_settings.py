@@ -31,10 +31,10 @@ def test_what_can_be_set(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("group", "sometimes", "%mesh config group: 'sometimes' is none of auto, same, rank, order, none"),
-        ("block", "yes", "'yes' is none of on, off"),
-        ("plain_time", "-1", "'-1' is not a number of seconds above zero"),
-        ("grop", "rank", "nothing is called 'grop'. Did you mean 'group'? There are group, on_error,"),
+        ("group", "sometimes", "%mesh config group: 'sometimes' is not one of auto, same, rank, order, none"),
+        ("block", "yes", "'yes' is not one of on, off"),
+        ("plain_time", "-1", "'-1' is not a positive number of seconds"),
+        ("grop", "rank", "unknown setting 'grop'. Did you mean 'group'? The settings are group, on_error,"),
     ],
 )
 def test_what_cannot(name: str, text: str, problem: str) -> None:
@@ -58,7 +58,7 @@ def test_loops_that_nest_stay_so() -> None:
     preferences = NotebookSettings()
     preferences.set("nest_asyncio", "off")
     preferences.set("nest_asyncio", "on")
-    with pytest.raises(UsageError, match="cannot be taken back; restart the kernel"):
+    with pytest.raises(UsageError, match="cannot be turned off; restart the kernel"):
         preferences.set("nest_asyncio", "off")
 
 

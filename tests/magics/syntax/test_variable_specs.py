@@ -26,13 +26,13 @@ def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("c@", "'c@': after @ comes a rank, or one of mean, cat, stack, first"),
+        ("c@", "'c@': expected a rank after @, or one of mean, cat, stack, first"),
         ("c@maen", "Did you mean 'mean'?"),
-        ("c@0:2", "after @ comes a rank"),
-        ("2c", "'2c' is not a name that a variable can have"),
-        ("", "'' is not a name"),
-        (",", "',' is not a name"),
-        ("c@0,c@1", "c is there twice"),
+        ("c@0:2", "expected a rank after @"),
+        ("2c", "'2c' is not a valid variable name"),
+        ("", "'' is not a valid variable name"),
+        (",", "',' is not a valid variable name"),
+        ("c@0,c@1", "c is given twice"),
     ],
 )
 def test_what_cannot_be_pulled(text: str, problem: str) -> None:

@@ -203,8 +203,8 @@ def test_what_is_not_known_is_said() -> None:
     notes = "\n".join(Timeline(Trace(trace.cells, trace.window, trace.processes, ("mesh-1.3",), 2)).notes())
     assert "2 of its ranks have ended since" in notes
     assert "no answer from mesh-1.3" in notes
-    assert "some of the first 20 ms is forgotten" in notes
-    assert "clocks of different hosts agree to within 120 µs" in notes
+    assert "part of the first 20 ms was discarded" in notes
+    assert "clocks of the hosts agree to within 120 µs" in notes
 
 
 # --- as data ---
@@ -225,7 +225,7 @@ def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
         (0.03, 0.04, "collective", "all_reduce"),
         (0.04, 0.045, "running", ""),
     ]
-    assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in it"]}
+    assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in this cell"]}
 
 
 def test_what_a_view_gets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

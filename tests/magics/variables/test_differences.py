@@ -41,13 +41,13 @@ def said(values: Sequence[Any]) -> str:
         ([1, 2, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] int  2"),
         ([1, 2], "x differs: no two ranks agree\n[0] int  1\n[1] int  2"),
         ([1, 1, 2, 2], "x differs: ranks 0-1 agree, ranks 2-3 agree\n[0-1] int  1\n[2-3] int  2"),
-        ([1, MISSING, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] not there"),
+        ([1, MISSING, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] not defined"),
         ([1, [2, 3], 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] list  2 parts"),
         (
             [{"lr": 1, "n": 0}, {"lr": 1, "n": 1}, {"lr": 1, "n": 0, "more": "y"}],
             "x differs in 2 of 3 parts: no two ranks agree\n"
             "['n']\n    [0,2] int  0\n    [1] int  1\n"
-            "['more']\n    [0-1] not there\n    [2] str  'y'",
+            "['more']\n    [0-1] not defined\n    [2] str  'y'",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_numbers_are_compared_where_they_can_be() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        ([0.0], [-0.0], "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"),
+        ([0.0], [-0.0], "equal numbers with different bits (-0.0, or different NaNs)"),
         ([1.0, 2.0], [1.0, float("nan")], "NaN at [1]: 2 on rank 0, nan on rank 1; 1 of 2 numbers differ"),
     ],
 )

@@ -23,10 +23,10 @@ MESH: Any = SimpleNamespace(
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "there is nothing to push"),
-        ({"a b": 1}, "'a b' is not a name that a variable can have"),
-        ({"class": 1}, "'class' is not a name"),
-        ({3: 1}, "3 is not a name"),
+        ({}, "nothing to push"),
+        ({"a b": 1}, "'a b' is not a valid variable name"),
+        ({"class": 1}, "'class' is not a valid variable name"),
+        ({3: 1}, "3 is not a valid variable name"),
         ({"a": 1, "b": threading.Lock()}, "nothing was pushed: b cannot be pickled: TypeError: cannot pickle"),
         ({"a": bytes(100_000)}, "bytes are more than a message may have (100,000): move less at once"),
     ],
@@ -40,9 +40,9 @@ def test_what_cannot_be_pushed(values: dict[Any, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ([], "there is nothing to pull"),
-        ([PullSpec("c", 0)], "cannot pull c@0: it is taken from ranks 1-2 of mesh"),
-        ([PullSpec("c", -1)], "cannot pull c@-1: it is taken from ranks 1-2 of mesh"),
+        ([], "nothing to pull"),
+        ([PullSpec("c", 0)], "cannot pull c@0: its rank is not among ranks 1-2 of mesh"),
+        ([PullSpec("c", -1)], "cannot pull c@-1: its rank is not among ranks 1-2 of mesh"),
         ([PullSpec("c", 9)], "cannot pull c@9"),
     ],
 )
