@@ -17,7 +17,7 @@ from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells
 from meshbook.magics.shell.trim_tracebacks import fold_frames
 from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
-from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.argparsing import HelpText, UsageError, quoted
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell
@@ -59,7 +59,7 @@ class MeshMagics(Magics):
     def control(self, line: str) -> None:
         """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; see `%mesh --help`."""
         asked = parse_verb(line)
-        if isinstance(asked, HelpRequested):
+        if isinstance(asked, HelpText):
             print(asked.text)
         else:
             asked.run(self._notebook)

@@ -19,7 +19,7 @@ from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.shell.interrupts import run_interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
-from meshbook.magics.variables.requests import of_a_line
+from meshbook.magics.variables.requests import as_usage_errors
 from meshbook.runtime.geometry import Region
 
 
@@ -80,7 +80,7 @@ class CellPlanner:
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
         if not options.push and not options.pull:
             return None
-        with of_a_line():
+        with as_usage_errors():
             pushed = self._notebook.values_of(options.push)
             return CellTransfers(
                 *(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull),

@@ -20,7 +20,7 @@ from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.argparsing import HelpText, UsageError, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 
@@ -44,11 +44,11 @@ class CellRunner:
             parse_cell_options(line, self._notebook.preferences.of_cells),
             parse_timer(timer) if timer else None,
         )
-        if (told := next((each for each in (asked, options) if isinstance(each, HelpRequested)), None)) is not None:
+        if (told := next((each for each in (asked, options) if isinstance(each, HelpText)), None)) is not None:
             print(told.text)
             return None
-        assert not isinstance(options, HelpRequested)
-        assert not isinstance(asked, HelpRequested)
+        assert not isinstance(options, HelpText)
+        assert not isinstance(asked, HelpText)
         await self._planner.bring_up_default()
         if asked is not None:
             return await self._run_timed(options, source, asked)
@@ -100,7 +100,7 @@ class CellRunner:
         No loop is free there that could await it.
         """
         options = parse_cell_options(line, self._notebook.preferences.of_cells)
-        if isinstance(options, HelpRequested):
+        if isinstance(options, HelpText):
             print(options.text)
             return None
         if timer or options.local or options.profile:

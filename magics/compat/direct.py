@@ -19,8 +19,8 @@ from meshbook.magics.compat.calls import ExecuteReply, ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.reduce import merge
-from meshbook.magics.variables.requests import RankRequest, carry_out
+from meshbook.magics.variables.reduce import reduce_values
+from meshbook.magics.variables.requests import RankRequest, run_steps
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.function_calls import Apply, Evaluate, Execute
 from meshbook.runtime.cells.parcels import pack
@@ -93,7 +93,7 @@ class DirectView(View):
 
     def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
         requests, _ = self._pieces(function, sequences, each=False)
-        return self._ask(requests, name_of(function), lambda values: merge(values, "cat"))
+        return self._ask(requests, name_of(function), lambda values: reduce_values(values, "cat"))
 
     def _pieces(
         self, function: Function, sequences: Sequence[Any], *, each: bool
@@ -154,7 +154,7 @@ class DirectView(View):
         if not isinstance(values, Mapping):
             raise TypeError(f"Must be a dict, not {type(values)}")
         view = self._at(targets)
-        carry_out(operations.push(self.client.mesh, view._ranks, values))
+        run_steps(operations.push(self.client.mesh, view._ranks, values))
         return self._done(view, None, "push", block)
 
     def update(self, values: Mapping[str, Any]) -> Any:
@@ -195,9 +195,9 @@ class DirectView(View):
         sequence = list(sequence) if isinstance(sequence, range) else sequence
         if flatten and len(sequence) == len(view._ranks):
             for rank, element in zip(view._ranks, sequence, strict=True):
-                carry_out(operations.push(self.client.mesh, [rank], {name: element}))
+                run_steps(operations.push(self.client.mesh, [rank], {name: element}))
         else:
-            carry_out(operations.scatter(self.client.mesh, view._ranks, name, sequence, 0))
+            run_steps(operations.scatter(self.client.mesh, view._ranks, name, sequence, 0))
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
@@ -205,7 +205,7 @@ class DirectView(View):
         view = self._at(targets)
         request = Evaluate((name,))
         made = view._ask(
-            dict.fromkeys(view._ranks, request), "gather", lambda rows: merge([row[0] for row in rows], "cat")
+            dict.fromkeys(view._ranks, request), "gather", lambda rows: reduce_values([row[0] for row in rows], "cat")
         )
         return self._answer(made, block)
 

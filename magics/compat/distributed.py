@@ -10,7 +10,7 @@ from meshbook.magics.compat.answers import values_of
 from meshbook.magics.compat.translation import read_init, read_switch
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import HelpAsked
+from meshbook.magics.syntax.argparsing import HelpRequested
 from meshbook.magics.variables.requests import RankRequest
 from meshbook.runtime.cells.function_calls import Execute
 from meshbook.runtime.geometry.ranges import name_ranks
@@ -41,7 +41,7 @@ class DistributedMagics(Magics):
         """Start a mesh with a process group, and run all cells on it from now on: `%dist_init -n 4`."""
         try:
             asked = read_init(line)
-        except HelpAsked as told:
+        except HelpRequested as told:
             print(told.text)
             return
         self._mesh(f"up --gpus {asked.processes}")
@@ -55,7 +55,7 @@ class DistributedMagics(Magics):
         """Set or show whether cells without a magic run on the mesh: `%dist_mode --enable`, `--disable`."""
         try:
             wanted = read_switch(line)
-        except HelpAsked as told:
+        except HelpRequested as told:
             print(told.text)
             return
         self._mesh("mode" if wanted is None else "mode on" if wanted else "mode off")

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from meshbook.magics.compat.rewriting import Rewriting
 from meshbook.magics.compat.translation import translate_px, translate_pxconfig
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import HelpAsked
+from meshbook.magics.syntax.argparsing import HelpRequested
 
 
 @magics_class
@@ -33,7 +33,7 @@ class ParallelMagics(Magics):
         """Run a cell on the ranks, and wait. Programs call it by `run_cell_magic`; a cell's own `%%px` is rewritten."""
         try:
             ours = translate_px(line, self._rewriting.defaults)
-        except HelpAsked as asked:
+        except HelpRequested as asked:
             print(asked.text)
             return None
         return self.shell.run_cell_magic("mesh", ours, cell)
@@ -55,7 +55,7 @@ class ParallelMagics(Magics):
         """What %px and %%px do unless they say otherwise: `%pxconfig --targets 0:2 --noblock`."""
         try:
             self._rewriting.defaults = translate_pxconfig(line, self._rewriting.defaults)
-        except HelpAsked as asked:
+        except HelpRequested as asked:
             print(asked.text)
 
     def _like_px(self) -> str:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 
 from meshbook.magics.compat.translation import PxDefaults, translate_px, translate_rank
-from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import HelpAsked
+from meshbook.magics.syntax.argparsing import HelpRequested, UsageError
 
 REFUSE = "__mesh_refuse__"
 _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")
@@ -30,7 +29,7 @@ class Rewriting:
             ours = self._translations()[found["name"]](found["line"])
         except UsageError as error:
             return [f"{REFUSE}({str(error)!r})\n"]
-        except HelpAsked as asked:
+        except HelpRequested as asked:
             return [f"print({asked.text!r})\n"]
         return [*lines[:first], f"%%mesh {ours}\n", *lines[first + 1 :]]
 

@@ -12,8 +12,7 @@ from argparse import SUPPRESS, ArgumentTypeError
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import Parser, count, quoted, read, variable, words
+from meshbook.magics.syntax.argparsing import Parser, UsageError, count, parse_words, quoted, split_words, variable
 
 # ipyparallel's grouping -> ours: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}
@@ -38,8 +37,8 @@ class Init:
 
 
 def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
-    """Return the option line of `%%mesh` for one of `%%px`; raises UsageError or HelpAsked."""
-    asked = vars(read(_px_parser(), words(line)))
+    """Return the option line of `%%mesh` for one of `%%px`; raises UsageError or HelpRequested."""
+    asked = vars(parse_words(_px_parser(), split_words(line)))
     parts = [asked.get("targets", defaults.targets)]
     parts += [] if asked.get("block", defaults.block) else ["-a"]
     parts += ["-o", asked["out"]] if "out" in asked else []
@@ -49,8 +48,8 @@ def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
 
 
 def translate_pxconfig(line: str, defaults: PxDefaults) -> PxDefaults:
-    """Return the new defaults; raises UsageError or HelpAsked."""
-    asked = vars(read(_pxconfig_parser(), words(line)))
+    """Return the new defaults; raises UsageError or HelpRequested."""
+    asked = vars(parse_words(_pxconfig_parser(), split_words(line)))
     return PxDefaults(asked.get("targets", defaults.targets), asked.get("block", defaults.block))
 
 
@@ -67,13 +66,13 @@ def translate_rank(line: str) -> str:
 
 
 def read_init(line: str) -> Init:
-    """Parse the line of `%dist_init`; raises UsageError or HelpAsked."""
-    return Init(int(read(_init_parser(), words(line)).processes))
+    """Parse the line of `%dist_init`; raises UsageError or HelpRequested."""
+    return Init(int(parse_words(_init_parser(), split_words(line)).processes))
 
 
 def read_switch(line: str) -> bool | None:
-    """Parse the line of `%dist_mode`: on, off, or None to show the mode; raises UsageError or HelpAsked."""
-    found: bool | None = read(_switch_parser(), words(line)).switch
+    """Parse the line of `%dist_mode`: on, off, or None to show the mode; raises UsageError or HelpRequested."""
+    found: bool | None = parse_words(_switch_parser(), split_words(line)).switch
     return found
 
 

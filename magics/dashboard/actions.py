@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meshbook.magics.cells.jobs import Job
-from meshbook.magics.dashboard.active_cells import cell_of, holds_the_notebook, jobs_on
+from meshbook.magics.dashboard.active_cells import blocks_notebook, cell_of, jobs_on
 from meshbook.magics.dashboard.source import NotebookSource
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
@@ -18,7 +18,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of
 from meshbook.magics.meshes.whereabouts import count_ranks
 from meshbook.magics.output.messages import Publication
-from meshbook.magics.tracing.profiler import ProfileTarget, profile_for, slice_of, taking_of
+from meshbook.magics.tracing.profiler import ProfileTarget, make_profile_run, profile_for, slice_of
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
@@ -28,7 +28,7 @@ from meshbook.widgets.source import StackGroup, Stacks
 
 PROFILE_SECONDS: Final = 3.0
 SENDER: Final = "the dashboard"  # the sender in the errors of cells whose ranks the dashboard ends
-EVERYONE: Final = ("", "all")  # selectors that mean the whole mesh and its cell, not ranks that the user selected
+WHOLE_MESH: Final = ("", "all")  # selectors that mean the whole mesh and its cell, not ranks that the user selected
 
 
 if TYPE_CHECKING:  # circular: it has the dashboards
@@ -53,7 +53,7 @@ class DashboardActions:
         ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
         if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
             return BackendReply({"text": f"cell {cell} had already ended; nothing was interrupted"})
-        if known == "interrupt" and selector in EVERYONE:
+        if known == "interrupt" and selector in WHOLE_MESH:
             return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
         if known == "profile":
             return self._profile(mesh, ranks)
@@ -76,7 +76,7 @@ class DashboardActions:
 
     def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         """Interrupt like Ctrl-C, which escalates each time; if no cell blocks the notebook, interrupt the jobs."""
-        if holds_the_notebook(self._notebook, mesh):
+        if blocks_notebook(self._notebook, mesh):
             os.kill(os.getpid(), signal.SIGINT)
             return f"interrupted cell {self._notebook.cell_number}"
         if jobs := self._jobs(mesh):
@@ -103,8 +103,8 @@ class DashboardActions:
 
     def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> BackendReply:
         living = _living(mesh, ranks)
-        told = ProfileTarget(mesh.name, living, _Nowhere())
-        taking = taking_of(mesh, living, torch=False)
+        told = ProfileTarget(mesh.name, living, _DiscardingPublisher())
+        taking = make_profile_run(mesh, living, torch=False)
         profile = lifecycle.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
         self._notebook.profiling.last = profile
         text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE saves the profile"
@@ -143,7 +143,7 @@ def _living(mesh: NotebookMesh, ranks: Sequence[int]) -> list[int]:
     raise MeshError(f"{name_ranks(ranks)} of {mesh.name}: already dead; restart dead ranks with Heal")
 
 
-class _Nowhere:
+class _DiscardingPublisher:
     """A publisher that discards: the dashboard shows the profile, and no cell does."""
 
     updates = False

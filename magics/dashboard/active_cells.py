@@ -24,7 +24,7 @@ def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
     return [run for run in runs_on(notebook, mesh) if run in jobs]
 
 
-def holds_the_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
+def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
     """Whether a cell runs that Ctrl-C would end, and that does not belong to another mesh."""
     if any(run.mesh is not mesh for run in notebook.waits_for):
         return False
@@ -36,7 +36,7 @@ def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
     jobs = jobs_on(notebook, mesh)
     for run in (*[run for run in runs_on(notebook, mesh) if run not in jobs], *jobs):
         return CellFacts(run.cell.number, run.title, run.seconds, tuple(run.ranks), run.waits_for, len(jobs))
-    if not holds_the_notebook(notebook, mesh):
+    if not blocks_notebook(notebook, mesh):
         return None
     number = notebook.cell_number
     return CellFacts(number, f"cell {number}, in the notebook", notebook.cell_times.seconds, ())

@@ -62,7 +62,7 @@ class NotebookSource:
         """Return the present state of the mesh."""
         mesh = self.mesh
         if mesh is None:
-            return self._look_at_none()
+            return self._look_without_mesh()
         known = self._learn(mesh)
         runs = runs_on(self._notebook, mesh)
         return MeshSnapshot(
@@ -80,7 +80,7 @@ class NotebookSource:
         """Return float32 values of shape [ranks, metrics, points]: one per second, the newest last; NaN if unknown."""
         mesh = self.mesh
         if mesh is None:
-            return _filled((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
+            return _full((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
         nodes = self._known.nodes
         return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
 
@@ -91,7 +91,7 @@ class NotebookSource:
 
     # -- helpers -----------------------------------------------------------------
 
-    def _look_at_none(self) -> MeshSnapshot:
+    def _look_without_mesh(self) -> MeshSnapshot:
         """Return the ranks in their last known layout, and nothing else."""
         facts = self._known.facts
         if facts.alive:
@@ -118,10 +118,10 @@ def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
 
 
 def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
-    return freed(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
+    return mark_idle(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
 
 
-def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
+def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
     """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
     is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
     return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
@@ -135,11 +135,11 @@ def _host_name(history: History, address: Address) -> str:
 
 def _unknown(size: int) -> Vitals:
     """Return vitals of processes without any measurements."""
-    metrics = {name: _filled(size, numpy.nan) for name in METRICS}
-    return Vitals(metrics, numpy.zeros(size, numpy.uint8), _filled(size, numpy.inf))
+    metrics = {name: _full(size, numpy.nan) for name in METRICS}
+    return Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
 
 
-def _filled(shape: Any, value: float) -> Any:
+def _full(shape: Any, value: float) -> Any:
     return numpy.full(shape, value, numpy.float32)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.completer import Completion as ShownMatch
 from IPython.core.completer import IPCompleter
 
-from meshbook.magics.introspection.cached import complete_told
+from meshbook.magics.introspection.cached import complete_cached
 from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
 from meshbook.magics.introspection.local_names import own_names
 from meshbook.magics.introspection.options import complete_cell_options, complete_verb
@@ -48,7 +48,7 @@ class NotebookCompleter:
     def _before(self, inherited: Callable[[str, int], Iterator[ShownMatch]]) -> Callable[[str, int], Any]:
         def completions(text: str, offset: int) -> Iterable[ShownMatch]:
             found = self.complete(text, offset)
-            return inherited(text, offset) if found is None else map(_shown, found)
+            return inherited(text, offset) if found is None else map(_as_ipython, found)
 
         return completions
 
@@ -66,7 +66,7 @@ class NotebookCompleter:
             case _:
                 return None
 
-    def complete_beside(self, cell: str, cursor: int, running: str) -> list[Match]:
+    def complete_while_busy(self, cell: str, cursor: int, running: str) -> list[Match]:
         """Return the matches while the user's code runs in this process; `running` is the source of that cell.
 
         If that cell runs on ranks, jedi is used here; otherwise it is left out, as it is on ranks.
@@ -92,12 +92,12 @@ class NotebookCompleter:
         until = time.monotonic() + BUDGET
         targets = self._ranks.targets(options)
         if targets is None:  # the cell starts the mesh: its ranks will have the names of every rank
-            return join(self._own(before, until) if with_jedi else [], complete_told(before, (), Snapshot()))
+            return join_matches(self._own(before, until) if with_jedi else [], complete_cached(before, (), Snapshot()))
         mesh, rank = targets[0], targets[1][0]
         asked = self._ranks.ask_matches(mesh, rank, before)
         own = self._own(before, until) if with_jedi else []
         found = answer_of(asked, until)
-        return join(own, self._ranks.cached_matches(mesh, rank, before) if found is None else found)
+        return join_matches(own, self._ranks.cached_matches(mesh, rank, before) if found is None else found)
 
     def _own(self, before: str, until: float) -> list[Match]:
         within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN
@@ -107,7 +107,7 @@ class NotebookCompleter:
             return []
 
 
-def join(own: Sequence[Match], remote: Sequence[Match]) -> list[Match]:
+def join_matches(own: Sequence[Match], remote: Sequence[Match]) -> list[Match]:
     """Join both, each text once, over the same range of the source; the rank's kind of a name takes precedence."""
     start = min((match.start for match in remote), default=None)
     known = {match.text for match in remote}
@@ -115,7 +115,7 @@ def join(own: Sequence[Match], remote: Sequence[Match]) -> list[Match]:
     return [*new, *remote]
 
 
-def _shown(match: Match) -> ShownMatch:
+def _as_ipython(match: Match) -> ShownMatch:
     return ShownMatch(
         start=match.start,
         end=match.end,

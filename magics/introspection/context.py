@@ -80,7 +80,7 @@ def _option_line(cell: str) -> tuple[int, int]:
     first = find_first_line(lines)
     if first is not None and read_timer(lines[first].rstrip()):
         first = next_line(lines, first + 1)
-    start = _length(lines[:first])
+    start = _count_characters(lines[:first])
     return start, start + len(lines[first or 0])
 
 
@@ -93,7 +93,7 @@ def _on_line(cell: str, cursor: int) -> Place | None:
         return None
     if on["blank"] is None:
         return OnSelector(on["selector"], on.start("selector"))
-    return InBody(on["selector"], _blotted(cell[:start]) + " " * (on.end() - start) + cell[on.end() :])
+    return InBody(on["selector"], _mask(cell[:start]) + " " * (on.end() - start) + cell[on.end() :])
 
 
 def _by_mode(cell: str, cursor: int, mode: str) -> InBody | None:
@@ -101,13 +101,13 @@ def _by_mode(cell: str, cursor: int, mode: str) -> InBody | None:
     at = find_first_line(lines) or 0
     if HERE.match(lines[at]):
         return None
-    local = _length(lines[: 1 + at if read_timer(lines[at].rstrip()) else count_local_lines(lines)])
-    return InBody(mode, _blotted(cell[:local]) + cell[local:]) if cursor >= local <= len(cell) else None
+    local = _count_characters(lines[: 1 + at if read_timer(lines[at].rstrip()) else count_local_lines(lines)])
+    return InBody(mode, _mask(cell[:local]) + cell[local:]) if cursor >= local <= len(cell) else None
 
 
-def _blotted(text: str) -> str:
+def _mask(text: str) -> str:
     return re.sub(r"[^\n]", "#", text)
 
 
-def _length(lines: list[str]) -> int:
+def _count_characters(lines: list[str]) -> int:
     return sum(len(line) + 1 for line in lines)

@@ -50,7 +50,7 @@ class Inspector:
 
         return do_inspect
 
-    def inspect_beside(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
+    def inspect_while_busy(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
         """Return the content of an `inspect_reply` while the user's code runs in this process."""
         data = self.inspect(cell, cursor, detail, omitted)
         if data is None and (name := token_at_cursor(cell, cursor)):

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshbook.magics.introspection.selectors import SelectorScope, complete_mesh, complete_rank, complete_selector
-from meshbook.magics.syntax.argparsing import Parser, job_name, mesh_name, preference, remote_variable, selector
+from meshbook.magics.syntax.argparsing import Parser, job_name, mesh_name, remote_variable, selector, setting_name
 from meshbook.magics.syntax.cell_options import cell_parser
-from meshbook.magics.syntax.settings import PREFERENCES, UNSET
-from meshbook.magics.syntax.variable_specs import pulled, pushed
+from meshbook.magics.syntax.settings import SETTINGS, UNSET
+from meshbook.magics.syntax.variable_specs import pull_specs, push_names
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.registry import VERBS
 from meshbook.runtime.cells.completing import Match
 
 
 def _complete_pushed(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    return _in_list(text, start, scene.local)
+    return _complete_list(text, start, scene.local)
 
 
 def _complete_pulled(text: str, start: int, scene: SelectorScope) -> list[Match]:
     last = text.rpartition(",")[2]
     _, at, how = last.partition("@")
     if not at:
-        return _in_list(text, start, scene.remote)
+        return _complete_list(text, start, scene.remote)
     begun = start + len(text) - len(how)
     ways = [Match(way, begun, begun + len(how), "choice") for way in REDUCTIONS if way.startswith(how)]
     return [*ways, *complete_rank(how, begun, scene)]
@@ -35,7 +35,7 @@ def _offer(names: Iterable[str], text: str, start: int, kind: str) -> list[Match
     return [Match(name, start, start + len(text), kind) for name in names if name.startswith(text)]
 
 
-def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
+def _complete_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
     """Complete the last of several comma-separated names; none is offered twice."""
     before, _, last = text.rpartition(",")
     begun, taken = start + len(text) - len(last), before.split(",")
@@ -47,11 +47,11 @@ def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
-    pushed: _complete_pushed,
-    pulled: _complete_pulled,
+    push_names: _complete_pushed,
+    pull_specs: _complete_pulled,
     remote_variable: lambda text, start, scene: _offer(scene.remote, text, start, "variable"),
     job_name: lambda text, start, scene: _offer(scene.jobs, text, start, "job"),
-    preference: lambda text, start, scene: _offer(PREFERENCES, text, start, "setting"),
+    setting_name: lambda text, start, scene: _offer(SETTINGS, text, start, "setting"),
 }
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")
@@ -71,7 +71,7 @@ def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
             return _offer([*VERBS, "help"], last, at, "verb")
         case ["help"]:
             return _offer(VERBS, last, at, "verb")
-        case ["config", key] if (known := PREFERENCES.get(key.replace("-", "_"))) is not None:
+        case ["config", key] if (known := SETTINGS.get(key.replace("-", "_"))) is not None:
             return _offer([*known.offers, UNSET], last, at, "choice")
         case [verb, *_] if verb in VERBS:
             after = text.index(verb) + len(verb)

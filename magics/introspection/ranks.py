@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshbook.magics.errors import UserError
-from meshbook.magics.introspection.cached import complete_told
+from meshbook.magics.introspection.cached import complete_cached
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
@@ -64,7 +64,7 @@ class RankNames:
         """Return the completions from the rank's last snapshot."""
         kept = self._snapshots.get(mesh.procs.nodes[rank].node)
         snapshot = kept.get() if kept is not None and _is_good(kept) else None
-        return complete_told(before, mesh.names.get(rank, ()), snapshot or Snapshot())
+        return complete_cached(before, mesh.names.get(rank, ()), snapshot or Snapshot())
 
     def after_cell(self) -> None:
         """Request a snapshot after a cell that made names, while there is time."""
@@ -86,14 +86,14 @@ class RankNames:
         if rank in mesh.dead or (before is not None and not before.done()):
             return None
         try:
-            asked = ask(mesh, [rank], what, *arguments)[0]
+            asked = request(mesh, [rank], what, *arguments)[0]
         except MeshbookError:  # the mesh is stopping
             return None
         self._open[node] = asked
         return asked
 
 
-def ask(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
+def request(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
     """Send a request to these ranks beside their cells, from any thread; return one future per rank."""
     ranks_asked: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
     client = Context(mesh.session.context.actor_instance)

@@ -1,6 +1,6 @@
 """argparse for a notebook, and the types of arguments in option lines.
 
-Help is a value (`HelpRequested`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
+Help is a value (`HelpText`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_QUOTE = 60
 
 
 @dataclass(frozen=True)
-class HelpRequested:
+class HelpText:
     """The line has a help option: show the text, and do nothing else."""
 
     text: str
@@ -49,7 +49,7 @@ def job_name(text: str) -> str:
     return text
 
 
-def preference(text: str) -> str:
+def setting_name(text: str) -> str:
     """The name of a setting; the lookup checks whether it exists."""
     return text
 
@@ -108,8 +108,8 @@ def shape(text: str) -> Extent:
 # --- argparse for a notebook ---
 
 
-class HelpAsked(Exception):
-    """The line has a help option; the caller of the parser converts this to a `HelpRequested`."""
+class HelpRequested(Exception):
+    """The line has a help option; the caller of the parser converts this to a `HelpText`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -154,14 +154,14 @@ class _HelpAction(argparse.Action):
         super().__init__(default=argparse.SUPPRESS, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise HelpAsked(parser.format_help())
+        raise HelpRequested(parser.format_help())
 
 
-def read(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words of a line. Raises UsageError, or HelpAsked."""
-    if "?" in words:
-        raise HelpAsked(parser.format_help())
-    found, left = parser.parse_known_args([_without_minus(word) for word in words])
+def parse_words(parser: Parser, split_words: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of a line. Raises UsageError, or HelpRequested."""
+    if "?" in split_words:
+        raise HelpRequested(parser.format_help())
+    found, left = parser.parse_known_args([_without_minus(word) for word in split_words])
     if left:
         # An unknown option first: the word after it may have been meant as its value.
         odd = next((word for word in left if word.startswith("-")), left[0])
@@ -176,7 +176,7 @@ def _about_leftover(word: str, options: Sequence[str]) -> str:
     return f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
 
 
-def words(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
     """Split a line into words, as a shell does. UsageError for an unclosed quotation."""
     try:
         return shlex.split(line)

@@ -12,8 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.prompts.queue import Sharing
-from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, read, seconds, selector, variable, words
-from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.syntax.argparsing import (
+    HelpRequested,
+    HelpText,
+    Parser,
+    UsageError,
+    parse_words,
+    seconds,
+    selector,
+    split_words,
+    variable,
+)
+from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]
 Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
@@ -44,14 +54,14 @@ class CellOptions:
 
 
 @functools.lru_cache(maxsize=256)  # saves half a millisecond of argparse in every cell
-def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpRequested:
+def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpText:
     """Parse the text after `%%mesh`; `defaults` are the user's own (`settings`)."""
     parser = cell_parser()
     parser.set_defaults(**dict(defaults))
     try:
-        found = read(parser, words(line))
-    except HelpAsked as asked:
-        return HelpRequested(asked.text)
+        found = parse_words(parser, split_words(line))
+    except HelpRequested as asked:
+        return HelpText(asked.text)
     if found.local and not found.block:
         raise UsageError("%%mesh: --local and -a cannot be combined")
     return CellOptions(**vars(found))
@@ -89,14 +99,14 @@ def cell_parser() -> Parser:
     parser.add_argument(
         "--push",
         metavar="NAMES",
-        type=pushed,
+        type=push_names,
         default=(),
         help="before the cell, set these variables on the ranks to their values in the notebook: a,b",
     )
     parser.add_argument(
         "--pull",
         metavar="NAMES",
-        type=pulled,
+        type=pull_specs,
         default=(),
         help="after the cell, if it succeeds, set these variables in the notebook: c to a list in rank order, "
         "c@0 to the"

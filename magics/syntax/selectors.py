@@ -183,7 +183,7 @@ def _tokens(text: str) -> list[_Token]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            _complain(text, position + 1, f"unexpected character {text[position]!r}")
+            _fail(text, position + 1, f"unexpected character {text[position]!r}")
         kind, word = str(found.lastgroup), found.group()
         if kind != "blank":
             tokens.append(_Token(word if kind == "mark" else kind, word, position + 1))
@@ -234,7 +234,7 @@ class _Parser:
         token = self._take()
         if token.text not in WORDS:
             hint = _suggestion(token.text, WORDS)
-            self._complain(token, f"{_quoted(token.text)} is not a selector; the words are {', '.join(WORDS)}{hint}")
+            self._fail(token, f"{_quoted(token.text)} is not a selector; the words are {', '.join(WORDS)}{hint}")
         return Everything() if token.text == "all" else OutcomeSelector(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
@@ -270,14 +270,14 @@ class _Parser:
         token = self._peek()
         last = self._number()
         if last is None or not 0 <= first <= last:
-            self._complain(token, f"a range must ascend, as 0-3 does; {first}-{token.text} does not")
+            self._fail(token, f"a range must ascend, as 0-3 does; {first}-{token.text} does not")
         return Range(first, last, column)
 
     def _step(self) -> int | None:
         token = self._peek()
         step = self._number()
         if step is not None and step < 1:
-            self._complain(token, f"the step {step} must be 1 or more")
+            self._fail(token, f"the step {step} must be 1 or more")
         return step
 
     def _number(self) -> int | None:
@@ -285,7 +285,7 @@ class _Parser:
         if token is None:
             return None
         if len(token.text) > _MOST_DIGITS:
-            self._complain(token, f"the number {_quoted(token.text)} is too large")
+            self._fail(token, f"the number {_quoted(token.text)} is too large")
         return int(token.text)
 
     def _peek(self, ahead: int = 0) -> _Token:
@@ -306,10 +306,10 @@ class _Parser:
 
     def _unexpected(self, token: _Token, wanted: str) -> NoReturn:
         found = "the selector ends" if token.kind == "end" else f"found {_quoted(token.text)}"
-        self._complain(token, f"expected {wanted}, but {found}")
+        self._fail(token, f"expected {wanted}, but {found}")
 
-    def _complain(self, token: _Token, problem: str) -> NoReturn:
-        _complain(self._text, token.column, problem)
+    def _fail(self, token: _Token, problem: str) -> NoReturn:
+        _fail(self._text, token.column, problem)
 
 
 # --- Selection -> ranks ---
@@ -328,7 +328,7 @@ class _Resolver:
             return self._choice(part)
         left = frozenset(self._region().ranks()).difference(self._excluded(part.choice))
         if not left:
-            self._complain(part.column, "the selector excludes all ranks")
+            self._fail(part.column, "the selector excludes all ranks")
         return self._region().pick(left)
 
     def _excluded(self, choice: Choice) -> Iterable[int]:
@@ -348,10 +348,10 @@ class _Resolver:
 
     def _region(self) -> Region:
         if self.mesh not in self.meshes:
-            self._complain(self.selection.column, self._what_is_missing())
+            self._fail(self.selection.column, self._format_unknown_mesh())
         return self.meshes[self.mesh]
 
-    def _what_is_missing(self) -> str:
+    def _format_unknown_mesh(self) -> str:
         if not self.meshes:
             return f"unknown mesh {_quoted(self.mesh)}; no mesh is up"
         problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
@@ -362,14 +362,14 @@ class _Resolver:
     def _outcome(self, outcome: OutcomeSelector) -> Region:
         ranks = self._ranks_with(outcome)
         if not ranks:
-            self._complain(outcome.column, _OUTCOMES[outcome.word])
+            self._fail(outcome.column, _OUTCOMES[outcome.word])
         return self._region().pick(ranks)
 
     def _ranks_with(self, outcome: OutcomeSelector) -> frozenset[int]:
         cells_mesh = self.default if self.history.mesh is None else self.history.mesh
         if cells_mesh != self.mesh:
             problem = f"the last cell ran on {_quoted(cells_mesh)}, not on {_quoted(self.mesh)}"
-            self._complain(outcome.column, f"{problem}; write {_quoted(f'{cells_mesh}[{outcome.word}]')}")
+            self._fail(outcome.column, f"{problem}; write {_quoted(f'{cells_mesh}[{outcome.word}]')}")
         by_word = {"failed": self.history.failed, "ok": self.history.ok, "changed": self.history.changed}
         return by_word[outcome.word].intersection(self._region().ranks())
 
@@ -383,7 +383,7 @@ class _Resolver:
         cuts: dict[str, int | slice] = {}
         for dimension in dimensions.items:
             if dimension.name in cuts:
-                self._complain(dimension.column, f"dimension {_quoted(dimension.name)} is given twice")
+                self._fail(dimension.column, f"dimension {_quoted(dimension.name)} is given twice")
             cuts[dimension.name] = self._cut(dimension)
         return self._region().slice(**cuts)
 
@@ -391,7 +391,7 @@ class _Resolver:
         sizes = self._region().sizes
         if dimension.name not in sizes:
             problem = f"unknown dimension {_quoted(dimension.name)}; {self._mesh_size()}"
-            self._complain(dimension.column, problem + _suggestion(dimension.name, sizes))
+            self._fail(dimension.column, problem + _suggestion(dimension.name, sizes))
         size = sizes[dimension.name]
         places = self._places(dimension.item, range(size), dimension.name, f"the size of {dimension.name} is {size}")
         return places[0] if isinstance(dimension.item, Index) else slice(places.start, places.stop, places.step)
@@ -401,14 +401,14 @@ class _Resolver:
         if isinstance(item, SpanSelector):
             chosen = places[item.start : item.stop : item.step]
             if not chosen:
-                self._complain(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
+                self._fail(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
             return chosen
         if isinstance(item, Range):
             if item.last >= len(places):
-                self._complain(item.column, f"{meaning} {item.last} is out of range; {size}")
+                self._fail(item.column, f"{meaning} {item.last} is out of range; {size}")
             return places[item.first : item.last + 1]
         if not -len(places) <= item.value < len(places):
-            self._complain(item.column, f"{meaning} {item.value} is out of range; {size}")
+            self._fail(item.column, f"{meaning} {item.value} is out of range; {size}")
         place = places[item.value]
         return range(place, place + 1)
 
@@ -417,14 +417,14 @@ class _Resolver:
         sizes = ", ".join(f"{label}={size}" for label, size in region.sizes.items())
         return f"the mesh {_quoted(self.mesh)} has {len(region)} ranks ({sizes or 'no dimensions'})"
 
-    def _complain(self, column: int, problem: str) -> NoReturn:
-        _complain(self.selection.text, column, problem)
+    def _fail(self, column: int, problem: str) -> NoReturn:
+        _fail(self.selection.text, column, problem)
 
 
 # --- text of messages ---
 
 
-def _complain(text: str, column: int, problem: str) -> NoReturn:
+def _fail(text: str, column: int, problem: str) -> NoReturn:
     raise SelectionError(f"selector {_quoted(text)}, column {column}: {problem}")
 
 

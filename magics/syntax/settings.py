@@ -88,18 +88,18 @@ _ALL = (
         offers=SWITCH,
     ),
 )
-PREFERENCES = {each.name: each for each in _ALL}
+SETTINGS = {each.name: each for each in _ALL}
 
 
-def find(name: str) -> Setting:
+def find_setting(name: str) -> Setting:
     """Return the setting of this name, in which hyphens may replace underscores. UsageError if there is none."""
     known = name.replace("-", "_")
-    if known not in PREFERENCES:
-        hint = suggestion(known, PREFERENCES)
+    if known not in SETTINGS:
+        hint = suggestion(known, SETTINGS)
         raise UsageError(
-            f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(PREFERENCES)}."
+            f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(SETTINGS)}."
         )
-    return PREFERENCES[known]
+    return SETTINGS[known]
 
 
 class NotebookSettings:
@@ -114,7 +114,7 @@ class NotebookSettings:
 
     def set(self, name: str, text: str) -> None:
         """Set a value by a word of the user. UsageError if it is invalid."""
-        preference = find(name)
+        preference = find_setting(name)
         try:
             value = preference.default if text == UNSET else preference.read(text)
         except argparse.ArgumentTypeError as error:
@@ -132,9 +132,9 @@ class NotebookSettings:
             if each.is_option and self._values[each.name] != each.default
         )
 
-    def describe(self, names: Iterable[str] = PREFERENCES) -> str:
+    def describe(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
-        rows = [(name, _as_word(self._values[name]), PREFERENCES[name].meaning) for name in names]
+        rows = [(name, _as_word(self._values[name]), SETTINGS[name].meaning) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
 

@@ -22,12 +22,12 @@ class PullSpec:
         return self.name if self.how is None else f"{self.name}@{self.how}"
 
 
-def pushed(text: str) -> tuple[str, ...]:
+def push_names(text: str) -> tuple[str, ...]:
     """Parse names of variables, `a,b`."""
     return tuple(variable(name) for name in _parts(text))
 
 
-def pulled(text: str) -> tuple[PullSpec, ...]:
+def pull_specs(text: str) -> tuple[PullSpec, ...]:
     """Parse names of variables, each with its rank or reduction, `a,b@0,c@mean`."""
     wanted = tuple(_wanted(part) for part in _parts(text))
     names = [each.name for each in wanted]

@@ -173,18 +173,18 @@ async def take_trace(
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start
     addresses = [each for each in session.workers() if only is None or each.node in only]
-    told = await _ask(session, addresses, start)
+    told = await _request_recordings(session, addresses, start)
     numbers = {each.number for each in chosen}
     window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
-    processes = [_named(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
+    processes = [_name_process(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
     controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
     silent = {address.node for address in addresses} - {each.node for each in told}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
-    gone = _asked(controller.recording, window) - len(order) - len(silent) if only is None else 0
+    gone = _count_ranks_used(controller.recording, window) - len(order) - len(silent) if only is None else 0
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
 
 
-def _asked(own: SpanRecording, window: TimeWindow) -> int:
+def _count_ranks_used(own: SpanRecording, window: TimeWindow) -> int:
     """Return the number of ranks of the largest `%%mesh` cell."""
     calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
     of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
@@ -202,7 +202,7 @@ def cell_of(span: Span) -> int | None:
     return int(number) if span.kind == "cell" and number.isdecimal() else None
 
 
-def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
+def _name_process(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
     """Name a worker by its mesh and rank; a node unknown to the notebook by the mesh and number in its name."""
     mesh, _, number = process.node.rpartition(".")
     rank = int(number) if number.isdecimal() else 0
@@ -257,11 +257,11 @@ class ReplyTimes:
 # -- requests ------------------------------------------------------------------------------
 
 
-async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
+async def _request_recordings(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
     """Return the recordings of these processes, by our clock; processes that do not answer are left out."""
     clocks = await _clocks(session.node.address, addresses)
     asked = [
-        _keeper(address).recording.call_one(since + clocks[host_of(address)].offset)
+        _control_actor(address).recording.call_one(since + clocks[host_of(address)].offset)
         for address in addresses
         if host_of(address) in clocks
     ]
@@ -274,7 +274,7 @@ async def _ask(session: Session, addresses: Sequence[Address], since: int) -> li
     ]
 
 
-def _keeper(address: Address) -> Any:
+def _control_actor(address: Address) -> Any:
     return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
 
 
@@ -282,7 +282,7 @@ async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Cloc
     """Return the clock of each host; processes of one host share it."""
     clocks = {host_of(here): ClockOffset()}
     for address in addresses:
-        if host_of(address) not in clocks and (clock := await read_clock(_keeper(address))) is not None:
+        if host_of(address) not in clocks and (clock := await read_clock(_control_actor(address))) is not None:
             clocks[host_of(address)] = clock
     return clocks
 

@@ -71,7 +71,7 @@ class ProfilerState:
         self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
     ) -> T:
         """Run and profile a cell, and show the profile below its output, however it ends."""
-        taking = taking_of(mesh, told.ranks, torch=request.torch)
+        taking = make_profile_run(mesh, told.ranks, torch=request.torch)
         try:
             await taking.begin()
         except BaseException:
@@ -137,7 +137,7 @@ async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event,
     return profile
 
 
-def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
+def make_profile_run(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
     """Return a profile run of these ranks, by samples or of torch's operators."""
     return OperatorProfileRun(mesh, ranks) if torch else SampleProfileRun(mesh, ranks)
 

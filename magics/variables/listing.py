@@ -14,7 +14,7 @@ WIDTH = 100  # characters in a line of names
 _COLUMNS = ("Variable", "Type", "Size", "Ranks", "Value")
 
 
-def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+def format_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     """Render the names, with one paragraph for each set of ranks."""
     ranks_of: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
@@ -33,7 +33,7 @@ def _paragraph(ranks: Sequence[int], names: Sequence[str]) -> str:
     return textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
 
 
-def render_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+def format_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     """Render a line for each variable, and one for each different value; many different numbers become a range."""
     entries: dict[str, dict[int, Entry]] = {}
     for rank in sorted(by_rank):

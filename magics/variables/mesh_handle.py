@@ -15,14 +15,14 @@ from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
-from meshbook.magics.variables.requests import carry_out
+from meshbook.magics.variables.requests import VariableError, run_steps
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
 
-_NOTHING: Any = object()  # no data is given; None would be data that cannot be split
+_NOT_GIVEN: Any = object()  # no data is given; None would be data that cannot be split
 
 
 class NotebookProcMesh(ProcMesh):
@@ -91,7 +91,7 @@ class NotebookProcMesh(ProcMesh):
         All ranks get equal copies; tensors arrive on the CPU. Raises VariableError if a value cannot be pickled, or
         cannot be created on a rank: that rank has then set none of them.
         """
-        carry_out(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
+        run_steps(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
 
     def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
         """Return the values of a variable as a list in rank order; on a slice that is one point, the value itself.
@@ -102,9 +102,9 @@ class NotebookProcMesh(ProcMesh):
         or cannot pickle it.
         """
         _check_reduction(reduce)
-        wanted = [PullSpec(_checked(name), reduce) for name in names]
+        wanted = [PullSpec(_check_name(name), reduce) for name in names]
         ask = None if force else input
-        found = carry_out(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
+        found = run_steps(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
         values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)
         return values[0] if len(values) == 1 else values
 
@@ -115,7 +115,7 @@ class NotebookProcMesh(ProcMesh):
     def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None: ...
     @overload
     def scatter(self, data: Any, /, *, dim: int = 0, along: str | None = None) -> None: ...
-    def scatter(self, name: Any, data: Any = _NOTHING, dim: int = 0, *, along: str | None = None) -> None:
+    def scatter(self, name: Any, data: Any = _NOT_GIVEN, dim: int = 0, *, along: str | None = None) -> None:
         """Split data along `dim` (0: its rows), and set the variable to one piece on each rank, in rank order.
 
         `mesh.scatter("batch", data)`; `mesh.scatter(data)` uses the name that the data has in the notebook. It accepts
@@ -124,10 +124,10 @@ class NotebookProcMesh(ProcMesh):
         mesh, there is one piece per host, and all ranks of a host get the same. If the division leaves a remainder, the
         first pieces have one element more. Raises VariableError for data that cannot be split.
         """
-        if data is _NOTHING:
-            name, data = _name_here(name), name
+        if data is _NOT_GIVEN:
+            name, data = _find_notebook_name(name), name
         places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
-        carry_out(operations.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
+        run_steps(operations.scatter(self._mesh, self._ranks(), _check_name(name), data, dim, places))
 
     def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
         """Concatenate the pieces of all ranks along `dim`: the inverse of `scatter`; numbers become a list."""
@@ -143,17 +143,17 @@ class NotebookProcMesh(ProcMesh):
 
     def __getitem__(self, name: str) -> RemoteVariable:
         """A variable on the ranks: its repr shows the present values, `mesh["x"].get()` fetches them."""
-        return RemoteVariable(self, _key(name))
+        return RemoteVariable(self, _check_key(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.push({_key(name): value})
+        self.push({_check_key(name): value})
 
     def __delitem__(self, name: str) -> None:
-        carry_out(operations.delete(self._mesh, self._ranks(), _key(name)))
+        run_steps(operations.delete(self._mesh, self._ranks(), _check_key(name)))
 
     def __contains__(self, name: object) -> bool:
         """Whether every rank has a variable of this name."""
-        return isinstance(name, str) and carry_out(operations.have(self._mesh, self._ranks(), name))
+        return isinstance(name, str) and run_steps(operations.is_defined(self._mesh, self._ranks(), name))
 
     __iter__ = None  # otherwise Python would iterate over mesh[0], mesh[1], ...
 
@@ -174,14 +174,14 @@ def has_kernel() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def _checked(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if isinstance(name, str):
         return name
     given = f"{name!r:.60}" if isinstance(name, list | tuple | int) else f"a {type(name).__name__}"
     raise TypeError(f"a variable name must be a string such as 'x', not {given}")
 
 
-def _name_here(data: Any) -> str:
+def _find_notebook_name(data: Any) -> str:
     """Return the name of the only notebook variable that is this object."""
     shell = get_ipython()
     known = dict(shell.user_ns) if shell is not None and not isinstance(data, str) else {}
@@ -192,7 +192,7 @@ def _name_here(data: Any) -> str:
     raise VariableError(f"the data has {why} in the notebook; pass a name: mesh.scatter('name', data)")
 
 
-def _key(name: Any) -> str:
+def _check_key(name: Any) -> str:
     if isinstance(name, str):
         return name
     raise TypeError(f"mesh[...] takes a variable name, not {name!r}; to select ranks, use mesh.slice(gpus=0)")

@@ -15,8 +15,8 @@ from IPython.core.error import StdinNotImplementedError
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.variable_specs import PullSpec
-from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
-from meshbook.magics.variables.requests import RankRequest, Steps
+from meshbook.magics.variables.reduce import ReduceError, Reduction, reduce_values
+from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.parcels import Parcel, format_excess, pack
@@ -24,11 +24,11 @@ from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequ
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_UNASKED = 1 << 30  # bytes of one pull without confirmation, of all ranks together
+CONFIRM_ABOVE = 1 << 30  # bytes of one pull without confirmation, of all ranks together
 Ask = Callable[[str], str]
 
 
-def ask_nobody(prompt: str) -> str:
+def refuse_prompt(prompt: str) -> str:
     """Raise StdinNotImplementedError, since no person waits for the pulled values."""
     raise StdinNotImplementedError(prompt)
 
@@ -37,7 +37,7 @@ def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) ->
     """Set variables to the same values on all of these ranks."""
     request = PushRequest(pack_all(mesh, values))
     yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
-    _note(mesh, ranks, values)
+    _record_names(mesh, ranks, values)
 
 
 def scatter(
@@ -52,7 +52,7 @@ def scatter(
     pushes = [PushRequest(pack_all(mesh, {name: piece})) for piece in pieces]
     requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
     yield RankRequest(mesh, requests, f"scatter {name}")
-    _note(mesh, ranks, [name])
+    _record_names(mesh, ranks, [name])
 
 
 def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
@@ -71,7 +71,7 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> Parcel:
     return parcel
 
 
-def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
+def _record_names(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
     """Record these names, in case the rank dies before its next cell reports them."""
     for rank in ranks:
         known = mesh.names.get(rank, ())
@@ -83,7 +83,7 @@ def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
     yield RankRequest(mesh, dict.fromkeys(ranks, DeleteRequest((name,))), f"delete {name}")
 
 
-def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
+def is_defined(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
     """Return whether all of the ranks have a variable of this name."""
     answers = yield RankRequest(mesh, dict.fromkeys(ranks, HasRequest(name)), f"look for {name}")
     return all(answers.values())
@@ -106,7 +106,7 @@ def pull(
         raise VariableError("nothing to pull; name a variable, as in mesh.pull('loss')")
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
     names_of = names_by_rank(sources)
-    requests = _requests(names_of, MOST_UNASKED / len(names_of))
+    requests = _requests(names_of, CONFIRM_ABOVE / len(names_of))
     answers = yield RankRequest(mesh, requests, f"pull {', '.join(sources)}")
     return (yield from collect(mesh, wanted, sources, answers, ask=ask, dim=dim))
 
@@ -142,12 +142,12 @@ def collect(
     names, what = ", ".join(sources), f"pull {', '.join(sources)}"
     if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
         sent = sum(answer.size for answer in answers.values() if isinstance(answer, Parcel))
-        _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
+        _confirm_size(names, sum(held.values()) + sent, len(answers), ask)
         names_of = names_by_rank(sources)
         rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
         answers = {**answers, **rest}
     found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
-    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
+    return {each.name: _reduce([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
 
 
 def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, PullRequest]:
@@ -163,9 +163,9 @@ def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
         raise VariableError(f"cannot {what}: the value of rank {rank} cannot be unpickled here: {error}") from error
 
 
-def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
+def _confirm_size(names: str, size: int, count: int, ask: Ask | None) -> None:
     """Raise VariableError if this much needs a confirmation and does not get it."""
-    if ask is None or size <= MOST_UNASKED:
+    if ask is None or size <= CONFIRM_ABOVE:
         return
     amount = f"{size / (1 << 30):.1f} GiB from {count} {'rank' if count == 1 else 'ranks'}"
     try:
@@ -180,11 +180,11 @@ def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
         raise VariableError(f"{names} ({amount}) not pulled: declined")
 
 
-def _made_one(values: list[Any], wanted: PullSpec, dim: int) -> Any:
+def _reduce(values: list[Any], wanted: PullSpec, dim: int) -> Any:
     if wanted.how is None:
         return values
     how: Reduction = "first" if isinstance(wanted.how, int) else wanted.how
     try:
-        return merge(values, how, dim)
+        return reduce_values(values, how, dim)
     except ReduceError as error:
         raise VariableError(f"cannot pull {wanted}: {error}") from None

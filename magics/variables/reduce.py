@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from meshbook.magics.variables.tables import join
+from meshbook.magics.variables.tables import concat_tables
 from meshbook.runtime.cells.tables import library_of
 
 Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
@@ -24,7 +24,7 @@ class ReduceError(ValueError):
     """Values that cannot be combined; the message gives the reason."""
 
 
-def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
+def reduce_values(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
     """Reduce values in rank order to one; `cat` and `stack` along `dim`. Raises ReduceError if impossible."""
     match how:
         case "first":
@@ -40,9 +40,9 @@ def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
 def _mean(values: Sequence[Any]) -> Any:
     first = values[0]
     if is_tensor(first):
-        return _mean_of_tensors(_alike(values))
+        return _mean_of_tensors(_check_alike(values))
     if is_array(first):
-        return sum(_alike(values)) / len(values)
+        return sum(_check_alike(values)) / len(values)
     if isinstance(first, Mapping):
         return _by_key(values, _mean)
     if isinstance(first, list | tuple):
@@ -70,17 +70,17 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
     if isinstance(first, Mapping):
         return _by_key(values, lambda each: _cat(each, dim))
     if is_tensor(first) or is_array(first):
-        return _joined(values, dim)
+        return _cat_arrays(values, dim)
     if library_of(first):
-        return _joined_tables(values, dim)
+        return _cat_tables(values, dim)
     if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
-        return _joined_sequence(values)
+        return _cat_sequences(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
         return list(values)  # one number per rank, the inverse of `scatter`
     raise ReduceError(f"cannot concatenate {_kinds(values)}" + (f" along dimension {dim}" if dim else ""))
 
 
-def _joined(values: Sequence[Any], dim: int) -> Any:
+def _cat_arrays(values: Sequence[Any], dim: int) -> Any:
     try:
         if is_tensor(values[0]):
             tensors = [value.detach() for value in values]
@@ -91,16 +91,16 @@ def _joined(values: Sequence[Any], dim: int) -> Any:
         raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
-def _joined_tables(values: Sequence[Any], dim: int) -> Any:
+def _cat_tables(values: Sequence[Any], dim: int) -> Any:
     if len({*map(library_of, values)}) > 1:
         raise ReduceError(f"cannot concatenate {_kinds(values)}")
     try:
-        return join(values, dim)
+        return concat_tables(values, dim)
     except Exception as error:  # each library raises different errors for columns that do not match
         raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
-def _joined_sequence(values: Sequence[Any]) -> Any:
+def _cat_sequences(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, str | bytes):
         return type(first)().join(values)
@@ -125,7 +125,7 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
     return stacked
 
 
-def _alike(values: Sequence[Any]) -> Sequence[Any]:
+def _check_alike(values: Sequence[Any]) -> Sequence[Any]:
     if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
         raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
     return values

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh
 
 LOOK_WITHIN = 3.0  # seconds: a repr must not wait for a cell that trains for hours
-_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+_NO_COST = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 
 class RemoteVariable(MeshTrait):
@@ -91,6 +91,6 @@ class RemoteVariable(MeshTrait):
 
 def _outcome_of(answer: CellValue | RequestError | None) -> CellOutcome:
     if isinstance(answer, CellValue):
-        return CellOutcome(_NOTHING, value=answer)
+        return CellOutcome(_NO_COST, value=answer)
     text = "no answer yet; the rank may be running a cell" if answer is None else answer.reason
-    return CellOutcome(_NOTHING, error=RankError("raised", "no value", text))
+    return CellOutcome(_NO_COST, error=RankError("raised", "no value", text))

@@ -31,11 +31,11 @@ QUIET = 2.0  # seconds without an answer until a message reports what the reques
 _serial = itertools.count(1)
 T = TypeVar("T")
 # The requests that the steps in this context have created. Ctrl-C may arrive before one of them is awaited.
-_made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
+_created_requests: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
 
 
 @contextmanager
-def of_a_line() -> Iterator[None]:
+def as_usage_errors() -> Iterator[None]:
     """Convert the VariableError of a magic line's steps to VariableUsageError."""
     try:
         yield
@@ -53,8 +53,8 @@ class RankRequest:
         self._operation = f"{what} {next(_serial)}"
         nodes = mesh.procs.nodes
         self._nodes = {rank: nodes[rank].node for rank in requests}
-        self._is_given_up = False
-        if (made := _made.get()) is not None:
+        self._is_cancelled = False
+        if (made := _created_requests.get()) is not None:
             made.append(self)
         mesh.queues.join(self._nodes.values(), self._operation, what)
         self._futures: dict[int, Future[Any]] = {}
@@ -107,7 +107,7 @@ class RankRequest:
         if self._open_ranks():
             self.interrupt()  # ranks that have not begun by now need not begin
         busy = {rank: RequestError(f"busy with {title}") for rank, title in ahead.items()}
-        return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
+        return busy | {rank: _result_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
     def _breakable(self) -> Iterator[None]:
@@ -159,12 +159,12 @@ class RankRequest:
 
     def interrupt(self) -> None:
         """Cancel the request: the ranks stop what it requested. Idempotent."""
-        if not self._is_given_up:
+        if not self._is_cancelled:
             ask_ranks(self._mesh, list(self._nodes)).interrupt.broadcast(self._operation)
-            self._is_given_up = True
+            self._is_cancelled = True
 
     def _answers(self) -> dict[int, Any]:
-        answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
+        answers = {rank: _result_of(future) for rank, future in self._futures.items()}
         raise_refusals(self._what, answers)
         return answers
 
@@ -179,7 +179,7 @@ def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
         raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
 
 
-def _answer_of(future: Future[Any]) -> Any:
+def _result_of(future: Future[Any]) -> Any:
     try:
         return future.get()
     except MeshbookError as error:
@@ -193,10 +193,10 @@ def _tell(refusal: RequestError, ranks: Sequence[int]) -> str:
 Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
 
 
-def carry_out(steps: Steps[T]) -> T:
+def run_steps(steps: Steps[T]) -> T:
     """Run the steps on this thread and block for each. Ctrl-C cancels them, here and on the ranks."""
     made: list[RankRequest] = []
-    token = _made.set(made)
+    token = _created_requests.set(made)
     try:
         exchange = next(steps)
         while True:
@@ -208,10 +208,10 @@ def carry_out(steps: Steps[T]) -> T:
             exchange.interrupt()
         raise
     finally:
-        _made.reset(token)
+        _created_requests.reset(token)
 
 
-async def carry_out_in_loop(steps: Steps[T]) -> T:
+async def run_steps_async(steps: Steps[T]) -> T:
     """Run the steps in a coroutine."""
     try:
         exchange = next(steps)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshbook.magics.variables.reduce import ReduceError, is_array, is_tensor
-from meshbook.magics.variables.tables import NotReadableError, as_table, cut
+from meshbook.magics.variables.tables import NotReadableError, as_table, slice_table
 from meshbook.runtime.cells.tables import library_of
 
-Take = Callable[[int, int], Any]  # (start, end) -> the piece
+Slicer = Callable[[int, int], Any]  # (start, end) -> the piece
 
 
 def split(data: Any, count: int, dim: int = 0) -> list[Any]:
@@ -31,7 +31,7 @@ def split(data: Any, count: int, dim: int = 0) -> list[Any]:
     except NotReadableError as error:
         raise ReduceError(str(error)) from None
     size = _size_along(data, dim)
-    take = _taker(data, dim)
+    take = _slicer_of(data, dim)
     least, more = divmod(size, count)
     ends = [least * index + min(index, more) for index in range(count + 1)]
     return [take(start, end) for start, end in itertools.pairwise(ends)]
@@ -52,18 +52,18 @@ def _length(data: Any, dim: int) -> int:
     return len(data)
 
 
-def _taker(data: Any, dim: int) -> Take:
+def _slicer_of(data: Any, dim: int) -> Slicer:
     if is_tensor(data):
         return lambda start, end: data.narrow(dim, start, end - start)
     if library_of(data):
-        return lambda start, end: cut(data, dim, start, end)
+        return lambda start, end: slice_table(data, dim, start, end)
     if is_array(data):
         before = (slice(None),) * (dim % data.ndim)
         return lambda start, end: data[(*before, slice(start, end))]
-    return _taker_of_dataset(data) or _taker_of_sequence(data)
+    return _slicer_of_dataset(data) or _slicer_of_sequence(data)
 
 
-def _taker_of_dataset(data: Any) -> Take | None:
+def _slicer_of_dataset(data: Any) -> Slicer | None:
     """Return a function that slices a torch dataset, or one with `select` and `shard` as in Hugging Face."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(data) is torch_data.TensorDataset:
@@ -75,7 +75,7 @@ def _taker_of_dataset(data: Any) -> Take | None:
     return None
 
 
-def _taker_of_sequence(data: Any) -> Take:
+def _slicer_of_sequence(data: Any) -> Slicer:
     try:
         data[0:0]
         return lambda start, end: data[start:end]

@@ -34,7 +34,7 @@ def as_table(value: Any) -> Any:
     return pyarrow.table(value)
 
 
-def cut(table: Any, dim: int, start: int, end: int) -> Any:
+def slice_table(table: Any, dim: int, start: int, end: int) -> Any:
     """Return these rows of a table; with `dim` 1 these columns."""
     library, by_rows = library_of(table), dim % len(table.shape) == 0 if hasattr(table, "shape") else True
     if library == "pandas":
@@ -44,7 +44,7 @@ def cut(table: Any, dim: int, start: int, end: int) -> Any:
     return table[:, start:end] if library == "polars" else table.select(list(range(start, end)))
 
 
-def join(tables: Sequence[Any], dim: int) -> Any:
+def concat_tables(tables: Sequence[Any], dim: int) -> Any:
     """Concatenate tables by rows; with `dim` 1 by columns. Raises the library's error if they do not fit together."""
     match library_of(tables[0]):
         case "pandas":
@@ -53,10 +53,10 @@ def join(tables: Sequence[Any], dim: int) -> Any:
             return sys.modules["polars"].concat(tables, how="horizontal" if dim else "vertical")
     if dim:
         raise ValueError("Arrow tables can only be concatenated by rows")
-    return _join_arrow(tables, sys.modules["pyarrow"])
+    return _concat_arrow(tables, sys.modules["pyarrow"])
 
 
-def _join_arrow(tables: Sequence[Any], pyarrow: Any) -> Any:
+def _concat_arrow(tables: Sequence[Any], pyarrow: Any) -> Any:
     first = tables[0]
     if isinstance(first, pyarrow.Table):
         return pyarrow.concat_tables(tables)

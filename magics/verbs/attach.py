@@ -64,7 +64,7 @@ class AttachVerb(Verb):
         status = choose(self.name or "")
         # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
-        session = attach(status, present_notebook(), arrival.prepare)
+        session = attach(status, notebook_label(), arrival.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
         session.forwarder.screen = notebook.screen
         arrival.bind()
@@ -86,6 +86,6 @@ def _tell(session: AttachedSession, arrival: AttachedNotebook) -> Iterator[str]:
         yield f"  not available here: {what}"
 
 
-def present_notebook() -> str:
+def notebook_label() -> str:
     """Return a description of this process, which other notebooks show as the holder of the run."""
     return f"a notebook (pid {os.getpid()})"

@@ -34,7 +34,7 @@ class Verb(ABC):
         return parser
 
 
-def add_name(parser: Parser, meaning: str) -> None:
+def add_mesh_name(parser: Parser, meaning: str) -> None:
     """Add a mesh name as a positional argument."""
     parser.add_argument("name", metavar="NAME", nargs="?", type=mesh_name, help=meaning)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser, preference
-from meshbook.magics.syntax.settings import NEST_ASYNCIO, PREFERENCES, UNSET, find
+from meshbook.magics.syntax.argparsing import Parser, setting_name
+from meshbook.magics.syntax.settings import NEST_ASYNCIO, SETTINGS, UNSET, find_setting
 from meshbook.magics.verbs.base import Verb
 
 
@@ -22,7 +22,7 @@ class ConfigVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("key", metavar="KEY", nargs="?", type=preference, help=f"one of {', '.join(PREFERENCES)}")
+        parser.add_argument("key", metavar="KEY", nargs="?", type=setting_name, help=f"one of {', '.join(SETTINGS)}")
         parser.add_argument("value", metavar="VALUE", nargs="?", help=f"new value; {UNSET} restores the default")
 
     def run(self, notebook: Notebook) -> None:
@@ -30,7 +30,7 @@ class ConfigVerb(Verb):
             notebook.preferences.set(self.key, self.value)
             if notebook.preferences[NEST_ASYNCIO]:
                 _let_loops_nest()
-        names = list(PREFERENCES) if self.key is None else [find(self.key).name]
+        names = list(SETTINGS) if self.key is None else [find_setting(self.key).name]
         print(notebook.preferences.describe(names))
 
 

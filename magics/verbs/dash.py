@@ -8,7 +8,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.messages import Display
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb, add_name
+from meshbook.magics.verbs.base import Verb, add_mesh_name
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DashVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "mesh to show (default: the current mesh)")
+        add_mesh_name(parser, "mesh to show (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         dashboard = notebook.dashboards.open(notebook.meshes.get(self.name).name)

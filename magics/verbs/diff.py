@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, remote_variable
 from meshbook.magics.variables.compare import compare
-from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.variables.requests import as_usage_errors, run_steps
 from meshbook.magics.verbs.base import Verb, add_selection
 
 
@@ -32,5 +32,5 @@ class DiffVerb(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        with of_a_line():
-            print(carry_out(compare(*notebook.ranks_of(self.selection), self.name)))
+        with as_usage_errors():
+            print(run_steps(compare(*notebook.ranks_of(self.selection), self.name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.doctor.examination import CHECKS
-from meshbook.magics.doctor.finding import examine, render
+from meshbook.magics.doctor.finding import examine, format_report
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.verbs.base import Verb
@@ -24,4 +24,4 @@ class DoctorVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()
-        print(render(examine(CHECKS)))
+        print(format_report(examine(CHECKS)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb, add_name
+from meshbook.magics.verbs.base import Verb, add_mesh_name
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class DownVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "mesh to stop (default: the current mesh)")
+        add_mesh_name(parser, "mesh to stop (default: the current mesh)")
         parser.add_argument("--now", action="store_true", help="do not wait for running code")
 
     def run(self, notebook: Notebook) -> None:

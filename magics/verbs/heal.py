@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb, add_name
+from meshbook.magics.verbs.base import Verb, add_mesh_name
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class HealVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "mesh to heal (default: the current mesh)")
+        add_mesh_name(parser, "mesh to heal (default: the current mesh)")
 
     def run(self, notebook: Notebook) -> None:
         print(lifecycle.heal(notebook.meshes.get(self.name)))

@@ -15,7 +15,7 @@ from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 
-SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
+SEARCH_SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LogVerb(Verb):
 
     def _tell(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
         if page.partial:
-            yield f"[meshbook: older lines were not searched: the search took more than {SECONDS:g} s]"
+            yield f"[meshbook: older lines were not searched: the search took more than {SEARCH_SECONDS:g} s]"
         elif page.dropped and len(page.lines) < self.lines:
             yield f"[meshbook: {page.dropped:,} older lines were discarded]"
         for line in page.lines:
@@ -82,7 +82,7 @@ class LogVerb(Verb):
 def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:
     """Return the last lines that match, on one page of any size."""
     extract = logbook.extract(ranks)
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + SEARCH_SECONDS
     lines: list[LogLine] = []
     before = extract.end
     while True:

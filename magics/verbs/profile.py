@@ -11,12 +11,12 @@ from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import Parser, seconds, selector
-from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
+from meshbook.magics.syntax.argparsing import Parser, UsageError, seconds, selector
+from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
 
-LONG = 2.0  # seconds; a longer profile is announced
+ANNOUNCED_SECONDS = 2.0  # seconds; a longer profile is announced
 DEFAULT_SECONDS = 5.0  # of a profile of running code
 
 
@@ -98,10 +98,10 @@ class ProfileVerb(Verb):
         if not living:
             raise MeshError(f"all of these ranks of {mesh.name} are dead; restart them with %mesh heal")
         stop, told = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
-        taking = taking_of(mesh, living, torch=False)
+        taking = make_profile_run(mesh, living, torch=False)
         length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):
-            if length >= LONG:
+            if length >= ANNOUNCED_SECONDS:
                 print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; an interrupt ends it early")
             profile = lifecycle.wait_for(profile_for(taking, length, stop, told))
         notebook.profiling.show(profile, told.publisher)

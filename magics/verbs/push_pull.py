@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.syntax.selectors import names_one_rank
-from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.variables.requests import as_usage_errors, run_steps
 from meshbook.magics.verbs.base import Verb, add_selection
 
 
@@ -29,13 +29,13 @@ class PushVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("names", metavar="NAMES", type=pushed, help="variables of the notebook: a,b,c")
+        parser.add_argument("names", metavar="NAMES", type=push_names, help="variables of the notebook: a,b,c")
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        with of_a_line():
+        with as_usage_errors():
             values = notebook.values_of(self.names)
-            carry_out(operations.push(*notebook.ranks_of(self.selection), values))
+            run_steps(operations.push(*notebook.ranks_of(self.selection), values))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PullVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("names", metavar="NAMES", type=pulled, help="variables of the ranks: a,b@0,c@mean")
+        parser.add_argument("names", metavar="NAMES", type=pull_specs, help="variables of the ranks: a,b@0,c@mean")
         add_selection(parser)
         parser.add_argument("--force", action="store_true", help="do not ask before a large pull")
 
@@ -62,8 +62,8 @@ class PullVerb(Verb):
         mesh, ranks = notebook.ranks_of(self.selection)
         wanted = [self._of_one(each, ranks) for each in self.names] if names_one_rank(self.selection) else self.names
         ask = None if self.force else input
-        with of_a_line():
-            notebook.shell.user_ns.update(carry_out(operations.pull(mesh, ranks, wanted, ask=ask)))
+        with as_usage_errors():
+            notebook.shell.user_ns.update(run_steps(operations.pull(mesh, ranks, wanted, ask=ask)))
 
     @staticmethod
     def _of_one(wanted: PullSpec, ranks: Sequence[int]) -> PullSpec:

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import textwrap
 
-from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import HELP_WORDS, HelpAsked, HelpRequested, quoted, read, suggestion, words
+from meshbook.magics.syntax.argparsing import (
+    HELP_WORDS,
+    HelpRequested,
+    HelpText,
+    UsageError,
+    parse_words,
+    quoted,
+    split_words,
+    suggestion,
+)
 from meshbook.magics.verbs.attach import AttachVerb
 from meshbook.magics.verbs.base import Verb
 from meshbook.magics.verbs.config import ConfigVerb
@@ -70,23 +78,23 @@ VERBS = {verb.word: verb for verb in _ALL}
 WIDTH = 100  # as in the texts of argparse (`argparsing.Parser`)
 
 
-def parse_verb(line: str) -> Verb | HelpRequested:
+def parse_verb(line: str) -> Verb | HelpText:
     """Parse the text after `%mesh` on its line; an empty line means a brief `status`."""
-    if not (found := words(line)):
+    if not (found := split_words(line)):
         return StatusVerb(brief=True)
     word, *arguments = found
     if word in ("help", *HELP_WORDS):
         verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)
-        return HelpRequested(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
+        return HelpText(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
     if word not in VERBS:
         raise UsageError(
             f"%mesh: unknown verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}."
         )
     verb = VERBS[word]
     try:
-        return verb(**vars(read(verb.parser(), arguments)))
-    except HelpAsked as asked:
-        return HelpRequested(asked.text)
+        return verb(**vars(parse_words(verb.parser(), arguments)))
+    except HelpRequested as asked:
+        return HelpText(asked.text)
 
 
 def overview() -> str:

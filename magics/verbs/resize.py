@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb, add_name, add_size
+from meshbook.magics.verbs.base import Verb, add_mesh_name, add_size
 from meshbook.runtime.geometry import Extent
 
 
@@ -24,7 +24,7 @@ class ResizeVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "mesh to resize (default: the current mesh)")
+        add_mesh_name(parser, "mesh to resize (default: the current mesh)")
         add_size(parser, required=True)
 
     def run(self, notebook: Notebook) -> None:

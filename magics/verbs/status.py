@@ -8,7 +8,7 @@ from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.meshes.status import history_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb, add_name
+from meshbook.magics.verbs.base import Verb, add_mesh_name
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StatusVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        add_name(parser, "show only this mesh")
+        add_mesh_name(parser, "show only this mesh")
 
     def run(self, notebook: Notebook) -> None:
         meshes = notebook.meshes

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.listing import render_names, render_table
-from meshbook.magics.variables.requests import carry_out, of_a_line
+from meshbook.magics.variables.listing import format_names, format_table
+from meshbook.magics.variables.requests import as_usage_errors, run_steps
 from meshbook.magics.verbs.base import Verb, add_selection
 from meshbook.runtime.cells.inventory import Entry
 
@@ -28,11 +28,11 @@ class WhoVerb(Verb):
         add_selection(parser)
 
     def run(self, notebook: Notebook) -> None:
-        with of_a_line():
-            print(self._render(carry_out(operations.inventory(*notebook.ranks_of(self.selection)))))
+        with as_usage_errors():
+            print(self._render(run_steps(operations.inventory(*notebook.ranks_of(self.selection)))))
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
-        return render_names(by_rank)
+        return format_names(by_rank)
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class WhosVerb(WhoVerb):
     description = "List the variables of ranks with type, size in memory and value; equal values are shown once."
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
-        return render_table(by_rank)
+        return format_table(by_rank)

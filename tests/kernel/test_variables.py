@@ -248,11 +248,11 @@ def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Not
 
 # --- what is large, and what takes long ---
 
-LARGE = "from meshbook.magics.variables import operations as variables\nvariables.MOST_UNASKED = 1000"
+LARGE = "from meshbook.magics.variables import operations as variables\nvariables.CONFIRM_ABOVE = 1000"
 
 
 def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
-    notebook.run(f"before = variables.MOST_UNASKED if 'variables' in globals() else 1 << 30\n{LARGE}")
+    notebook.run(f"before = variables.CONFIRM_ABOVE if 'variables' in globals() else 1 << 30\n{LARGE}")
     notebook.run("%%mesh\nlarge = torch.zeros(100)")
     refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
     assert refused.startswith("cannot ask here whether to pull large (0.0 GiB from 3 ranks)")
@@ -269,7 +269,7 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
         assert (notebook.wait(cell).reply or {})["status"] == status
     notebook.run("%%mesh -a -o job --pull large\n1")
     assert "cannot ask here" in notebook.run_failing("job.result()").error["evalue"]
-    notebook.run("variables.MOST_UNASKED = before")
+    notebook.run("variables.CONFIRM_ABOVE = before")
 
 
 def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshbook.magics.dashboard.progress import MOST, bars_of
-from meshbook.magics.dashboard.source import freed
+from meshbook.magics.dashboard.source import mark_idle
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 
@@ -52,7 +52,7 @@ def test_only_so_many_bars_are_shown() -> None:
 def test_a_rank_is_idle_until_it_says_something_after_its_last_cell() -> None:
     activity = np.full(4, Activity.IN_COLLECTIVE, np.uint8)
     vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf], np.float32))
-    assert freed(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
+    assert mark_idle(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
         Activity.IDLE,
         *[Activity.IN_COLLECTIVE] * 3,
     ]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import HelpRequested
+from meshbook.magics.syntax.argparsing import HelpText, UsageError
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options, parse_comment
 from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.verbs.base import Verb
@@ -108,7 +107,7 @@ def test_cell_options_that_do_not_exist(line: str, problem: str) -> None:
 @pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help", "-o x ?"])
 def test_help_is_a_value_and_stays_silent(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     asked = parse_cell_options(line)
-    assert isinstance(asked, HelpRequested)
+    assert isinstance(asked, HelpText)
     assert asked.text.startswith("usage: %%mesh ")
     for word in (
         "SEL",
@@ -221,7 +220,7 @@ def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
 )
 def test_help_of_verbs(line: str, said: str) -> None:
     asked = parse_verb(line)
-    assert isinstance(asked, HelpRequested)
+    assert isinstance(asked, HelpText)
     assert said in asked.text
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.introspection.cached import complete_told
-from meshbook.magics.introspection.completer import join
+from meshbook.magics.introspection.cached import complete_cached
+from meshbook.magics.introspection.completer import join_matches
 from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
 from meshbook.magics.introspection.options import complete_cell_options, complete_verb
 from meshbook.magics.introspection.reply import reply_of
@@ -217,7 +217,7 @@ SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", 
     ],
 )
 def test_completion_from_what_was_told(before: str, matches: str) -> None:
-    found = complete_told(before, ("model", "step", "plain"), SNAPSHOT)
+    found = complete_cached(before, ("model", "step", "plain"), SNAPSHOT)
     assert [match.text for match in found] == matches.split()
     assert {match.end for match in found} <= {len(before)}
 
@@ -232,6 +232,6 @@ def test_all_matches_of_a_reply_have_one_range() -> None:
 
 def test_names_of_the_body_and_of_the_rank_are_joined() -> None:
     own = [Match("batch", 4, 6, "statement"), Match("base", 4, 6, "statement")]
-    joined = join(own, [Match("base", 4, 6, "module")])
+    joined = join_matches(own, [Match("base", 4, 6, "module")])
     assert [(match.text, match.kind) for match in joined] == [("batch", "statement"), ("base", "module")]
-    assert join(own, []) == own
+    assert join_matches(own, []) == own

@@ -6,7 +6,7 @@ import pytest
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
-from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
+from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_loops_that_nest_stay_so() -> None:
 
 def test_each_is_told_with_its_meaning() -> None:
     lines = NotebookSettings().describe().splitlines()
-    assert [line.split()[0] for line in lines] == list(PREFERENCES)
+    assert [line.split()[0] for line in lines] == list(SETTINGS)
     assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"
     assert NotebookSettings().describe(["plain_time"]).startswith("plain_time  2  seconds: ")

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
     ],
 )
 def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
-    assert pulled(text) == tuple(wanted)
+    assert pull_specs(text) == tuple(wanted)
     assert ",".join(map(str, wanted)) == text.replace(" ", "")
 
 
@@ -37,11 +37,11 @@ def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
 )
 def test_what_cannot_be_pulled(text: str, problem: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as caught:
-        pulled(text)
+        pull_specs(text)
     assert problem in str(caught.value)
 
 
 def test_what_is_pushed() -> None:
-    assert pushed("a, b,c") == ("a", "b", "c")
+    assert push_names("a, b,c") == ("a", "b", "c")
     with pytest.raises(argparse.ArgumentTypeError):
-        pushed("a,b@0")
+        push_names("a,b@0")

@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from meshbook.magics.variables import compare
-from meshbook.magics.variables.compare import plan
-from meshbook.magics.variables.differences import Measured, find_differences, find_gap, render, render_same
+from meshbook.magics.variables.compare import plan_comparisons
+from meshbook.magics.variables.differences import (
+    MeasuredPart,
+    find_differences,
+    find_largest_difference,
+    format_differences,
+    format_same,
+)
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, VariableDigest
 from meshbook.runtime.cells.variables import Namespace
 
@@ -29,7 +35,7 @@ def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
 def said(values: Sequence[Any]) -> str:
     by_rank = anatomies(values)
     differences = find_differences(by_rank)
-    return render("x", by_rank, differences, {}) if differences else render_same("x", by_rank)
+    return format_differences("x", by_rank, differences, {}) if differences else format_same("x", by_rank)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +68,9 @@ def test_much_that_differs_is_counted() -> None:
     assert len(text.splitlines()) == 1 + 20 * 10 + 1
 
 
-def measured(values: Sequence[Any]) -> Mapping[str, Measured]:
+def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
     """As the ranks would answer."""
-    probes = plan(find_differences(anatomies(values)))
+    probes = plan_comparisons(find_differences(anatomies(values)))
     found = {}
     for probe in probes:
         sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.speakers}
@@ -76,12 +82,12 @@ def test_numbers_are_compared_where_they_can_be() -> None:
     one, other = torch.zeros(2, 3), torch.zeros(2, 3)
     other[1, 2] = -4
     by_rank = anatomies([one, other, one])
-    text = render("x", by_rank, find_differences(by_rank), measured([one, other, one]))
+    text = format_differences("x", by_rank, find_differences(by_rank), measured([one, other, one]))
     assert text.splitlines()[-1] == (
         "largest difference 4 at [1, 2]: -4 on rank 1, 0 on ranks 0,2; 1 of 6 numbers differ"
     )
-    assert plan(find_differences(anatomies([torch.zeros(2), torch.zeros(3)]))) == []
-    assert plan(find_differences(anatomies(["a", "b"]))) == []
+    assert plan_comparisons(find_differences(anatomies([torch.zeros(2), torch.zeros(3)]))) == []
+    assert plan_comparisons(find_differences(anatomies(["a", "b"]))) == []
 
 
 @pytest.mark.parametrize(
@@ -94,18 +100,18 @@ def test_numbers_are_compared_where_they_can_be() -> None:
 def test_differences_that_are_none_of_size(one: list[float], other: list[float], text: str) -> None:
     values = [np.array(one), np.array(other)]
     by_rank = anatomies(values)
-    assert render("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
+    assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
 
 
 def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     length = BLOCK // 8
     one, other = np.zeros((5, length)), np.zeros((5, length))
     other[1, 3], other[4, 7] = 1, 2
-    (probe,) = plan(find_differences(anatomies([one, other])))
+    (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
     assert (probe.blocks, probe.is_whole, probe.speakers) == ((1, 4), True, [0, 1])
-    gap = find_gap([np.concatenate([array[1], array[4]]) for array in (one, other)])
+    gap = find_largest_difference([np.concatenate([array[1], array[4]]) for array in (one, other)])
     assert gap is not None
     assert probe.place_of(gap.index) == (4, 7)
-    monkeypatch.setattr(compare, "MOST_MOVED", 2 * BLOCK)
-    (probe,) = plan(find_differences(anatomies([one, other])))
+    monkeypatch.setattr(compare, "MOST_BYTES", 2 * BLOCK)
+    (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
     assert (probe.blocks, probe.is_whole) == ((1,), False)

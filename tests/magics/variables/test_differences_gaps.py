@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.variables.differences import LargestDifference, find_gap
+from meshbook.magics.variables.differences import LargestDifference, find_largest_difference
 
 NAN, INF = math.nan, math.inf
 
@@ -34,11 +34,11 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_the_largest_difference(arrays: list[Any], gap: LargestDifference) -> None:
-    assert find_gap(arrays) == gap
+    assert find_largest_difference(arrays) == gap
 
 
 def test_a_nan_that_not_all_have_is_the_largest_difference() -> None:
-    gap = find_gap([np.array([NAN, 1.0, 9.0]), np.array([NAN, NAN, 0.0])])
+    gap = find_largest_difference([np.array([NAN, 1.0, 9.0]), np.array([NAN, NAN, 0.0])])
     assert gap is not None
     assert (gap.index, gap.least, gap.least_in, gap.most_in, gap.differing) == (1, 1.0, 0, 1, 2)
     assert math.isnan(gap.size)
@@ -46,4 +46,4 @@ def test_a_nan_that_not_all_have_is_the_largest_difference() -> None:
 
 @pytest.mark.parametrize("arrays", [[[1.0], [1.0]], [[0.0], [-0.0]], [[NAN], [NAN]], [[INF], [INF]]])
 def test_no_difference(arrays: list[Any]) -> None:
-    assert find_gap(arrays) is None
+    assert find_largest_difference(arrays) is None

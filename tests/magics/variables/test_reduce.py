@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
-from meshbook.magics.variables.reduce import ReduceError, merge
+from meshbook.magics.variables.reduce import ReduceError, reduce_values
 from meshbook.magics.variables.split import split
 
 Pair = namedtuple("Pair", "left right")  # as a user writes one
@@ -100,12 +100,12 @@ def same(left: Any, right: Any) -> bool:
     ],
 )
 def test_values_of_ranks_become_one(values: list[Any], how: Any, one: Any) -> None:
-    assert same(merge(values, how), one)
+    assert same(reduce_values(values, how), one)
 
 
 def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
     values = [torch.ones(2, requires_grad=True), torch.zeros(2)]
-    mean = merge(values, "mean")
+    mean = reduce_values(values, "mean")
     assert mean.tolist() == [0.5, 0.5]
     assert not mean.requires_grad
     assert values[0].tolist() == [1, 1]
@@ -142,7 +142,7 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
 )
 def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: str) -> None:
     with pytest.raises(ReduceError) as caught:
-        merge(values, how)
+        reduce_values(values, how)
     assert problem in str(caught.value)
 
 
@@ -189,13 +189,13 @@ def test_pieces_of_a_table_are_rows_and_go_together_again(name: str, count: int)
     pieces = split(TABLES[name], count)
     assert {*map(type, pieces)} == {type(TABLES[name])}
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
-    assert merge(pieces, "cat").equals(TABLES[name])
+    assert reduce_values(pieces, "cat").equals(TABLES[name])
 
 
 def test_pieces_of_a_table_may_be_columns() -> None:
     for name in ("polars", "pandas", "arrow", "a batch"):
         assert [piece.shape for piece in split(TABLES[name], 2, 1)] == [(7, 1), (7, 1)]
-    assert merge(split(FRAME, 2, 1), "cat", 1).equals(FRAME)
+    assert reduce_values(split(FRAME, 2, 1), "cat", 1).equals(FRAME)
 
 
 def test_pieces_of_a_table_are_views() -> None:
@@ -221,5 +221,5 @@ def test_datasets_are_cut_into_pieces() -> None:
 @given(st.lists(st.integers()), st.integers(1, 9))
 def test_pieces_put_together_are_the_data(data: list[int], count: int) -> None:
     pieces = split(data, count)
-    assert merge(pieces, "cat") == data
+    assert reduce_values(pieces, "cat") == data
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1

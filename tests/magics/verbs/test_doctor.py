@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from meshbook.magics.doctor.examination import CHECKS
-from meshbook.magics.doctor.finding import Finding, examine, render, worst_of
+from meshbook.magics.doctor.finding import Finding, examine, format_report, worst_of
 from meshbook.magics.doctor.machine import (
     judge_cores,
     judge_memory,
@@ -113,15 +113,15 @@ def test_a_check_that_fails_is_a_finding() -> None:
 
 def test_findings_are_a_table_with_a_verdict() -> None:
     found = [Finding("ok", "cores", "8"), Finding("warning", "/dev/shm", "64 MiB in all", "give it more")]
-    assert render(found) == (
+    assert format_report(found) == (
         "ok       cores     8\n"
         "warning  /dev/shm  64 MiB in all\n"
         "                   -> give it more\n"
         "\n"
         "meshes work; 1 warning above"
     )
-    assert render(found[:1]).endswith("\nno problems found")
-    assert render([*found, Finding("problem", "x", "y")]).endswith("\n1 problem to fix before meshes work")
+    assert format_report(found[:1]).endswith("\nno problems found")
+    assert format_report([*found, Finding("problem", "x", "y")]).endswith("\n1 problem to fix before meshes work")
 
 
 def test_the_worst_level_counts() -> None:
