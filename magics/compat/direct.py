@@ -79,14 +79,14 @@ class DirectView(View):
     ) -> Any:
         """Call the function with each element, a piece of the sequences on each rank; returns the results in order."""
         requests, sizes = self._pieces(function, sequences, each=True)
-        calls, exchange = self._send(requests, name_of(function), sizes, label=label)
+        calls, request = self._send(requests, name_of(function), sizes, label=label)
         result = AsyncMapResult(
             calls,
             name_of(function),
             ordered=ordered,
             chunked=True,
             return_exceptions=return_exceptions,
-            abort=exchange.interrupt,
+            abort=request.interrupt,
             client=self.client,
         )
         return self._answer(result, block)
@@ -117,7 +117,7 @@ class DirectView(View):
     def _ask(
         self, requests: Mapping[int, Any], what: str, make: Make | None = None, *, replies: bool = False
     ) -> AsyncResult:
-        calls, exchange = self._send(requests, what, {}, label=self.label)
+        calls, request = self._send(requests, what, {}, label=self.label)
         if replies:
             for call in calls:
                 call.shows_value = True
@@ -127,7 +127,7 @@ class DirectView(View):
         return AsyncResult(
             *(calls, what, make or list),
             single=self._is_single,
-            abort=exchange.interrupt,
+            abort=request.interrupt,
             client=self.client,
         )
 
@@ -135,15 +135,15 @@ class DirectView(View):
         self, requests: Mapping[int, Any], what: str, sizes: Mapping[int, int], *, label: str | None
     ) -> tuple[list[ViewCall], RankRequest]:
         submitted = time.time()  # before the ranks can begin
-        exchange = RankRequest(self.client.mesh, requests, f"call {what}")
+        request = RankRequest(self.client.mesh, requests, f"call {what}")
         calls = [
             ViewCall(self.client, rank, size=sizes.get(rank, 1), label=label or self.label, submitted=submitted)
             for rank in requests
         ]
         for call, rank in zip(calls, requests, strict=True):
-            call.abort = exchange.interrupt
-            call.follow(exchange.futures[rank])
-        return calls, exchange
+            call.abort = request.interrupt
+            call.follow(request.futures[rank])
+        return calls, request
 
     # -- variables ---------------------------------------------------------------
 

@@ -41,8 +41,8 @@ class DistributedMagics(Magics):
         """Start a mesh with a process group, and run all cells on it from now on: `%dist_init -n 4`."""
         try:
             asked = read_init(line)
-        except HelpRequested as told:
-            print(told.text)
+        except HelpRequested as help_text:
+            print(help_text.text)
             return
         self._mesh(f"up --gpus {asked.processes}")
         mesh = self._notebook.meshes.get()
@@ -55,8 +55,8 @@ class DistributedMagics(Magics):
         """Set or show whether cells without a magic run on the mesh: `%dist_mode --enable`, `--disable`."""
         try:
             wanted = read_switch(line)
-        except HelpRequested as told:
-            print(told.text)
+        except HelpRequested as help_text:
+            print(help_text.text)
             return
         self._mesh("mode" if wanted is None else "mode on" if wanted else "mode off")
 

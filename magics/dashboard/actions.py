@@ -103,9 +103,9 @@ class DashboardActions:
 
     def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> BackendReply:
         living = _living(mesh, ranks)
-        told = ProfileTarget(mesh.name, living, _DiscardingPublisher())
-        taking = make_profile_run(mesh, living, torch=False)
-        profile = lifecycle.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
+        target = ProfileTarget(mesh.name, living, _DiscardingPublisher())
+        run = make_profile_run(mesh, living, torch=False)
+        profile = lifecycle.wait_for(profile_for(run, PROFILE_SECONDS, threading.Event(), target))
         self._notebook.profiling.last = profile
         text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE saves the profile"
         return BackendReply({"text": text, "html": profile.summary.html()})

@@ -28,7 +28,7 @@ class NotebookBackend:
         self._notebook = notebook
         self._name = name
         self.source = NotebookSource(notebook, name)
-        self._acts = DashboardActions(notebook, self.source)
+        self._actions = DashboardActions(notebook, self.source)
         self._lock = threading.Lock()  # guards the following: any thread may see a new mesh first
         self._wake: Callable[[], object] | None = None
         self._watched: Session | None = None
@@ -63,7 +63,7 @@ class NotebookBackend:
         selector = str(request.get("sel") or "").strip()
         match request.get("kind"):
             case "act":
-                return self._acts.do(str(request.get("action")), mesh, selector, request.get("cell"))
+                return self._actions.do(str(request.get("action")), mesh, selector, request.get("cell"))
             case "logs":
                 return self._logs(mesh, selector, request)
             case _:
@@ -88,21 +88,21 @@ class NotebookBackend:
 def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], None]:
     """Watch the measurements and events of a session closely; return the function that ends this."""
 
-    def hear(report: Any) -> None:
+    def on_event(report: Any) -> None:
         wake()
 
-    heard: tuple[list[Any], ...] = (
+    sources: tuple[list[Any], ...] = (
         session.node.peers.when_down,
         session.node.peers.when_reborn,
         session.events.when_added,
     )
-    for listeners in heard:
-        listeners.append(hear)
+    for listeners in sources:
+        listeners.append(on_event)
     session.watch(True)
 
     def end() -> None:
         session.watch(False)
-        for listeners in heard:
-            listeners.remove(hear)
+        for listeners in sources:
+            listeners.remove(on_event)
 
     return end

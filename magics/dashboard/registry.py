@@ -45,7 +45,7 @@ class DashboardRegistry:
             for moment in ("pre_run_cell", "post_run_cell"):
                 self._notebook.shell.events.register(moment, self._wake)
 
-    def _wake(self, told: Any = None) -> None:
+    def _wake(self, info: Any = None) -> None:
         for dashboard in list(self._by_name.values()):
             dashboard.wake()
 

@@ -129,8 +129,8 @@ def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
 
 def _host_name(history: History, address: Address) -> str:
     """Return the name that the host's agent reports; its address for a mesh that has just started."""
-    told = history.detail(address.node)
-    return (told.host if told is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
+    detail = history.detail(address.node)
+    return (detail.host if detail is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
 
 
 def _unknown(size: int) -> Vitals:

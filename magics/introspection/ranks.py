@@ -57,8 +57,8 @@ class RankNames:
 
     def cached_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
         """Return the kind of a name that this rank had after its last cell; None if it had no such name."""
-        told = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
-        return told[0].kind if told else None
+        found = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
+        return found[0].kind if found else None
 
     def cached_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
         """Return the completions from the rank's last snapshot."""
@@ -95,9 +95,9 @@ class RankNames:
 
 def request(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
     """Send a request to these ranks beside their cells, from any thread; return one future per rank."""
-    ranks_asked: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
+    inspection: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
     client = Context(mesh.session.context.actor_instance)
-    return list(client.run(getattr(ranks_asked, what).call_each, *arguments))
+    return list(client.run(getattr(inspection, what).call_each, *arguments))
 
 
 def answer_of(asked: Future[Any] | None, until: float) -> Any:

@@ -96,9 +96,7 @@ def find_setting(name: str) -> Setting:
     known = name.replace("-", "_")
     if known not in SETTINGS:
         hint = suggestion(known, SETTINGS)
-        raise UsageError(
-            f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(SETTINGS)}."
-        )
+        raise UsageError(f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(SETTINGS)}.")
     return SETTINGS[known]
 
 

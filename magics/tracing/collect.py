@@ -173,12 +173,12 @@ async def take_trace(
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start
     addresses = [each for each in session.workers() if only is None or each.node in only]
-    told = await _request_recordings(session, addresses, start)
+    traced = await _request_recordings(session, addresses, start)
     numbers = {each.number for each in chosen}
-    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
-    processes = [_name_process(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
+    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in traced)]))
+    processes = [_name_process(each, ranks) for each in traced if any(map(window.has, each.recording.spans))]
     controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
-    silent = {address.node for address in addresses} - {each.node for each in told}
+    silent = {address.node for address in addresses} - {each.node for each in traced}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
     gone = _count_ranks_used(controller.recording, window) - len(order) - len(silent) if only is None else 0
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
@@ -287,12 +287,12 @@ async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Cloc
     return clocks
 
 
-async def read_clock(keeper: Any) -> ClockOffset | None:
+async def read_clock(control: Any) -> ClockOffset | None:
     """Measure another process's clock offset with a few pings, of which the quickest counts; None without an answer."""
     pings: list[tuple[int, int, int]] = []
     for _ in range(PINGS):
         sent = now()
-        (there,) = await answers_of([keeper.clock.call_one()], ANSWER_WITHIN)
+        (there,) = await answers_of([control.clock.call_one()], ANSWER_WITHIN)
         if there is None:
             return None
         pings.append((sent, there, now()))

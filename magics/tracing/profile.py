@@ -96,9 +96,9 @@ class ProfileSummary:
         much, little = ([rank for rank in own if (own[rank] > middle) is wanted] for wanted in (True, False))
         if not much or not little:
             return 0.0, ""
-        told = [f"{_span([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
+        groups = [f"{_span([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
         share = (max(own.values()) - min(own.values())) / max(self.ranks.values())
-        return share, f"ranks differ in {line.name}: {told[0]}, {told[1]}"
+        return share, f"ranks differ in {line.name}: {groups[0]}, {groups[1]}"
 
     def text(self) -> str:
         """Render for terminals, and for front ends without HTML."""

@@ -68,24 +68,24 @@ class ProfilerState:
         return request if request is not None or not wanted else ProfileRequest()
 
     async def around(
-        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
+        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, target: ProfileTarget
     ) -> T:
         """Run and profile a cell, and show the profile below its output, however it ends."""
-        taking = make_profile_run(mesh, told.ranks, torch=request.torch)
+        run = make_profile_run(mesh, target.ranks, torch=request.torch)
         try:
-            await taking.begin()
+            await run.begin()
         except BaseException:
             work.close()
-            await taking.end(str, 0.0)
+            await run.end(str, 0.0)
             raise
         started = time.monotonic()
         try:
             return await work
         finally:
-            profile = await taking.end(told.title, time.monotonic() - started)
-            self.show(profile, told.publisher)
+            profile = await run.end(target.title, time.monotonic() - started)
+            self.show(profile, target.publisher)
             if request.out is not None:
-                told.publisher.publish([Stream("stdout", f"{_try_to_save(profile, request.out)}\n")])
+                target.publisher.publish([Stream("stdout", f"{_try_to_save(profile, request.out)}\n")])
 
     def show(self, profile: Profile, publisher: Publisher) -> None:
         """Show the summary, and keep the profile for `--save`."""
@@ -125,15 +125,15 @@ def save_as(profile: Profile, name: str) -> str:
     return f"saved as {path} ({format_bytes(size)}); open it in {profile.viewer}"
 
 
-async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
+async def profile_for(run: ProfileRun, seconds: float, stop: threading.Event, target: ProfileTarget) -> Profile:
     """Profile for this many seconds, or until `stop` is set."""
     started = time.monotonic()
     try:
-        await taking.begin()
+        await run.begin()
         started = time.monotonic()
         await asyncio.to_thread(stop.wait, seconds)
     finally:
-        profile = await taking.end(told.title, time.monotonic() - started)
+        profile = await run.end(target.title, time.monotonic() - started)
     return profile
 
 
@@ -154,8 +154,8 @@ class SampleProfileRun:
 
     async def begin(self) -> None:
         procs = slice_of(self._mesh, self._ranks)
-        told = [each or {} for each in await answers_of(begin_spying(procs, self._rate), WITHIN)]
-        why = {node: reason for each in told for node, reason in each.items()}
+        answers = [each or {} for each in await answers_of(begin_spying(procs, self._rate), WITHIN)]
+        why = {node: reason for each in answers for node, reason in each.items()}
         nodes = self._mesh.procs.nodes
         found = {rank: why.get(nodes[rank].node, "its host did not answer") for rank in self._ranks}
         self._why = {rank: reason for rank, reason in found.items() if reason}
@@ -169,8 +169,8 @@ class SampleProfileRun:
         return SampleProfile(f"{title(seconds)}, {self._rate} samples a second", seen, tuple(self._notes(seen)))
 
     async def _end_spies(self) -> dict[int, RankSamples]:
-        told = [each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), WITHIN)]
-        data = {node: content for each in told for node, content in each.items()}
+        answers = [each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), WITHIN)]
+        data = {node: content for each in answers for node, content in each.items()}
         found = {rank: _read(data.get(self._mesh.procs.nodes[rank].node, b"")) for rank in self._ranks}
         return {rank: samples for rank, samples in found.items() if samples is not None}
 

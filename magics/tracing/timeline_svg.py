@@ -75,8 +75,8 @@ class NamedLane:
         """`running 0.41 s · waiting 2.70 s`: the time by state, without negligible states."""
         totals = self.totals
         least = sum(totals.values()) / 1000
-        told = [f"{_WORDS[state]} {seconds(totals[state])}" for state in STATES if totals[state] > least]
-        return " · ".join(told)
+        parts = [f"{_WORDS[state]} {seconds(totals[state])}" for state in STATES if totals[state] > least]
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Timeline:
     def notes_on_trace(self) -> Iterator[str]:
         """Yield the waits for other ranks, and what is missing from the trace."""
         for mesh, blame in self.blames:
-            yield self._tell(mesh, blame)
+            yield self._format_wait(mesh, blame)
         if self._trace.gone:
             have = "have" if self._trace.gone > 1 else "has"
             yield f"{self._trace.gone} of its ranks {have} ended since; their records are lost"
@@ -146,7 +146,7 @@ class Timeline:
         if error := self._trace.clock_error:
             yield f"the clocks of the hosts agree to within {seconds(error)}"
 
-    def _tell(self, mesh: str, blame: WaitBlame) -> str:
+    def _format_wait(self, mesh: str, blame: WaitBlame) -> str:
         who = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")
         calls = f", {blame.times} calls" if blame.times > 1 else ""
         up_to = "up to " if len(blame.ranks) > 1 else ""
@@ -268,9 +268,9 @@ def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
 def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
     height = _HEIGHTS[segment.state]
     x, width = left + (segment.start - window.start) * scale, max(0.3, segment.length * scale)
-    told = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
+    label = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
     awaited = f", for {name_ranks(segment.awaited)}" if segment.awaited else ""
-    title = "" if segment.state == "idle" else f"<title>{_escape(told + awaited)}, {seconds(segment.length)}</title>"
+    title = "" if segment.state == "idle" else f"<title>{_escape(label + awaited)}, {seconds(segment.length)}</title>"
     return (
         f'<rect x="{x:.1f}" y="{top + (_LANE - height) / 2:g}" width="{width:.1f}" height="{height}"'
         f' style="fill:{_COLOURS[segment.state]}">{title}</rect>'

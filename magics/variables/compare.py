@@ -31,14 +31,14 @@ MOST_BYTES = 64 << 20  # bytes of one part in all its variants; four times that 
 
 def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
     """Return the report of the differences. Raises VariableError if no rank has such a variable."""
-    anatomies = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
-    if all(anatomy is None for anatomy in anatomies.values()):
+    digests = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
+    if all(digest is None for digest in digests.values()):
         raise VariableError(f"cannot compare {name}: it is not defined on {name_ranks(ranks)}")
-    differences = find_differences(anatomies)
+    differences = find_differences(digests)
     if not differences:
-        return format_same(name, anatomies)
+        return format_same(name, digests)
     gaps = yield from _measure(mesh, name, plan_comparisons(differences))
-    return format_differences(name, anatomies, differences, gaps)
+    return format_differences(name, digests, differences, gaps)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NumberComparison:
     is_whole: bool
 
     @property
-    def speakers(self) -> list[int]:
+    def representatives(self) -> list[int]:
         """One rank of each variant."""
         return [variant.ranks[0] for variant in self.difference.compared]
 
@@ -88,7 +88,7 @@ def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) 
         return {}
     blocks: dict[int, dict[str, tuple[int, ...]]] = {}
     for probe in probes:
-        for rank in probe.speakers:
+        for rank in probe.representatives:
             blocks.setdefault(rank, {})[probe.difference.path] = probe.blocks
     parcels = yield RankRequest(
         mesh, {rank: FetchBlocks(name, wanted) for rank, wanted in blocks.items()}, f"compare {name}"
@@ -99,7 +99,7 @@ def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) 
 
 
 def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> MeasuredPart | None:
-    arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.speakers]
+    arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.representatives]
     if len({*map(len, arrays)}) > 1 or not len(arrays[0]):
         return None  # the variable was changed in between
     gap = find_largest_difference(arrays)

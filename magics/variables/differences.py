@@ -132,21 +132,21 @@ class Difference:
 
 def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Difference]:
     """Return the parts that differ, in the order of the ranks' parts. None marks a rank without the variable."""
-    types = {rank: anatomy.type_name if anatomy is not None else None for rank, anatomy in by_rank.items()}
+    types = {rank: digest.type_name if digest is not None else None for rank, digest in by_rank.items()}
     if len(set(types.values())) > 1:  # their parts would not correspond
-        wholes = {rank: _whole(anatomy) if anatomy is not None else None for rank, anatomy in by_rank.items()}
+        wholes = {rank: _whole(digest) if digest is not None else None for rank, digest in by_rank.items()}
         return [Difference("", _variants(wholes))]
-    parts = {rank: {part.path: part for part in anatomy.parts} for rank, anatomy in by_rank.items() if anatomy}
+    parts = {rank: {part.path: part for part in digest.parts} for rank, digest in by_rank.items() if digest}
     paths = dict.fromkeys(path for known in parts.values() for path in known)
     compared = (Difference(path, _variants({rank: known.get(path) for rank, known in parts.items()})) for path in paths)
     return [difference for difference in compared if len(difference.variants) > 1]
 
 
-def _whole(anatomy: VariableDigest) -> DigestPart:
-    if len(anatomy.parts) == 1 and not anatomy.parts[0].path:
-        return anatomy.parts[0]
-    text = f"{len(anatomy.parts)} parts"
-    return DigestPart("", anatomy.type_name, text, b"".join(part.digest for part in anatomy.parts))
+def _whole(digest: VariableDigest) -> DigestPart:
+    if len(digest.parts) == 1 and not digest.parts[0].path:
+        return digest.parts[0]
+    text = f"{len(digest.parts)} parts"
+    return DigestPart("", digest.type_name, text, b"".join(part.digest for part in digest.parts))
 
 
 def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
@@ -160,9 +160,9 @@ def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
 
 def format_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
     """Return `x is the same on ranks 0-3: …`."""
-    anatomy = next(iter(by_rank.values()))
-    assert anatomy is not None
-    return f"{name} is the same on {name_ranks(by_rank)}: {_format_content(_whole(anatomy))}"
+    digest = next(iter(by_rank.values()))
+    assert digest is not None
+    return f"{name} is the same on {name_ranks(by_rank)}: {_format_content(_whole(digest))}"
 
 
 def format_differences(
@@ -172,7 +172,7 @@ def format_differences(
     gaps: Mapping[str, MeasuredPart],
 ) -> str:
     """Render which parts differ, which ranks agree, and the numeric differences of the parts in `gaps`."""
-    count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
+    count = max(len(digest.parts) for digest in by_rank.values() if digest is not None)
     where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
     lines = [f"{name} differs{where}: {_format_agreement(_group_agreeing(by_rank))}"]
     for difference in differences[:MOST_SHOWN]:
@@ -184,17 +184,17 @@ def format_differences(
 
 def _group_agreeing(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
     """Group the ranks that agree in all parts."""
-    camps: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
-    for rank, anatomy in sorted(by_rank.items()):
-        key = None if anatomy is None else frozenset((part.path, part.digest) for part in anatomy.parts)
-        camps.setdefault(key, []).append(rank)
-    return sorted(camps.values(), key=lambda ranks: -len(ranks))
+    groups: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
+    for rank, digest in sorted(by_rank.items()):
+        key = None if digest is None else frozenset((part.path, part.digest) for part in digest.parts)
+        groups.setdefault(key, []).append(rank)
+    return sorted(groups.values(), key=lambda ranks: -len(ranks))
 
 
-def _format_agreement(camps: Sequence[Sequence[int]]) -> str:
+def _format_agreement(groups: Sequence[Sequence[int]]) -> str:
     """Return `ranks 0-2 agree, rank 3 differs`."""
-    agreeing = [f"{name_ranks(ranks)} agree" for ranks in camps if len(ranks) > 1]
-    alone = [rank for ranks in camps if len(ranks) == 1 for rank in ranks]
+    agreeing = [f"{name_ranks(ranks)} agree" for ranks in groups if len(ranks) > 1]
+    alone = [rank for ranks in groups if len(ranks) == 1 for rank in ranks]
     if not agreeing:
         return "no two ranks agree"
     parts = [*agreeing, f"{name_ranks(alone)} {'differs' if len(alone) == 1 else 'differ from all others'}"]

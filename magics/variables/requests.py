@@ -31,7 +31,7 @@ QUIET = 2.0  # seconds without an answer until a message reports what the reques
 _serial = itertools.count(1)
 T = TypeVar("T")
 # The requests that the steps in this context have created. Ctrl-C may arrive before one of them is awaited.
-_created_requests: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
+_created_requests: ContextVar[list[RankRequest] | None] = ContextVar("created_requests", default=None)
 
 
 @contextmanager
@@ -54,8 +54,8 @@ class RankRequest:
         nodes = mesh.procs.nodes
         self._nodes = {rank: nodes[rank].node for rank in requests}
         self._is_cancelled = False
-        if (made := _created_requests.get()) is not None:
-            made.append(self)
+        if (created := _created_requests.get()) is not None:
+            created.append(self)
         mesh.queues.join(self._nodes.values(), self._operation, what)
         self._futures: dict[int, Future[Any]] = {}
         try:
@@ -71,9 +71,9 @@ class RankRequest:
         for rank in sorted(requests):
             alike.setdefault(id(requests[rank]), []).append(rank)
         for ranks in alike.values():
-            self._ask(requests[ranks[0]], ranks)
+            self._send_to(requests[ranks[0]], ranks)
 
-    def _ask(self, request: VariableRequest, ranks: Sequence[int]) -> None:
+    def _send_to(self, request: VariableRequest, ranks: Sequence[int]) -> None:
         asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
         for rank, future in zip(ranks, asked, strict=True):
             self._futures[rank] = future
@@ -128,31 +128,31 @@ class RankRequest:
 
     def _format_waiting(self) -> str:
         """Return `waiting for job 7 of cell 12`, or the ranks that are awaited."""
-        told = format_waiting(self.ahead, len(self._nodes))
-        return told or f"waiting for {name_ranks(self._open_ranks())}"
+        waiting = format_waiting(self.ahead, len(self._nodes))
+        return waiting or f"waiting for {name_ranks(self._open_ranks())}"
 
     async def settle(self) -> dict[int, Any]:
         """Wait like `wait`, without blocking the event loop."""
-        broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def break_off() -> None:
+        def cancel() -> None:
             self.interrupt()
-            if not broken_off.done():
-                broken_off.set_result(None)
+            if not cancelled.done():
+                cancelled.set_result(None)
 
-        await run_interruptible(self._first_of(broken_off), break_off)
-        if broken_off.done():
+        await run_interruptible(self._first_of(cancelled), cancel)
+        if cancelled.done():
             error = RankError("interrupted", "KeyboardInterrupt", f"no answer before '{self._what}' was cancelled")
             raise make_cell_error(dict.fromkeys(self._open_ranks() or self._futures, error), ())
         return self._answers()
 
-    async def _first_of(self, broken_off: asyncio.Future[None]) -> None:
-        twins = [future.as_asyncio() for future in self._futures.values()]
-        answers = asyncio.ensure_future(asyncio.wait(twins))
-        waiting: list[asyncio.Future[Any]] = [answers, broken_off]
+    async def _first_of(self, cancelled: asyncio.Future[None]) -> None:
+        asyncio_futures = [future.as_asyncio() for future in self._futures.values()]
+        answers = asyncio.ensure_future(asyncio.wait(asyncio_futures))
+        waiting: list[asyncio.Future[Any]] = [answers, cancelled]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for twin in twins:
-            twin.add_done_callback(asyncio.Future.exception)  # no warning: the futures report errors
+        for asyncio_future in asyncio_futures:
+            asyncio_future.add_done_callback(asyncio.Future.exception)  # no warning: the futures report errors
 
     def _open_ranks(self) -> list[int]:
         return [rank for rank, future in self._futures.items() if not future.done()]
@@ -176,7 +176,7 @@ def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
         if isinstance(answer, RequestError):
             refused.setdefault(answer, []).append(rank)
     if refused:
-        raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
+        raise VariableError(f"cannot {what}: {'; '.join(map(_format_refusal, refused, refused.values()))}")
 
 
 def _result_of(future: Future[Any]) -> Any:
@@ -186,7 +186,7 @@ def _result_of(future: Future[Any]) -> Any:
         return RequestError(str(error).strip())
 
 
-def _tell(refusal: RequestError, ranks: Sequence[int]) -> str:
+def _format_refusal(refusal: RequestError, ranks: Sequence[int]) -> str:
     return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
 
 
@@ -195,17 +195,17 @@ Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
 
 def run_steps(steps: Steps[T]) -> T:
     """Run the steps on this thread and block for each. Ctrl-C cancels them, here and on the ranks."""
-    made: list[RankRequest] = []
-    token = _created_requests.set(made)
+    created: list[RankRequest] = []
+    token = _created_requests.set(created)
     try:
-        exchange = next(steps)
+        request = next(steps)
         while True:
-            exchange = steps.send(exchange.wait())
+            request = steps.send(request.wait())
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except KeyboardInterrupt:
-        for exchange in made[-1:]:  # the earlier ones have been answered
-            exchange.interrupt()
+        for request in created[-1:]:  # the earlier ones have been answered
+            request.interrupt()
         raise
     finally:
         _created_requests.reset(token)
@@ -214,8 +214,8 @@ def run_steps(steps: Steps[T]) -> T:
 async def run_steps_async(steps: Steps[T]) -> T:
     """Run the steps in a coroutine."""
     try:
-        exchange = next(steps)
+        request = next(steps)
         while True:
-            exchange = steps.send(await exchange.settle())
+            request = steps.send(await request.settle())
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

@@ -60,29 +60,29 @@ class AttachVerb(Verb):
             raise MeshError(
                 f"this notebook already has {names}; run %mesh down or %mesh detach first, or use another notebook"
             )
-        arrival = AttachedNotebook(notebook)
+        attached = AttachedNotebook(notebook)
         status = choose(self.name or "")
         # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
-        session = attach(status, notebook_label(), arrival.prepare)
+        session = attach(status, notebook_label(), attached.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
         session.forwarder.screen = notebook.screen
-        arrival.bind()
-        print("\n".join(_tell(session, arrival)))
+        attached.bind()
+        print("\n".join(_format_attached(session, attached)))
         if notebook.detaches_for is not None:
             print("  detached again when this notebook ends (%mesh detach --at-exit off prevents this)")
 
 
-def _tell(session: AttachedSession, arrival: AttachedNotebook) -> Iterator[str]:
-    for mesh in arrival.meshes:
+def _format_attached(session: AttachedSession, attached: AttachedNotebook) -> Iterator[str]:
+    for mesh in attached.meshes:
         yield from state_of(mesh)
         if ranks := [rank for rank, address in enumerate(mesh.procs.nodes) if address.node in session.dropped]:
             yield f"  {name_ranks(ranks)} wrote more output than is kept while detached; the oldest was discarded"
-    for job in arrival.jobs:
+    for job in attached.jobs:
         yield f"  {job!r}"
-    if arrival.bound:
-        yield f"  variables: {', '.join(sorted(arrival.bound))}"
-    for what in (*session.lost, *arrival.lost):
+    if attached.bound:
+        yield f"  variables: {', '.join(sorted(attached.bound))}"
+    for what in (*session.lost, *attached.lost):
         yield f"  not available here: {what}"
 
 

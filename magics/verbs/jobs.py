@@ -56,14 +56,14 @@ class ResultVerb(Verb):
         was_done = job.done()
         publisher.publish([LiveDisplay(job.bundle, update=False, is_final=was_done)])
         job.wait()
-        shown = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
-        publisher.publish([*shown, *(_as_it_is_here(each) for each in job.output if not isinstance(each, Error))])
+        shown: list[Publication] = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
+        for each in job.output:
+            if isinstance(each, LiveDisplay):  # the live area belongs to the job's own cell
+                shown.append(Display(each.data, {}))
+            elif not isinstance(each, Error):
+                shown.append(each)
+        publisher.publish(shown)
         job.result()  # raises the job's error in the cell that waits for it
-
-
-def _as_it_is_here(shown: Publication) -> Publication:
-    """Return the live area of a longer cell as a plain display, for other cells."""
-    return Display(shown.data, {}) if isinstance(shown, LiveDisplay) else shown
 
 
 ALL = "all"
@@ -92,5 +92,7 @@ class CancelVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         jobs = list(notebook.jobs) if self.job == ALL else [notebook.jobs.find(self.job)]
-        told = [f"interrupted {job.title}" for job in jobs if job.cancel()]
-        print("\n".join(told) or "nothing to cancel: " + ("no job is running" if self.job == ALL else f"{jobs[0]!r}"))
+        if cancelled := [job.title for job in jobs if job.cancel()]:
+            print("\n".join(f"interrupted {title}" for title in cancelled))
+        else:
+            print("nothing to cancel: " + ("no job is running" if self.job == ALL else f"{jobs[0]!r}"))

@@ -57,13 +57,13 @@ class LogVerb(Verb):
             page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)
         except QueryError as error:
             raise MeshError(str(error)) from error
-        told = list(self._tell(page, labelled=len(ranks) > 1))
-        print("\n".join(told) or self._format_nothing(name_ranks(ranks), mesh.name))
+        shown = list(self._format_lines(page, labelled=len(ranks) > 1))
+        print("\n".join(shown) or self._format_nothing(name_ranks(ranks), mesh.name))
 
     def _query(self) -> LogQuery:
         return LogQuery(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
 
-    def _tell(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
+    def _format_lines(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
         if page.partial:
             yield f"[meshbook: older lines were not searched: the search took more than {SEARCH_SECONDS:g} s]"
         elif page.dropped and len(page.lines) < self.lines:

@@ -73,7 +73,7 @@ class ProfileVerb(Verb):
             print("the next cell will not be profiled")
         elif self.torch and self.seconds is not None:
             raise UsageError("%mesh profile: --torch profiles a whole cell and cannot be combined with --seconds")
-        elif not self.torch and (self.seconds is not None or self._runs(notebook)):
+        elif not self.torch and (self.seconds is not None or self._is_busy(notebook)):
             self._profile_now(notebook)
         else:
             notebook.profiling.armed = ProfileRequest(self.selection, self.torch, self.out)
@@ -84,26 +84,26 @@ class ProfileVerb(Verb):
             raise MeshError("no profile has been taken yet; take one with %%mesh --profile")
         print(save_as(notebook.profiling.last, name))
 
-    def _runs(self, notebook: Notebook) -> bool:
+    def _is_busy(self, notebook: Notebook) -> bool:
         """Return whether any of the ranks runs a cell."""
         if not len(notebook.meshes):
             return False
         mesh, ranks = notebook.ranks_of(self.selection or "all")
-        roll = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
-        return any(where.said is None or not where.said.is_idle for where in roll.values())
+        whereabouts = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
+        return any(where.said is None or not where.said.is_idle for where in whereabouts.values())
 
     def _profile_now(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.ranks_of(self.selection or "all")
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
             raise MeshError(f"all of these ranks of {mesh.name} are dead; restart them with %mesh heal")
-        stop, told = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
-        taking = make_profile_run(mesh, living, torch=False)
+        stop, target = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
+        profile_run = make_profile_run(mesh, living, torch=False)
         length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):
             if length >= ANNOUNCED_SECONDS:
                 print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; an interrupt ends it early")
-            profile = lifecycle.wait_for(profile_for(taking, length, stop, told))
-        notebook.profiling.show(profile, told.publisher)
+            profile = lifecycle.wait_for(profile_for(profile_run, length, stop, target))
+        notebook.profiling.show(profile, target.publisher)
         if self.out is not None:
             print(save_as(profile, self.out))

@@ -73,7 +73,7 @@ def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
     probes = plan_comparisons(find_differences(anatomies(values)))
     found = {}
     for probe in probes:
-        sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.speakers}
+        sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.representatives}
         found[probe.difference.path] = compare._measure_one(probe, sent)
     return {path: each for path, each in found.items() if each is not None}
 
@@ -108,7 +108,7 @@ def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytes
     one, other = np.zeros((5, length)), np.zeros((5, length))
     other[1, 3], other[4, 7] = 1, 2
     (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
-    assert (probe.blocks, probe.is_whole, probe.speakers) == ((1, 4), True, [0, 1])
+    assert (probe.blocks, probe.is_whole, probe.representatives) == ((1, 4), True, [0, 1])
     gap = find_largest_difference([np.concatenate([array[1], array[4]]) for array in (one, other)])
     assert gap is not None
     assert probe.place_of(gap.index) == (4, 7)
