@@ -17,9 +17,8 @@ from typing import Any
 from ipykernel.jsonutil import json_clean
 
 from meshbook.kernel import comms
-from meshbook.magics.introspection.completer import NotebookCompleter
+from meshbook.magics.introspection.completer import NotebookCompleter, reply_of
 from meshbook.magics.introspection.inspector import Inspector
-from meshbook.magics.introspection.reply import reply_of
 from meshbook.runtime.cells.background_threads import BackgroundThreads
 
 WITHIN = 1.0  # seconds; then the reply is empty, since an object of the user's hangs

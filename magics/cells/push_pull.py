@@ -9,7 +9,7 @@ import msgspec
 
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.requests import VariableError, as_usage_errors, raise_refusals, run_steps_async
 from meshbook.runtime.cells.outcome import CellOutcome

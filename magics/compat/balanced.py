@@ -126,7 +126,7 @@ class LoadBalancedView(View):
 
     def register_joblib_backend(self, name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on this view: `with joblib.parallel_backend("ipyparallel")`."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
+        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
 
         register(lambda: self, name, make_default=make_default)
 

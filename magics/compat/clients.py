@@ -304,7 +304,7 @@ def make_module(notebook: Notebook) -> ModuleType:
 
     def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on the ranks of the mesh."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
+        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
 
         register(functools.cache(lambda: _connect(notebook).load_balanced_view()), name, make_default=make_default)
 

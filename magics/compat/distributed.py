@@ -30,7 +30,7 @@ if dist.is_initialized():
 
 @magics_class
 class DistributedMagics(Magics):
-    """nbdistributed's line magics; `%%distributed` and `%%rank[0]` are rewritten before (`rewriting`)."""
+    """nbdistributed's line magics; `%%distributed` and `%%rank[0]` are rewritten before (`translation`)."""
 
     def __init__(self, shell: Any, notebook: Notebook) -> None:
         super().__init__(shell)

@@ -9,7 +9,7 @@ from typing import Any
 from meshbook.magics.compat.clients import make_module
 from meshbook.magics.compat.distributed import DistributedMagics
 from meshbook.magics.compat.parallel import ParallelMagics
-from meshbook.magics.compat.rewriting import REFUSE, Rewriting, refuse
+from meshbook.magics.compat.translation import REFUSE, Rewriting, refuse
 from meshbook.magics.extension import load as load_meshbook
 
 _LOADED = "__meshbook_compat__"  # a hidden name of the shell

@@ -6,15 +6,14 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics.compat.rewriting import Rewriting
-from meshbook.magics.compat.translation import translate_px, translate_pxconfig
+from meshbook.magics.compat.translation import Rewriting, translate_px, translate_pxconfig
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import HelpRequested
 
 
 @magics_class
 class ParallelMagics(Magics):
-    """ipyparallel's magics; a cell's `%%px` is rewritten before it is a magic (`rewriting`)."""
+    """ipyparallel's magics; a cell's `%%px` is rewritten before it is a magic (`translation`)."""
 
     def __init__(self, shell: Any, notebook: Notebook, rewriting: Rewriting) -> None:
         super().__init__(shell)

@@ -1,6 +1,7 @@
-"""Translate option lines of ipyparallel's and nbdistributed's magics into those of `%%mesh`. Pure.
+"""Translate magics of ipyparallel and nbdistributed: their cell magics and option lines become those of `%%mesh`.
 
-This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`).
+This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`). Pure, but for the
+defaults that `Rewriting` holds.
 """
 
 from __future__ import annotations
@@ -9,10 +10,58 @@ import functools
 import re
 import shlex
 from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.syntax.argparsing import Parser, UsageError, count, parse_words, quoted, split_words, variable
+from meshbook.magics.syntax.argparsing import (
+    HelpRequested,
+    Parser,
+    UsageError,
+    count,
+    parse_words,
+    quoted,
+    split_words,
+    variable,
+)
+
+REFUSE = "__mesh_refuse__"
+_MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")
+
+
+class Rewriting:
+    """An input transformer that runs before meshbook's. `defaults` are those of `%pxconfig`."""
+
+    has_side_effects = True  # as meshbook's transformer: completeness is checked on the text that the user typed
+
+    def __init__(self) -> None:
+        self.defaults = PxDefaults()
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        first = next((index for index, line in enumerate(lines) if line.strip()), None)
+        found = _MAGICS.match(lines[first].rstrip("\r\n")) if first is not None else None
+        if first is None or found is None:
+            return lines
+        try:
+            ours = self._translations()[found["name"]](found["line"])
+        except UsageError as error:
+            return [f"{REFUSE}({str(error)!r})\n"]
+        except HelpRequested as asked:
+            return [f"print({asked.text!r})\n"]
+        return [*lines[:first], f"%%mesh {ours}\n", *lines[first + 1 :]]
+
+    def _translations(self) -> dict[str, Callable[[str], str]]:
+        return {
+            "px": lambda line: translate_px(line, self.defaults),
+            "rank": translate_rank,
+            "distributed": lambda line: "all",
+        }
+
+
+def refuse(text: str) -> None:
+    """Raise the usage error of a cell whose magic line is invalid."""
+    raise UsageError(text)
+
 
 # ipyparallel's grouping -> ours: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}

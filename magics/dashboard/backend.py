@@ -1,4 +1,7 @@
-"""The backend of a dashboard for a notebook's mesh: its data, and the requests of its views."""
+"""The backend of a dashboard for a notebook's mesh: its data, and the requests of its views.
+
+`TextDashboard` shows a snapshot of it as text, on terminals without widgets.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
-from meshbook.widgets.backend import BackendReply
+from meshbook.widgets.backend import BackendReply, DashboardBackend
 from meshbook.widgets.logs import answer_logs
+from meshbook.widgets.snapshot import at_rest, snapshot_text
 
-if TYPE_CHECKING:  # circular: it has the dashboards
+if TYPE_CHECKING:
     from meshbook.magics.notebook import Notebook
 
 
@@ -106,3 +110,20 @@ def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], 
             listeners.remove(on_event)
 
     return end
+
+
+class TextDashboard:
+    """A dashboard that takes a new snapshot each time it is displayed."""
+
+    def __init__(self, board: DashboardBackend) -> None:
+        self._board = board
+
+    def __repr__(self) -> str:
+        return snapshot_text(at_rest(self._board.source.look()))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"text/plain": repr(self)}, {}
+
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return the outputs to display, as data and metadata."""
+        return [self._repr_mimebundle_()]

@@ -25,7 +25,7 @@ class DashboardRegistry:
         from meshbook.magics.dashboard.backend import NotebookBackend
 
         if getattr(self._notebook.shell, "kernel", None) is None:
-            from meshbook.magics.dashboard.text_view import TextDashboard
+            from meshbook.magics.dashboard.backend import TextDashboard
 
             return TextDashboard(NotebookBackend(self._notebook, name))
         from meshbook.widgets.dashboard import MeshDashboard

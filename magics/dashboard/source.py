@@ -1,4 +1,4 @@
-"""The data that a dashboard shows of a mesh: the vitals of its processes, and the state of its cells in the notebook.
+"""The data that a dashboard shows of a mesh: the vitals of its processes, its running cells and their progress bars.
 
 The dashboard's thread reads it several times a second, so all of it is in memory.
 """
@@ -6,7 +6,7 @@ The dashboard's thread reads it several times a second, so all of it is in memor
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,15 +14,29 @@ from urllib.parse import urlsplit
 import numpy
 
 from meshbook.magics.cells.execution import CellExecution
-from meshbook.magics.dashboard.active_cells import cell_of, runs_on
-from meshbook.magics.dashboard.progress import bars_of
 from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.output.ansi import strip_colours
+from meshbook.magics.output.progress_bars import MergedBar as RankBar
+from meshbook.magics.output.progress_bars import merge_bars, parse_bar
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
-from meshbook.widgets.source import MeshEvent, MeshFacts, MeshSnapshot, PausedRanks, RankConditions, Stacks
+from meshbook.widgets.source import (
+    CellFacts,
+    MeshEvent,
+    MeshFacts,
+    MeshSnapshot,
+    PausedRanks,
+    ProgressBar,
+    RankConditions,
+    Stacks,
+)
+
+if TYPE_CHECKING:
+    from meshbook.magics.notebook import Notebook
+
 
 MOST_EVENTS = 10
 
@@ -171,3 +185,51 @@ def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
     for event in of_mesh[-MOST_EVENTS:]:
         clock = str(event).partition(" ")[0]
         yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])
+
+
+def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running cells that block the notebook, then the others."""
+    beside = [running.run for running in list(notebook.background.running)]
+    return [run for run in (*notebook.waits_for, *beside) if run.mesh is mesh]
+
+
+def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running jobs, which do not block the notebook."""
+    jobs = {job.run for job in notebook.jobs if not job.done()}
+    return [run for run in runs_on(notebook, mesh) if run in jobs]
+
+
+def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
+    """Whether a cell runs that Ctrl-C would end, and that does not belong to another mesh."""
+    if any(run.mesh is not mesh for run in notebook.waits_for):
+        return False
+    return notebook.cell_times.seconds > 0
+
+
+def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
+    """Return the cell that blocks the notebook, or the first of the jobs."""
+    jobs = jobs_on(notebook, mesh)
+    for run in (*[run for run in runs_on(notebook, mesh) if run not in jobs], *jobs):
+        return CellFacts(run.cell.number, run.title, run.seconds, tuple(run.ranks), run.waits_for, len(jobs))
+    if not blocks_notebook(notebook, mesh):
+        return None
+    number = notebook.cell_number
+    return CellFacts(number, f"cell {number}, in the notebook", notebook.cell_times.seconds, ())
+
+
+MOST = 12  # bars shown
+
+
+def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
+    """Return the merged bars in the ranks' rows that may still change, in the order of the ranks."""
+    alike: dict[str, dict[int, RankBar]] = {}
+    for rank, text in sorted(rows.items()):
+        for line in text.splitlines():
+            if (bar := parse_bar(strip_colours(line).rstrip())) is not None and bar.total:
+                alike.setdefault(bar.key, {})[rank] = bar
+    return [_merged(bars) for bars in list(alike.values())[:MOST]]
+
+
+def _merged(bars: Mapping[int, RankBar]) -> ProgressBar:
+    done = sorted(bar.progress for bar in bars.values())
+    return ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1])

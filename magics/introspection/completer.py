@@ -1,10 +1,13 @@
 """Completion for a cell and a cursor: of option lines from their parsers, of a body from its first rank.
 
-It places no stand-ins in the user's namespace. Other places are left to IPython's completer.
+It places no stand-ins in the user's namespace. Other places are left to IPython's completer. jedi finds the names that
+a body defines itself: loop variables, arguments, imports. It does not resolve them, because it would import the
+modules of the body into this process, torch among them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +16,9 @@ from typing import Any
 from IPython.core.completer import Completion as ShownMatch
 from IPython.core.completer import IPCompleter
 
-from meshbook.magics.introspection.cached import complete_cached
 from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
-from meshbook.magics.introspection.local_names import own_names
 from meshbook.magics.introspection.options import complete_cell_options, complete_verb
-from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
+from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of, complete_cached
 from meshbook.magics.introspection.selectors import SelectorScope, complete_selector
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.background_threads import BackgroundThreads
@@ -124,3 +125,61 @@ def _as_ipython(match: Match) -> ShownMatch:
         _origin="meshbook",
         signature=match.signature,
     )
+
+
+_LAST = re.compile(r"(?<![\w.])(?:[^\W\d]\w*)?\Z")
+
+
+def own_names(before: str) -> list[Match]:
+    """Complete the bare name at the end of the source to names that it defines and that are visible there."""
+    import jedi  # weight: 0.1 s, which would delay the start of a kernel
+
+    last = _LAST.search(before)
+    if last is None:
+        return []
+    word, lines = last.group(), before.split("\n")
+    here = len(lines), len(lines[-1]) - len(word)
+    found = jedi.Interpreter(before, [{}]).get_names(all_scopes=True)
+    kinds = {
+        each.name: _kind_of(each)
+        for each in found
+        if each.name.startswith(word) and (each.line, each.column) < here and _is_visible(each, here)
+    }
+    return [Match(name, last.start(), len(before), kind) for name, kind in kinds.items()]
+
+
+def _is_visible(name: Any, here: tuple[int, int]) -> bool:
+    """Whether the function or class that contains this name encloses the cursor."""
+    if _is_import(name):
+        return True
+    scope = name.parent()
+    end = scope.get_definition_end_position() if scope is not None and scope.type in ("function", "class") else None
+    return end is None or here <= end
+
+
+def _kind_of(name: Any) -> str:
+    return "module" if _is_import(name) else str(name.type)
+
+
+def _is_import(name: Any) -> bool:
+    # Imports are not inspected further: jedi would follow the import.
+    return str(name.get_line_code()).lstrip().startswith(("import ", "from "))
+
+
+def reply_of(cell: str, cursor: int, matches: Sequence[Match]) -> dict[str, Any]:
+    """Return the content of a `complete_reply`, with kinds and signatures in IPython's format."""
+    start = min((match.start for match in matches), default=cursor)
+    end = max((match.end for match in matches), default=cursor)
+    typed = {
+        text: {"start": start, "end": end, "text": text, "type": match.kind, "signature": match.signature}
+        for match in reversed(matches)  # of two with equal text the first is kept
+        for text in [cell[start : match.start] + match.text + cell[match.end : end]]
+    }
+    ordered = [*reversed(typed.values())]
+    return {
+        "status": "ok",
+        "matches": [each["text"] for each in ordered],
+        "cursor_start": start,
+        "cursor_end": end,
+        "metadata": {"_jupyter_types_experimental": ordered},
+    }

@@ -8,10 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshbook.magics.introspection.selectors import SelectorScope, complete_mesh, complete_rank, complete_selector
-from meshbook.magics.syntax.argparsing import Parser, job_name, mesh_name, remote_variable, selector, setting_name
+from meshbook.magics.syntax.argparsing import (
+    Parser,
+    job_name,
+    mesh_name,
+    pull_specs,
+    push_names,
+    remote_variable,
+    selector,
+    setting_name,
+)
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.syntax.settings import SETTINGS, UNSET
-from meshbook.magics.syntax.variable_specs import pull_specs, push_names
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.registry import VERBS
 from meshbook.runtime.cells.completing import Match

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshbook.magics.errors import UserError
-from meshbook.magics.introspection.cached import complete_cached
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import Context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.completing import Match
+from meshbook.runtime.cells.completing import Match, kind_of
 from meshbook.runtime.cells.inspecting import Inspected
 from meshbook.runtime.cells.snapshot import Snapshot
 from meshbook.runtime.errors import MeshbookError
@@ -117,3 +119,32 @@ def _is_good(asked: Future[Any]) -> bool:
 
 def _node_of(mesh: NotebookMesh, rank: int) -> str:
     return mesh.procs.nodes[rank].node
+
+
+BUILT_IN_NAMES = ("device", "local_rank", "point", "rank", "world_size")  # names that each rank has from its start
+_NAME = r"[^\W\d]\w*"
+_ATTRIBUTE = re.compile(rf"(?<![\w.\])])({_NAME})\.(\w*)\Z")
+_BARE = re.compile(rf"(?<![\w.])(?:{_NAME})?\Z")
+
+
+def complete_cached(before: str, names: Iterable[str], snapshot: Snapshot) -> list[Match]:
+    """Complete the name at the end of the source: to a name, or to a public attribute of a name."""
+    end = len(before)
+    if attribute := _ATTRIBUTE.search(before):
+        start = attribute.start(2)
+        return [
+            Match(each, start, end) for each in snapshot.attributes.get(attribute[1], ()) if _fits(each, before, start)
+        ]
+    if (bare := _BARE.search(before)) is None:
+        return []
+    start = bare.start()
+    known = dict.fromkeys(keyword.kwlist, "keyword") | {name: kind_of(value) for name, value in vars(builtins).items()}
+    known |= dict.fromkeys((*BUILT_IN_NAMES, *names), "instance") | {
+        name: snapshot.kinds[name] for name in names if name in snapshot.kinds
+    }
+    offered = (name for name in known if _fits(name, before, start) and (start < end or not name.startswith("_")))
+    return [Match(name, start, end, known[name]) for name in sorted(offered)]
+
+
+def _fits(name: str, before: str, start: int) -> bool:
+    return name.startswith(before[start:])

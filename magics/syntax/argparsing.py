@@ -1,4 +1,4 @@
-"""argparse for a notebook, and the types of arguments in option lines.
+"""argparse for a notebook, and the types of arguments in option lines: text -> values.
 
 Help is a value (`HelpText`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
 """
@@ -13,9 +13,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from meshbook.magics.errors import UsageError
+from meshbook.magics.errors import UserError
+from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.runtime.geometry import Extent
 
 # argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. `-1,0` and `-2:`
@@ -201,3 +202,47 @@ def suggestion(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     """Return the end of a message about an unknown word, with the closest known one."""
     close = difflib.get_close_matches(word[:_LONGEST_QUOTE], list(known), n=1)
     return f". Did you mean {close[0]!r}?" if close else "."
+
+
+@dataclass(frozen=True)
+class PullSpec:
+    """A variable to pull: from each rank (`how` None), from one rank, or reduced over all ranks."""
+
+    name: str
+    how: Reduction | int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.how is None else f"{self.name}@{self.how}"
+
+
+def push_names(text: str) -> tuple[str, ...]:
+    """Parse names of variables, `a,b`."""
+    return tuple(variable(name) for name in _parts(text))
+
+
+def pull_specs(text: str) -> tuple[PullSpec, ...]:
+    """Parse names of variables, each with its rank or reduction, `a,b@0,c@mean`."""
+    wanted = tuple(_wanted(part) for part in _parts(text))
+    names = [each.name for each in wanted]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise argparse.ArgumentTypeError(f"{twice[0]} is given twice; the notebook has one variable of that name")
+    return wanted
+
+
+def _wanted(part: str) -> PullSpec:
+    name, at, how = part.partition("@")
+    return PullSpec(variable(name), _how(how.strip(), part) if at else None)
+
+
+def _how(how: str, part: str) -> Reduction | int:
+    if re.fullmatch("-?[0-9]{1,9}", how):
+        return int(how)
+    if how in REDUCTIONS:
+        return cast("Reduction", how)
+    raise argparse.ArgumentTypeError(
+        f"{quoted(part)}: expected a rank after @, or one of {', '.join(REDUCTIONS)}{suggestion(how, REDUCTIONS)}"
+    )
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()] or [text]

@@ -16,14 +16,16 @@ from meshbook.magics.syntax.argparsing import (
     HelpRequested,
     HelpText,
     Parser,
+    PullSpec,
     UsageError,
     parse_words,
+    pull_specs,
+    push_names,
     seconds,
     selector,
     split_words,
     variable,
 )
-from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]
 Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]

@@ -11,7 +11,7 @@ from IPython.display import publish_display_data
 from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable

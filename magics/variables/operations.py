@@ -14,7 +14,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables.reduce import ReduceError, Reduction, reduce_values
 from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
 from meshbook.magics.variables.split import split

@@ -1,9 +1,4 @@
-"""`%mesh jobs`: list the jobs of this notebook, running or ended.
-
-`%mesh result`: wait for a job, and show its output and its value.
-
-`%mesh cancel`: interrupt jobs.
-"""
+"""`%mesh jobs`, `result` and `cancel`: list jobs, wait for their results, interrupt them."""
 
 from __future__ import annotations
 

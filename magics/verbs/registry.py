@@ -19,29 +19,16 @@ from meshbook.magics.syntax.argparsing import (
 )
 from meshbook.magics.verbs.attach import AttachVerb
 from meshbook.magics.verbs.base import Verb
-from meshbook.magics.verbs.config import ConfigVerb
-from meshbook.magics.verbs.dash import DashVerb
-from meshbook.magics.verbs.debug import DebugVerb
+from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
-from meshbook.magics.verbs.diff import DiffVerb
-from meshbook.magics.verbs.doctor import DoctorVerb
-from meshbook.magics.verbs.down import DownVerb
-from meshbook.magics.verbs.heal import HealVerb
-from meshbook.magics.verbs.interrupt import InterruptVerb
 from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.mode import ModeVerb
+from meshbook.magics.verbs.notebook_settings import ConfigVerb, ModeVerb
 from meshbook.magics.verbs.profile import ProfileVerb
-from meshbook.magics.verbs.push_pull import PullVerb, PushVerb
-from meshbook.magics.verbs.resize import ResizeVerb
-from meshbook.magics.verbs.restart import RestartVerb
-from meshbook.magics.verbs.stack import StackVerb
-from meshbook.magics.verbs.status import StatusVerb
+from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb, UseVerb
+from meshbook.magics.verbs.status import DashVerb, DoctorVerb, MetricsVerb, StatusVerb
 from meshbook.magics.verbs.trace import TraceVerb
-from meshbook.magics.verbs.up import UpVerb
-from meshbook.magics.verbs.use import UseVerb
-from meshbook.magics.verbs.who import WhosVerb, WhoVerb
+from meshbook.magics.verbs.variables import DiffVerb, PullVerb, PushVerb, WhosVerb, WhoVerb
 
 # In the order of the overview: a mesh's lifecycle, then variables, running cells, settings, and inspection.
 _ALL: tuple[type[Verb], ...] = (

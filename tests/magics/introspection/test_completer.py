@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.introspection.cached import complete_cached
-from meshbook.magics.introspection.completer import join_matches
+from meshbook.magics.introspection.completer import join_matches, reply_of
 from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
 from meshbook.magics.introspection.options import complete_cell_options, complete_verb
-from meshbook.magics.introspection.reply import reply_of
+from meshbook.magics.introspection.ranks import complete_cached
 from meshbook.magics.introspection.selectors import SelectorScope
 from meshbook.runtime.cells.completing import Match
 from meshbook.runtime.cells.snapshot import Snapshot

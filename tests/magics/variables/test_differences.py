@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from meshbook.magics.variables import compare
 from meshbook.magics.variables.compare import plan_comparisons
 from meshbook.magics.variables.differences import (
+    LargestDifference,
     MeasuredPart,
     find_differences,
     find_largest_difference,
@@ -115,3 +117,43 @@ def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytes
     monkeypatch.setattr(compare, "MOST_BYTES", 2 * BLOCK)
     (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
     assert (probe.blocks, probe.is_whole) == ((1,), False)
+
+
+# --- the largest difference between arrays ---
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("arrays", "gap"),
+    [
+        ([np.array([1, 2, 3]), np.array([1, 5, 4])], LargestDifference(1, 2, 5, 0, 1, 2)),
+        ([[1.0, 2.0], [1.0, 2.5]], LargestDifference(1, 2.0, 2.5, 0, 1, 1)),
+        (
+            [torch.tensor([0.0, 1]), torch.tensor([2.0, 1]), torch.tensor([-1.0, 1])],
+            LargestDifference(0, -1, 2, 2, 1, 1),
+        ),
+        (
+            [torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)],
+            LargestDifference(0, 0, 1, 1, 0, 1),
+        ),
+        ([np.array([True]), np.array([False])], LargestDifference(0, 0, 1, 1, 0, 1)),
+        ([np.array([INF, 1.0]), np.array([INF, 2.0])], LargestDifference(1, 1.0, 2.0, 0, 1, 1)),
+        ([np.array([INF]), np.array([-INF])], LargestDifference(0, -INF, INF, 1, 0, 1)),
+        ([np.array([0j, 0j]), np.array([0j, 3j])], LargestDifference(1, 0j, 3j, 0, 1, 1)),
+    ],
+)
+def test_the_largest_difference(arrays: list[Any], gap: LargestDifference) -> None:
+    assert find_largest_difference(arrays) == gap
+
+
+def test_a_nan_that_not_all_have_is_the_largest_difference() -> None:
+    gap = find_largest_difference([np.array([NAN, 1.0, 9.0]), np.array([NAN, NAN, 0.0])])
+    assert gap is not None
+    assert (gap.index, gap.least, gap.least_in, gap.most_in, gap.differing) == (1, 1.0, 0, 1, 2)
+    assert math.isnan(gap.size)
+
+
+@pytest.mark.parametrize("arrays", [[[1.0], [1.0]], [[0.0], [-0.0]], [[NAN], [NAN]], [[INF], [INF]]])
+def test_no_difference(arrays: list[Any]) -> None:
+    assert find_largest_difference(arrays) is None

@@ -1,4 +1,4 @@
-"""`%mesh mode`: run every cell on the mesh, or only cells with `%%mesh`."""
+"""`%mesh mode` and `config`: where cells run, and the settings of the running notebook."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser, selector
+from meshbook.magics.syntax.argparsing import Parser, UsageError, selector, setting_name
 from meshbook.magics.syntax.cell_options import parse_cell_options
+from meshbook.magics.syntax.settings import NEST_ASYNCIO, SETTINGS, UNSET, find_setting
 from meshbook.magics.verbs.base import Verb
 
 
@@ -57,3 +58,35 @@ def format_mode(line: str | None) -> str:
         return "mesh mode is off: cells run in the notebook, unless they begin with %%mesh"
     like = f"%%mesh {line}".rstrip()
     return f"mesh mode is on: cells run as with {like}; %%here runs one in the notebook, %mesh mode off turns it off"
+
+
+@dataclass(frozen=True)
+class ConfigVerb(Verb):
+    """Show all settings (`key` None) or one, or change one."""
+
+    word = "config"
+    description = "Show or change the settings of this notebook. Changes apply to later cells."
+
+    key: str | None = None
+    value: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("key", metavar="KEY", nargs="?", type=setting_name, help=f"one of {', '.join(SETTINGS)}")
+        parser.add_argument("value", metavar="VALUE", nargs="?", help=f"new value; {UNSET} restores the default")
+
+    def run(self, notebook: Notebook) -> None:
+        if self.key is not None and self.value is not None:
+            notebook.preferences.set(self.key, self.value)
+            if notebook.preferences[NEST_ASYNCIO]:
+                _let_loops_nest()
+        names = list(SETTINGS) if self.key is None else [find_setting(self.key).name]
+        print(notebook.preferences.describe(names))
+
+
+def _let_loops_nest() -> None:
+    """Let event loops nest; a second call changes nothing."""
+    # Imported only on request: it replaces asyncio's tasks in the whole process.
+    import nest_asyncio2  # type: ignore[import-untyped]
+
+    nest_asyncio2.apply()

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
+from meshbook.magics.syntax.argparsing import PullSpec, pull_specs, push_names
 
 
 @pytest.mark.parametrize(

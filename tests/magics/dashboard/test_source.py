@@ -1,4 +1,4 @@
-"""What a dashboard shows of cells: bars that ranks have in common. Rows of text in, bars out."""
+"""The data of a dashboard: progress bars merged over ranks, and which ranks are idle."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashboard.progress import MOST, bars_of
-from meshbook.magics.dashboard.source import mark_idle
+from meshbook.magics.dashboard.source import MOST, bars_of, mark_idle
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 

@@ -1,20 +1,51 @@
-"""`%mesh push`: set variables on ranks from the notebook.
-
-`%mesh pull`: copy variables from ranks to the notebook.
-"""
+"""`%mesh who`, `whos`, `push`, `pull` and `diff`: list, copy and compare variables on ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.syntax.argparsing import Parser, PullSpec, pull_specs, push_names, remote_variable
 from meshbook.magics.syntax.selectors import names_one_rank
-from meshbook.magics.syntax.variable_specs import PullSpec, pull_specs, push_names
 from meshbook.magics.variables import operations
+from meshbook.magics.variables.compare import compare
+from meshbook.magics.variables.listing import format_names, format_table
 from meshbook.magics.variables.requests import as_usage_errors, run_steps
 from meshbook.magics.verbs.base import Verb, add_selection
+from meshbook.runtime.cells.inventory import Entry
+
+
+@dataclass(frozen=True)
+class WhoVerb(Verb):
+    """List the variables of these ranks."""
+
+    word = "who"
+    description = "List the names of the variables of ranks, grouped by rank."
+
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        with as_usage_errors():
+            print(self._render(run_steps(operations.inventory(*notebook.ranks_of(self.selection)))))
+
+    def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
+        return format_names(by_rank)
+
+
+@dataclass(frozen=True)
+class WhosVerb(WhoVerb):
+    """List the variables of these ranks, with their types and values."""
+
+    word = "whos"
+    description = "List the variables of ranks with type, size in memory and value; equal values are shown once."
+
+    def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
+        return format_table(by_rank)
 
 
 @dataclass(frozen=True)
@@ -69,3 +100,28 @@ class PullVerb(Verb):
     def _of_one(wanted: PullSpec, ranks: Sequence[int]) -> PullSpec:
         """Pull the value itself from a single rank: `%mesh pull c 0`, as `c@0` does."""
         return PullSpec(wanted.name, ranks[0]) if wanted.how is None else wanted
+
+
+@dataclass(frozen=True)
+class DiffVerb(Verb):
+    """Show how a variable differs between these ranks."""
+
+    word = "diff"
+    description = (
+        "Show in which parts a variable differs between ranks, which ranks agree, and how far numbers are apart. "
+        "Equal parts are not transferred."
+    )
+
+    name: str
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument(
+            "name", metavar="NAME", type=remote_variable, help="variable of the ranks: a tensor, a model, …"
+        )
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        with as_usage_errors():
+            print(run_steps(compare(*notebook.ranks_of(self.selection), self.name)))

@@ -9,22 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.syntax.argparsing import HelpText, UsageError
+from meshbook.magics.syntax.argparsing import HelpText, PullSpec, UsageError
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options, parse_comment
-from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.verbs.base import Verb
-from meshbook.magics.verbs.down import DownVerb
-from meshbook.magics.verbs.heal import HealVerb
-from meshbook.magics.verbs.interrupt import InterruptVerb
+from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.push_pull import PullVerb, PushVerb
 from meshbook.magics.verbs.registry import parse_verb
-from meshbook.magics.verbs.resize import ResizeVerb
-from meshbook.magics.verbs.restart import RestartVerb
-from meshbook.magics.verbs.stack import StackVerb
-from meshbook.magics.verbs.status import StatusVerb
-from meshbook.magics.verbs.up import UpVerb
+from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
+from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
+from meshbook.magics.verbs.variables import PullVerb, PushVerb
 from meshbook.runtime.geometry import Extent
 
 

@@ -1,4 +1,4 @@
-"""Option lines of other tools' magics, as tables: which lines of ours they come to."""
+"""Option lines of other tools' magics, as tables: how they are translated to those of `%%mesh`."""
 
 from __future__ import annotations
 
