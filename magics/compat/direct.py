@@ -261,9 +261,10 @@ class DirectView(View):
     use_dill = use_pickle = use_cloudpickle
 
     def activate(self, suffix: str = "") -> None:
-        """Do nothing: `%px` already uses all ranks of the mesh; ValueError for a suffix, which is not supported."""
+        """Make these ranks the default targets of `%px`. Raises ValueError for a suffix, which is not supported."""
         if suffix:
             raise ValueError(f"%px{suffix} is not supported; select ranks with %%px --targets")
+        self.client.set_px_targets(self._ranks)
 
 
 class BroadcastView(DirectView):

@@ -31,7 +31,7 @@ class Loaded:
         shell.push({REFUSE: refuse, _LOADED: self}, interactive=False)
         shell.register_magics(ParallelMagics(shell, notebook, self._rewriting), DistributedMagics(shell, notebook))
         shell.extension_manager.loaded |= self._extensions
-        sys.modules[_STOOD_IN] = make_module(notebook)
+        sys.modules[_STOOD_IN] = make_module(notebook, self._rewriting)
 
     def unload(self) -> None:
         """Undo the changes; the magics stay registered, those of the last extension that registered them."""
