@@ -158,23 +158,21 @@ class _HelpAction(argparse.Action):
         raise HelpRequested(parser.format_help())
 
 
-def parse_words(parser: Parser, split_words: Sequence[str]) -> argparse.Namespace:
+def parse_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Parse the words of a line. Raises UsageError, or HelpRequested."""
-    if "?" in split_words:
+    if "?" in words:
         raise HelpRequested(parser.format_help())
-    found, left = parser.parse_known_args([_without_minus(word) for word in split_words])
+    found, left = parser.parse_known_args(
+        [_HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word for word in words]
+    )
     if left:
         # An unknown option first: the word after it may have been meant as its value.
         odd = next((word for word in left if word.startswith("-")), left[0])
-        parser.error(_about_leftover(odd, parser.option_names()))
+        if not odd.startswith("-"):
+            parser.error(f"unexpected argument {quoted(_with_minus(odd))} (names and selectors cannot contain spaces)")
+        name, options = odd.partition("=")[0], parser.option_names()
+        parser.error(f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}.")
     return found
-
-
-def _about_leftover(word: str, options: Sequence[str]) -> str:
-    if not word.startswith("-"):
-        return f"unexpected argument {quoted(_with_minus(word))} (names and selectors cannot contain spaces)"
-    name = word.partition("=")[0]
-    return f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
 
 
 def split_words(line: str) -> list[str]:
@@ -183,10 +181,6 @@ def split_words(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError as error:  # an unclosed quotation
         raise UsageError(f"cannot parse {quoted(line.strip())}: {str(error).lower()}")
-
-
-def _without_minus(word: str) -> str:
-    return _HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word
 
 
 def _with_minus(text: str) -> str:
@@ -222,16 +216,14 @@ def push_names(text: str) -> tuple[str, ...]:
 
 def pull_specs(text: str) -> tuple[PullSpec, ...]:
     """Parse names of variables, each with its rank or reduction, `a,b@0,c@mean`."""
-    wanted = tuple(_wanted(part) for part in _parts(text))
+    wanted: list[PullSpec] = []
+    for part in _parts(text):
+        name, at, how = part.partition("@")
+        wanted.append(PullSpec(variable(name), _how(how.strip(), part) if at else None))
     names = [each.name for each in wanted]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise argparse.ArgumentTypeError(f"{twice[0]} is given twice; the notebook has one variable of that name")
-    return wanted
-
-
-def _wanted(part: str) -> PullSpec:
-    name, at, how = part.partition("@")
-    return PullSpec(variable(name), _how(how.strip(), part) if at else None)
+    return tuple(wanted)
 
 
 def _how(how: str, part: str) -> Reduction | int:

@@ -200,15 +200,11 @@ class _Parser:
         self._next = 0
 
     def selection(self) -> Selection:
-        selection = self._named() if self._names_a_mesh() else Selection(self._text, None, self._part())
+        first, second = self._peek(), self._peek(1)
+        has_mesh = first.kind == "name" and second.kind != "=" and (second.kind == "[" or first.text not in WORDS)
+        selection = self._named() if has_mesh else Selection(self._text, None, self._part())
         self._expect("end", "a comma or the end")
         return selection
-
-    def _names_a_mesh(self) -> bool:
-        first, second = self._peek(), self._peek(1)
-        if first.kind != "name" or second.kind == "=":
-            return False
-        return second.kind == "[" or first.text not in WORDS
 
     def _named(self) -> Selection:
         name = self._take()
@@ -326,14 +322,13 @@ class _Resolver:
     def part(self, part: Choice | Except) -> Region:
         if not isinstance(part, Except):
             return self._choice(part)
-        left = frozenset(self._region().ranks()).difference(self._excluded(part.choice))
+        # `!failed` after a cell without failures selects all: here an outcome may select no rank.
+        choice = part.choice
+        excluded = self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
+        left = frozenset(self._region().ranks()).difference(excluded)
         if not left:
             self._fail(part.column, "the selector excludes all ranks")
         return self._region().pick(left)
-
-    def _excluded(self, choice: Choice) -> Iterable[int]:
-        # `!failed` after a cell without failures selects all: here an outcome may select no rank.
-        return self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
 
     def _choice(self, choice: Choice) -> Region:
         match choice:
@@ -354,7 +349,7 @@ class _Resolver:
     def _format_unknown_mesh(self) -> str:
         if not self.meshes:
             return f"unknown mesh {_quoted(self.mesh)}; no mesh is up"
-        problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
+        problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {', '.join(map(_quoted, self.meshes))}"
         if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
             return f"{problem} (it is a dimension; write {self.mesh}=0 or {self.mesh}=0:2)"
         return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
@@ -435,10 +430,6 @@ def _quoted(text: str) -> str:
 def _written(span: SpanSelector) -> str:
     ends = ["" if end is None else str(end) for end in (span.start, span.stop)]
     return ":".join(ends if span.step is None else [*ends, str(span.step)])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -132,12 +132,12 @@ class NotebookSettings:
 
     def describe(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
-        rows = [(name, _as_word(self._values[name]), SETTINGS[name].meaning) for name in names]
+        rows = [(name, _format_value(self._values[name]), SETTINGS[name].meaning) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
 
 
-def _as_word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

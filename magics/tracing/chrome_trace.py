@@ -17,7 +17,7 @@ import msgspec
 
 from meshbook.magics.tracing.collect import ReplyTimes, Trace, TracedProcess, cell_of
 from meshbook.runtime.actor.context import name_of
-from meshbook.runtime.telemetry.spans import CallMark, Span
+from meshbook.runtime.telemetry.spans import Span
 
 MOST_SPANS = 300_000  # in a file; of more, the shortest are left out
 MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; viewers truncate what does not fit
@@ -58,20 +58,18 @@ def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
 
 def _events(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> Iterator[Event]:
     serial = itertools.count(1)
-    ran = _ran(trace, spans)
+    # The execution of each call, by calling node, number and actor.
+    every_span = (span for process in trace.processes for span in spans[process.node])
+    executions = {span.link: span for span in every_span if span.kind in ("run", "cell") and span.link}
     for pid, process in enumerate(trace.processes, 1):
-        rows = lay_out(span for span in spans[process.node] if not _is_beside(span))
+        # Waits without a thread were added for the controller; the bars of its calls show them.
+        rows = lay_out(span for span in spans[process.node] if span.kind != "wait" or span.thread)
         yield from _names(process, pid, rows)
         for row, own in rows.items():
             for span in own:
-                yield from _slice(span, process, pid, _tid(row), trace, ran)
+                yield from _slice(span, process, pid, _tid(row), trace, executions)
         yield from _in_flight(process, spans[process.node], pid, trace, serial)
         yield from _queued(process, spans[process.node], pid, trace, serial)
-
-
-def _is_beside(span: Span) -> bool:
-    """Whether the span is a wait added for the controller; in the file, the bars of its calls show it."""
-    return span.kind == "wait" and not span.thread
 
 
 def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
@@ -127,7 +125,7 @@ def name_span(span: Span) -> str:
 
 
 def _slice(
-    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, ran: Mapping[tuple[Any, ...], Span]
+    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, executions: Mapping[tuple[Any, ...], Span]
 ) -> Iterator[Event]:
     number = span.origin.partition(".")[0]
     args: dict[str, Any] = {"cell": int(number)} if number.isdecimal() else {}
@@ -147,23 +145,13 @@ def _slice(
         "args": args,
     }
     if span.kind == "call":
-        for called in _numbers(span):
-            if (process.node, called, span.link[2]) in ran:
+        first, last, actor = span.link
+        for called in range(first, last + 1) if first else ():
+            if (process.node, called, actor) in executions:
                 yield {"ph": "s", "name": "call", "cat": "call", "id": f"{process.node}:{called}", "ts": start, **place}
     elif span.kind in ("run", "cell") and span.link and span.link[1]:
         flow = f"{span.link[0]}:{span.link[1]}"
         yield {"ph": "f", "bp": "e", "name": "call", "cat": "call", "id": flow, "ts": start, **place}
-
-
-def _ran(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> dict[tuple[Any, ...], Span]:
-    """Map each call (calling node, number, actor) to the span of its execution."""
-    own = (span for process in trace.processes for span in spans[process.node])
-    return {span.link: span for span in own if span.kind in ("run", "cell") and span.link}
-
-
-def _numbers(call: Span) -> range:
-    first, last, _ = call.link
-    return range(first, last + 1) if first else range(0)
 
 
 def _in_flight(
@@ -182,13 +170,10 @@ def _queued(
 ) -> Iterator[Event]:
     begun = {span.link[:2]: span for span in spans if span.kind in ("run", "cell") and span.link}
     for mark in process.recording.marks:
-        if (span := begun.get((mark.node, mark.call))) is not None and _is_before(mark, span):
+        span = begun.get((mark.node, mark.call))
+        if span is not None and mark.node and mark.call and mark.time < span.start:
             name = f"{name_of(span.link[2])}.{span.name} queued"
             yield from _bar(name, "queued", mark.time, span.start, pid, trace, serial)
-
-
-def _is_before(mark: CallMark, span: Span) -> bool:
-    return bool(mark.node and mark.call) and mark.time < span.start
 
 
 def _bar(

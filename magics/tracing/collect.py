@@ -175,7 +175,9 @@ async def take_trace(
     addresses = [each for each in session.workers() if only is None or each.node in only]
     traced = await _request_recordings(session, addresses, start)
     numbers = {each.number for each in chosen}
-    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in traced)]))
+    # A cell that was not awaited may end later on a rank than here.
+    ends = [span.end for each in traced for span in each.recording.spans if cell_of(span) in numbers]
+    window = TimeWindow(start, max([chosen[-1].end, *ends]))
     processes = [_name_process(each, ranks) for each in traced if any(map(window.has, each.recording.spans))]
     controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
     silent = {address.node for address in addresses} - {each.node for each in traced}
@@ -189,11 +191,6 @@ def _count_ranks_used(own: SpanRecording, window: TimeWindow) -> int:
     calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
     of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
     return max((last - first + 1 for first, last, _ in of_cells), default=0)
-
-
-def _end_of(recording: SpanRecording, numbers: set[int]) -> int:
-    """Return the end of the last of these cells there: a cell that was not awaited may end later than here."""
-    return max((span.end for span in recording.spans if cell_of(span) in numbers), default=0)
 
 
 def cell_of(span: Span) -> int | None:

@@ -85,7 +85,11 @@ class ProfilerState:
             profile = await run.end(target.title, time.monotonic() - started)
             self.show(profile, target.publisher)
             if request.out is not None:
-                target.publisher.publish([Stream("stdout", f"{_try_to_save(profile, request.out)}\n")])
+                try:
+                    text = save_as(profile, request.out)
+                except MeshError as error:  # printed, so that the cell keeps its result
+                    text = str(error)
+                target.publisher.publish([Stream("stdout", f"{text}\n")])
 
     def show(self, profile: Profile, publisher: Publisher) -> None:
         """Show the summary, and keep the profile for `--save`."""
@@ -105,14 +109,6 @@ class ProfileTarget:
     def title(self, seconds: float) -> str:
         """Return `profile of cell 7: 3.21 s on 4 ranks [0-3]`."""
         return f"profile of {self.what}: {format_seconds(seconds)} on {count_ranks(self.ranks)}"
-
-
-def _try_to_save(profile: Profile, name: str) -> str:
-    """Save the profile; return its location or the error as text, because the cell keeps its result."""
-    try:
-        return save_as(profile, name)
-    except MeshError as error:
-        return str(error)
 
 
 def save_as(profile: Profile, name: str) -> str:

@@ -204,7 +204,11 @@ class Timeline:
         used = _used(self.shown)
         lines.append(" " * (width + 2) + "  ".join(f"{_MARKS[state]} {_WORDS[state]}" for state in used))
         lines += self.notes()
-        lines += _align(self._rows()) if self.spent else []
+        if self.spent:
+            rows = self._rows()
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for row in rows:
+                lines.append("  " + "  ".join(f"{field:<{width}}" for field, width in zip(row, widths, strict=True)))
         return "\n".join(line.rstrip() for line in lines)
 
     # -- as HTML ----------------------------------------------------------------------
@@ -215,12 +219,15 @@ class Timeline:
         height = _LANE * len(self.shown) + 18
         lanes = "".join(_draw(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown))
         axis = _axis(self._trace.window, label_width, height - 4)
+        legend = " &nbsp; ".join(
+            f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in _used(self.shown)
+        )
         notes = "".join(f"<div>{_escape(note)}</div>" for note in self.notes())
         return (
             f'<div style="{_STYLE}"><div>{_escape(self.title)}</div>'
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_escape(self.title)}" width="100%"'
             f' style="max-width:{_WIDTH + label_width}px" viewBox="0 0 {_WIDTH + label_width} {height}">'
-            f"{lanes}{axis}</svg><div>{_legend(self.shown)}</div>{notes}{self._table()}</div>"
+            f"{lanes}{axis}</svg><div>{legend}</div>{notes}{self._table()}</div>"
         )
 
     def _table(self) -> str:
@@ -250,19 +257,17 @@ def spent_in(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> lis
     ]
 
 
-def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(f"{field:<{width}}" for field, width in zip(row, widths, strict=True))
-
-
 # -- drawing ---------------------------------------------------------------------------------
 
 
 def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
     scale = _WIDTH / max(1, window.length)
     bars = "".join(_bar(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
-    return f"{_label(shown.label, top, left)}{bars}"
+    label = (
+        f'<text x="{left - 6}" y="{top + 13}" text-anchor="end" font-size="12"'
+        f' style="fill:var(--jp-content-font-color1,currentColor)">{_escape(shown.label)}</text>'
+    )
+    return f"{label}{bars}"
 
 
 def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
@@ -277,13 +282,6 @@ def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left:
     )
 
 
-def _label(text: str, top: int, left: int) -> str:
-    return (
-        f'<text x="{left - 6}" y="{top + 13}" text-anchor="end" font-size="12"'
-        f' style="fill:var(--jp-content-font-color1,currentColor)">{_escape(text)}</text>'
-    )
-
-
 def _axis(window: TimeWindow, left: int, y: int) -> str:
     ticks = ((0, "start", "0 s"), (0.5, "middle", seconds(window.length // 2)), (1, "end", seconds(window.length)))
     return "".join(
@@ -291,11 +289,6 @@ def _axis(window: TimeWindow, left: int, y: int) -> str:
         f' style="fill:var(--jp-content-font-color2,currentColor)">{text}</text>'
         for at, anchor, text in ticks
     )
-
-
-def _legend(shown: Sequence[NamedLane]) -> str:
-    used = _used(shown)
-    return " &nbsp; ".join(f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in used)
 
 
 def _used(shown: Sequence[NamedLane]) -> list[State]:

@@ -101,15 +101,14 @@ class NotebookProcMesh(ProcMesh):
         CPU. More than 1 GiB needs a confirmation, unless `force`. Raises VariableError if a rank has no such variable,
         or cannot pickle it.
         """
-        _check_reduction(reduce)
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise ValueError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")
         wanted = [PullSpec(_check_name(name), reduce) for name in names]
         ask = None if force else input
         found = run_steps(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
-        values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)
+        is_point = reduce is None and not self.region.labels
+        values = tuple(found[name][0] if is_point else found[name] for name in names)
         return values[0] if len(values) == 1 else values
-
-    def _of_one(self, values: list[Any]) -> Any:
-        return values if self.region.labels else values[0]
 
     @overload
     def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None: ...

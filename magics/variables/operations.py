@@ -146,7 +146,13 @@ def collect(
         names_of = names_by_rank(sources)
         rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
         answers = {**answers, **rest}
-    found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
+    found: dict[int, dict[str, Any]] = {}
+    for rank, answer in answers.items():
+        try:
+            found[rank] = answer.open()
+        except PickleError as error:
+            problem = f"the value of rank {rank} cannot be unpickled here: {error}"
+            raise VariableError(f"cannot {what}: {problem}") from error
     return {each.name: _reduce([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
 
 
@@ -154,13 +160,6 @@ def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int
     """Return one request object for ranks with the same names, so that it is sent as one message."""
     made = {names: PullRequest(names, limit) for names in names_of.values()}
     return {rank: made[names] for rank, names in names_of.items()}
-
-
-def _opened(parcel: Parcel, rank: int, what: str) -> dict[str, Any]:
-    try:
-        return parcel.open()
-    except PickleError as error:
-        raise VariableError(f"cannot {what}: the value of rank {rank} cannot be unpickled here: {error}") from error
 
 
 def _confirm_size(names: str, size: int, count: int, ask: Ask | None) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -71,13 +71,11 @@ class RankRequest:
         for rank in sorted(requests):
             alike.setdefault(id(requests[rank]), []).append(rank)
         for ranks in alike.values():
-            self._send_to(requests[ranks[0]], ranks)
-
-    def _send_to(self, request: VariableRequest, ranks: Sequence[int]) -> None:
-        asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
-        for rank, future in zip(ranks, asked, strict=True):
-            self._futures[rank] = future
-            future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
+            handle = self._mesh.pick(self._mesh.cells, ranks).handle
+            futures = handle.call_each(requests[ranks[0]], self._operation)
+            for rank, future in zip(ranks, futures, strict=True):
+                self._futures[rank] = future
+                future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
 
     @property
     def futures(self) -> Mapping[int, Future[Any]]:
@@ -94,7 +92,9 @@ class RankRequest:
         """Wait for the answers by rank; blocks this thread. Ctrl-C cancels the request, here and on the ranks."""
         with self._breakable():
             if not self._are_done_within(QUIET):
-                print(f"{self._format_waiting()} (interrupt to cancel)")
+                waiting = format_waiting(self.ahead, len(self._nodes))
+                waiting = waiting or f"waiting for {name_ranks(self._open_ranks())}"
+                print(f"{waiting} (interrupt to cancel)")
             for future in self._futures.values():
                 future.exception()
         return self._answers()
@@ -125,11 +125,6 @@ class RankRequest:
         except TimeoutError:
             return False
         return True
-
-    def _format_waiting(self) -> str:
-        """Return `waiting for job 7 of cell 12`, or the ranks that are awaited."""
-        waiting = format_waiting(self.ahead, len(self._nodes))
-        return waiting or f"waiting for {name_ranks(self._open_ranks())}"
 
     async def settle(self) -> dict[int, Any]:
         """Wait like `wait`, without blocking the event loop."""
@@ -176,7 +171,11 @@ def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
         if isinstance(answer, RequestError):
             refused.setdefault(answer, []).append(rank)
     if refused:
-        raise VariableError(f"cannot {what}: {'; '.join(map(_format_refusal, refused, refused.values()))}")
+        parts = [
+            f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
+            for refusal, ranks in refused.items()
+        ]
+        raise VariableError(f"cannot {what}: {'; '.join(parts)}")
 
 
 def _result_of(future: Future[Any]) -> Any:
@@ -184,10 +183,6 @@ def _result_of(future: Future[Any]) -> Any:
         return future.get()
     except MeshbookError as error:
         return RequestError(str(error).strip())
-
-
-def _format_refusal(refusal: RequestError, ranks: Sequence[int]) -> str:
-    return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
 
 
 Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]

@@ -40,16 +40,14 @@ def split(data: Any, count: int, dim: int = 0) -> list[Any]:
 def _size_along(data: Any, dim: int) -> int:
     shape = getattr(data, "shape", None)
     try:
-        return int(shape[dim]) if shape is not None else _length(data, dim)
+        if shape is not None:
+            return int(shape[dim])
+        if dim in (0, -1):
+            return len(data)
     except (IndexError, TypeError):
-        what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
-        raise ReduceError(f"data {what} has no dimension {dim} to split") from None
-
-
-def _length(data: Any, dim: int) -> int:
-    if dim not in (0, -1):
-        raise IndexError
-    return len(data)
+        pass  # reported below
+    what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
+    raise ReduceError(f"data {what} has no dimension {dim} to split")
 
 
 def _slicer_of(data: Any, dim: int) -> Slicer:

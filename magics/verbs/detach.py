@@ -61,7 +61,12 @@ class DetachVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         if self.at_exit is not None:
-            print(self._plan(notebook))
+            plan_to_detach(notebook, None if self.at_exit == "off" else self.seconds)
+            if notebook.detaches_for is None:
+                print("the meshes of this notebook end with it")
+            else:
+                when = "when its kernel shuts down or restarts, but not if the kernel is killed"
+                print(f"the meshes of this notebook will be detached {when}")
             return
         if not len(notebook.meshes):
             raise MeshError("nothing to detach: no mesh is up")
@@ -73,21 +78,9 @@ class DetachVerb(Verb):
             raise MeshError(str(error)) from error
         CURRENT.set(None)  # it belongs to the session that was detached
         going = "" if not jobs else "; 1 job continues" if len(jobs) == 1 else f"; {len(jobs)} jobs continue"
+        ends = time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))
         print(
             f"run {run} is detached: {meshes}{going}\n"
             "%mesh attach takes it back, here or in another notebook on this host. "
-            f"Without that, it ends on {self._ends}"
+            f"Without that, it ends on {ends}"
         )
-
-    def _plan(self, notebook: Notebook) -> str:
-        plan_to_detach(notebook, None if self.at_exit == "off" else self.seconds)
-        if notebook.detaches_for is None:
-            return "the meshes of this notebook end with it"
-        return (
-            "the meshes of this notebook will be detached when its kernel shuts down or restarts, but not if it "
-            "is killed"
-        )
-
-    @property
-    def _ends(self) -> str:
-        return time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))

@@ -12,7 +12,7 @@ from meshbook.magics.syntax.argparsing import Parser, count
 from meshbook.magics.verbs.base import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines
+from meshbook.runtime.telemetry.logsearch import MOST_LINES, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 
 SEARCH_SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
@@ -57,8 +57,11 @@ class LogVerb(Verb):
             page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)
         except QueryError as error:
             raise MeshError(str(error)) from error
-        shown = list(self._format_lines(page, labelled=len(ranks) > 1))
-        print("\n".join(shown) or self._format_nothing(name_ranks(ranks), mesh.name))
+        if shown := list(self._format_lines(page, labelled=len(ranks) > 1)):
+            print("\n".join(shown))
+        else:
+            what = "no output yet" if self._query() == LogQuery() else "no matching line in the log"
+            print(f"{what} from {name_ranks(ranks)} of {mesh.name}")
 
     def _query(self) -> LogQuery:
         return LogQuery(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
@@ -70,13 +73,10 @@ class LogVerb(Verb):
             yield f"[meshbook: {page.dropped:,} older lines were discarded]"
         for line in page.lines:
             label = f"[{line.rank}] " if labelled else ""
-            yield f"{_time_of(line)} {label}{line.text}" if self.time else f"{label}{line.text}"
+            clock = time.strftime("%H:%M:%S ", time.localtime(line.at)) if self.time else ""
+            yield f"{clock}{label}{line.text}"
         for row in page.live[: max(0, self.lines - len(page.lines))] if labelled else page.live:
-            yield _format_row(row, labelled=labelled)
-
-    def _format_nothing(self, ranks: str, mesh: str) -> str:
-        what = "no output yet" if self._query() == LogQuery() else "no matching line in the log"
-        return f"{what} from {ranks} of {mesh}"
+            yield f"[{row.rank}] {row.text}" if labelled else row.text
 
 
 def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:
@@ -94,11 +94,3 @@ def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most
         before = lines[0].serial
     live = find_lines(extract, ranks, query, after=extract.end).live
     return LogPage(lines, page.first, page.next, page.end, page.dropped, len(lines), page.partial, live)
-
-
-def _time_of(line: LogLine) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(line.at))
-
-
-def _format_row(row: LiveLine, *, labelled: bool) -> str:
-    return f"[{row.rank}] {row.text}" if labelled else row.text

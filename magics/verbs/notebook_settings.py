@@ -79,14 +79,9 @@ class ConfigVerb(Verb):
         if self.key is not None and self.value is not None:
             notebook.preferences.set(self.key, self.value)
             if notebook.preferences[NEST_ASYNCIO]:
-                _let_loops_nest()
+                # Imported only on request: it replaces asyncio's tasks in the whole process.
+                import nest_asyncio2  # type: ignore[import-untyped]
+
+                nest_asyncio2.apply()  # a second call changes nothing
         names = list(SETTINGS) if self.key is None else [find_setting(self.key).name]
         print(notebook.preferences.describe(names))
-
-
-def _let_loops_nest() -> None:
-    """Let event loops nest; a second call changes nothing."""
-    # Imported only on request: it replaces asyncio's tasks in the whole process.
-    import nest_asyncio2  # type: ignore[import-untyped]
-
-    nest_asyncio2.apply()

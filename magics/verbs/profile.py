@@ -67,7 +67,9 @@ class ProfileVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         if self.save is not None:
-            self._save_last(notebook, self.save)
+            if notebook.profiling.last is None:
+                raise MeshError("no profile has been taken yet; take one with %%mesh --profile")
+            print(save_as(notebook.profiling.last, self.save))
         elif self.off:
             notebook.profiling.armed = None
             print("the next cell will not be profiled")
@@ -78,11 +80,6 @@ class ProfileVerb(Verb):
         else:
             notebook.profiling.armed = ProfileRequest(self.selection, self.torch, self.out)
             print("the next %%mesh cell will be profiled (%mesh profile --off cancels this)")
-
-    def _save_last(self, notebook: Notebook, name: str) -> None:
-        if notebook.profiling.last is None:
-            raise MeshError("no profile has been taken yet; take one with %%mesh --profile")
-        print(save_as(notebook.profiling.last, name))
 
     def _is_busy(self, notebook: Notebook) -> bool:
         """Return whether any of the ranks runs a cell."""

@@ -125,19 +125,16 @@ class DownVerb(Verb):
     def run(self, notebook: Notebook) -> None:
         notebook.session()
         if not self.now:
-            _wait_for_jobs(notebook, notebook.meshes.get(self.name).name)
+            mesh = notebook.meshes.get(self.name).name
+            for job in [job for job in notebook.jobs if job.mesh == mesh and not job.done()]:
+                print(
+                    f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now does not wait)"
+                )
+                job.wait()  # Ctrl-C ends the wait, and nothing has been stopped then
         before = notebook.meshes.get()
         print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
         if len(notebook.meshes) and (current := notebook.meshes.get()) is not before:
             print(f"the current mesh is now {current.name}")
-
-
-def _wait_for_jobs(notebook: Notebook, mesh: str) -> None:
-    """Wait for the jobs of a mesh; Ctrl-C ends the wait, and nothing has been stopped then."""
-    running = [job for job in notebook.jobs if job.mesh == mesh and not job.done()]
-    for job in running:
-        print(f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now does not wait)")
-        job.wait()
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
             "cannot scatter x: a LazyFrame is a lazy plan without rows",
         ),
         ("mesh.scatter(frame.head())", "the data has no name in the notebook"),
-        ("twin = frame\nmesh.scatter(frame)", "it is frame and twin in the notebook: mesh.scatter('name', data)"),
+        ("twin = frame\nmesh.scatter(frame)", "the data has several names (frame, twin) in the notebook"),
         (
             "mesh.push(q=duckdb.sql('select 1'))",
             "q cannot be pickled: TypeError: a query of DuckDB belongs to its connection",
