@@ -66,9 +66,9 @@ class AsyncResult(concurrent.futures.Future[Any]):
         if not self._calls:
             self._resolve()
         for call in self._calls:
-            call.add_done_callback(self._note)
+            call.add_done_callback(self._note_end)
 
-    def _note(self, _: concurrent.futures.Future[Any]) -> None:
+    def _note_end(self, _: concurrent.futures.Future[Any]) -> None:
         with self._lock:
             self._open -= 1
             is_last = not self._open
@@ -178,11 +178,9 @@ class AsyncResult(concurrent.futures.Future[Any]):
         if len(self._calls) == 1:
             return (self,)
         return tuple(
-            AsyncResult([call], self._fname, self._make_one(), single=True, client=self._client) for call in self._calls
+            AsyncResult([call], self._fname, lambda values: values[0], single=True, client=self._client)
+            for call in self._calls
         )
-
-    def _make_one(self) -> Make:
-        return lambda values: values[0]
 
     @classmethod
     def join(cls, *results: AsyncResult) -> AsyncResult:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,7 +124,7 @@ class DirectView(View):
                 call.shows_value = True
             make = functools.partial(_reply_all, list(requests), self._is_single)
         elif make is None and self._is_single:
-            make = _first
+            make = operator.itemgetter(0)
         return AsyncResult(
             *(calls, what, make or list),
             single=self._is_single,
@@ -237,7 +238,8 @@ class DirectView(View):
             module = real(name, *arguments, **keywords)
             caller = arguments[0] if arguments else keywords.get("globals") or {}
             if caller.get("__name__") == "__main__" and name not in taken:
-                taken.append(_line_of(name, arguments[2] if len(arguments) > 2 else keywords.get("fromlist")))
+                fromlist = arguments[2] if len(arguments) > 2 else keywords.get("fromlist")
+                taken.append(f"from {name} import {', '.join(fromlist)}" if fromlist else f"import {name}")
             return module
 
         builtins.__import__ = note
@@ -277,14 +279,6 @@ def _call_of(function: Function, arguments: Sequence[Any], keywords: Mapping[str
     return Apply(pack({"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}))
 
 
-def _first(values: list[Any]) -> Any:
-    return values[0]
-
-
 def _reply_all(ranks: Sequence[int], single: bool, values: list[Any]) -> Any:
     replies = [ExecuteReply(value, rank) for rank, value in zip(ranks, values, strict=True)]
     return replies[0] if single else replies
-
-
-def _line_of(name: str, fromlist: Sequence[str] | None) -> str:
-    return f"from {name} import {', '.join(fromlist)}" if fromlist else f"import {name}"

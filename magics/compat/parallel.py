@@ -39,23 +39,22 @@ class ParallelMagics(Magics):
 
     @line_magic  # type: ignore[untyped-decorator]
     def autopx(self, line: str) -> None:
-        """Let all cells run on the ranks, as under `%%px`; the second time let them run here again."""
+        """Run all cells on the ranks, as with `%%px`; the second time, run them in the notebook again."""
         is_on = self._notebook.mode.line is not None
-        self.shell.run_line_magic("mesh", "mode off" if is_on else f"mode on {self._like_px()}")
+        self.shell.run_line_magic(
+            "mesh", "mode off" if is_on else f"mode on {translate_px('', self._rewriting.defaults)}"
+        )
 
     @line_magic  # type: ignore[untyped-decorator]
     def pxresult(self, line: str) -> None:
-        """Wait for the last `%%px --noblock`, and show what came of it."""
+        """Wait for the last `%%px --noblock`, and show its output and result."""
         self.shell.run_line_magic("mesh", f"result {line}")
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic  # type: ignore[untyped-decorator]
     def pxconfig(self, line: str) -> None:
-        """What %px and %%px do unless they say otherwise: `%pxconfig --targets 0:2 --noblock`."""
+        """Set the defaults of %px and %%px: `%pxconfig --targets 0:2 --noblock`."""
         try:
             self._rewriting.defaults = translate_pxconfig(line, self._rewriting.defaults)
         except HelpRequested as asked:
             print(asked.text)
-
-    def _like_px(self) -> str:
-        return translate_px("", self._rewriting.defaults)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from meshbook.magics.cells.jobs import Job
 from meshbook.magics.dashboard.source import NotebookSource, blocks_notebook, cell_of, jobs_on
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import NotebookMesh
@@ -49,7 +48,8 @@ class DashboardActions:
         if known is None:
             raise ValueError(f"unknown dashboard action {action!r}; the actions are {', '.join(ACTIONS)}")
         ranks = list(self._notebook.selector_of(mesh)(selector or "all"))
-        if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
+        present = cell_of(self._notebook, mesh)
+        if known == "interrupt" and cell is not None and (present is None or cell != present.number):
             return BackendReply({"text": f"cell {cell} had already ended; nothing was interrupted"})
         if known == "interrupt" and selector in WHOLE_MESH:
             return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
@@ -77,17 +77,10 @@ class DashboardActions:
         if blocks_notebook(self._notebook, mesh):
             os.kill(os.getpid(), signal.SIGINT)
             return f"interrupted cell {self._notebook.cell_number}"
-        if jobs := self._jobs(mesh):
+        runs = jobs_on(self._notebook, mesh)
+        if jobs := [job for job in self._notebook.jobs if job.run in runs]:
             return f"interrupted {', '.join(job.title for job in jobs if job.cancel())}"
         return _interrupt(mesh, ranks)
-
-    def _present_cell(self, mesh: NotebookMesh) -> int | None:
-        cell = cell_of(self._notebook, mesh)
-        return None if cell is None else cell.number
-
-    def _jobs(self, mesh: NotebookMesh) -> list[Job]:
-        runs = jobs_on(self._notebook, mesh)
-        return [job for job in self._notebook.jobs if job.run in runs]
 
     def _take_stacks(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         living = _living(mesh, ranks)

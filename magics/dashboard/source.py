@@ -18,7 +18,6 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.ansi import strip_colours
 from meshbook.magics.output.progress_bars import MergedBar as RankBar
 from meshbook.magics.output.progress_bars import merge_bars, parse_bar
-from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
@@ -81,7 +80,7 @@ class NotebookSource:
         runs = runs_on(self._notebook, mesh)
         return MeshSnapshot(
             mesh=known.facts,
-            vitals=_vitals(mesh, known.nodes),
+            vitals=mark_idle(mesh.session.history.vitals(known.nodes), mesh.queues.seconds_free(known.nodes)),
             conditions=_conditions(mesh, runs),
             cell=cell_of(self._notebook, mesh),
             pauses=list(_pauses(runs)),
@@ -111,7 +110,10 @@ class NotebookSource:
         if facts.alive:
             facts = replace(facts, alive=False)
             self._known, self.stacks = _Known(facts), None
-        return MeshSnapshot(facts, _unknown(facts.size), RankConditions(dead=range(facts.size)))
+        size = facts.size
+        metrics = {name: _full(size, numpy.nan) for name in METRICS}
+        unknown = Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
+        return MeshSnapshot(facts, unknown, RankConditions(dead=range(size)))
 
     def _learn(self, mesh: NotebookMesh) -> _Known:
         known, procs = self._known, mesh.procs
@@ -131,10 +133,6 @@ def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
     return MeshFacts(mesh.name, tuple(procs.extent.items()), names, tuple(places[host] for host in procs.host_ranks))
 
 
-def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
-    return mark_idle(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
-
-
 def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
     """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
     is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
@@ -145,12 +143,6 @@ def _host_name(history: History, address: Address) -> str:
     """Return the name that the host's agent reports; its address for a mesh that has just started."""
     detail = history.detail(address.node)
     return (detail.host if detail is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
-
-
-def _unknown(size: int) -> Vitals:
-    """Return vitals of processes without any measurements."""
-    metrics = {name: _full(size, numpy.nan) for name in METRICS}
-    return Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
 
 
 def _full(shape: Any, value: float) -> Any:
@@ -164,14 +156,12 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankCondit
     failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
     for run in runs:  # show failed ranks before the others are done
         answers = run.answers
-        failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
+        errors = {rank: error.kind for rank, error in answers.items() if error is not None}
+        # A dead rank is shown as dead until it is healed, an interrupted one as idle.
+        failures = {rank for rank, kind in errors.items() if kind not in ("died", "interrupted")}
+        failed = (failed - answers.keys()) | failures
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
     return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
-
-
-def _is_failure(error: RankError | None) -> bool:
-    # A dead rank is shown as dead until it is healed, an interrupted one as idle.
-    return error is not None and error.kind not in ("died", "interrupted")
 
 
 def _pauses(runs: Sequence[CellExecution]) -> Iterator[PausedRanks]:
@@ -227,9 +217,8 @@ def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
         for line in text.splitlines():
             if (bar := parse_bar(strip_colours(line).rstrip())) is not None and bar.total:
                 alike.setdefault(bar.key, {})[rank] = bar
-    return [_merged(bars) for bars in list(alike.values())[:MOST]]
-
-
-def _merged(bars: Mapping[int, RankBar]) -> ProgressBar:
-    done = sorted(bar.progress for bar in bars.values())
-    return ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1])
+    merged: list[ProgressBar] = []
+    for bars in list(alike.values())[:MOST]:
+        done = sorted(bar.progress for bar in bars.values())
+        merged.append(ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1]))
+    return merged

@@ -40,17 +40,17 @@ def packages() -> Iterator[Finding]:
 
 def judge_packages(needed: list[Requirement], installed: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each requirement that is missing or does not fit; or one for all, if all fit."""
-    wrong = [each for each in needed if not _fits(each, installed)]
+    wrong = [
+        each
+        for each in needed
+        if each.name not in installed or not each.specifier.contains(installed[each.name], prereleases=True)
+    ]
     for each in wrong:
         found = f"{installed[each.name]} is installed" if each.name in installed else "is not installed"
         yield Finding("problem", each.name, f"{found}; meshbook needs {each}", f'pip install "{each}"')
     if not wrong:
         listed = ", ".join(f"{each.name} {installed[each.name]}" for each in needed)
         yield Finding("ok", "packages", listed)
-
-
-def _fits(wanted: Requirement, installed: Mapping[str, str]) -> bool:
-    return wanted.name in installed and wanted.specifier.contains(installed[wanted.name], prereleases=True)
 
 
 def _version_of(package: str) -> str:

@@ -141,7 +141,7 @@ def own_names(before: str) -> list[Match]:
     here = len(lines), len(lines[-1]) - len(word)
     found = jedi.Interpreter(before, [{}]).get_names(all_scopes=True)
     kinds = {
-        each.name: _kind_of(each)
+        each.name: "module" if _is_import(each) else str(each.type)
         for each in found
         if each.name.startswith(word) and (each.line, each.column) < here and _is_visible(each, here)
     }
@@ -155,10 +155,6 @@ def _is_visible(name: Any, here: tuple[int, int]) -> bool:
     scope = name.parent()
     end = scope.get_definition_end_position() if scope is not None and scope.type in ("function", "class") else None
     return end is None or here <= end
-
-
-def _kind_of(name: Any) -> str:
-    return "module" if _is_import(name) else str(name.type)
 
 
 def _is_import(name: Any) -> bool:

@@ -16,7 +16,6 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of
 from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
-from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.verbs.registry import VERBS, overview
@@ -83,25 +82,19 @@ class Inspector:
         said: dict[int, Inspected | None] = {rank: answer_of(asked[rank], until) for rank in ranks}
         first = said[ranks[0]]
         if first is None:
-            return self._told(mesh, ranks[0], name)
+            kind = self._ranks.cached_kind(mesh, ranks[0], name)
+            if kind is None:
+                return {}
+            text = f"no answer from {ranks[0]}, which had `{name}` ({kind}) after its last cell"
+            return {"text/plain": f"{_HEAD} {text}"}
         others = sorted(set(targets[1]) - set(ranks))
         line = format_agreement(said, ranks[0]) + (f"; {len(others)} more were not queried" if others else "")
-        return _with_line(line, first.data) if first.data is not None else {}
-
-    def _told(self, mesh: NotebookMesh, rank: int, name: str) -> dict[str, str]:
-        kind = self._ranks.cached_kind(mesh, rank, name)
-        if kind is None:
-            return {}
-        return {"text/plain": f"{_HEAD} no answer from {rank}, which had `{name}` ({kind}) after its last cell"}
+        # Only plain text: IPython's kernel does not show HTML, either.
+        return {"text/plain": f"{_HEAD} {line}\n{first.data['text/plain']}"} if first.data is not None else {}
 
 
 def _reply(data: dict[str, str]) -> dict[str, Any]:
     return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
-
-
-def _with_line(line: str, data: Any) -> dict[str, str]:
-    # Only plain text: IPython's kernel does not show HTML, either.
-    return {"text/plain": f"{_HEAD} {line}\n{data['text/plain']}"}
 
 
 MOST_KINDS = 3  # of differing objects that are described
@@ -109,23 +102,17 @@ MOST_KINDS = 3  # of differing objects that are described
 
 def format_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
     """Compare the ranks' answers with that of `first`; None marks a rank that has not answered."""
-    mark = _mark_of(said[first])
+    inspected = said[first]
+    mark = inspected.mark if inspected is not None else ""
     same = [rank for rank, each in said.items() if each is not None and each.mark == mark]
     other = {rank: each for rank, each in said.items() if each is not None and each.mark not in (mark, "")}
     parts = [f"same on {format_ranks(same)}" if len(same) > 1 else f"on {first}"]
     if other:
-        parts.append(f"differs on {format_ranks(other)} ({_format_kinds(list(other.values()))})")
+        kinds = list(dict.fromkeys(each.summary for each in other.values()))
+        some = ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")
+        parts.append(f"differs on {format_ranks(other)} ({some})")
     if missing := [rank for rank, each in said.items() if each is not None and not each.mark]:
         parts.append(f"not defined on {format_ranks(missing)}")
     if silent := [rank for rank, each in said.items() if each is None]:
         parts.append(f"no answer from {format_ranks(silent)}")
     return ", ".join(parts)
-
-
-def _mark_of(inspected: Inspected | None) -> str:
-    return inspected.mark if inspected is not None else ""
-
-
-def _format_kinds(others: Sequence[Inspected]) -> str:
-    kinds = list(dict.fromkeys(each.summary for each in others))
-    return ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")

@@ -25,10 +25,6 @@ from meshbook.magics.verbs.registry import VERBS
 from meshbook.runtime.cells.completing import Match
 
 
-def _complete_pushed(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    return _complete_list(text, start, scene.local)
-
-
 def _complete_pulled(text: str, start: int, scene: SelectorScope) -> list[Match]:
     last = text.rpartition(",")[2]
     _, at, how = last.partition("@")
@@ -55,7 +51,7 @@ def _complete_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
-    push_names: _complete_pushed,
+    push_names: lambda text, start, scene: _complete_list(text, start, scene.local),
     pull_specs: _complete_pulled,
     remote_variable: lambda text, start, scene: _offer(scene.remote, text, start, "variable"),
     job_name: lambda text, start, scene: _offer(scene.jobs, text, start, "job"),

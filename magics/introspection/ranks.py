@@ -65,7 +65,8 @@ class RankNames:
     def cached_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
         """Return the completions from the rank's last snapshot."""
         kept = self._snapshots.get(mesh.procs.nodes[rank].node)
-        snapshot = kept.get() if kept is not None and _is_good(kept) else None
+        is_usable = kept is not None and kept.done() and kept.exception() is None
+        snapshot = kept.get() if kept is not None and is_usable else None
         return complete_cached(before, mesh.names.get(rank, ()), snapshot or Snapshot())
 
     def after_cell(self) -> None:
@@ -111,10 +112,6 @@ def answer_of(asked: Future[Any] | None, until: float) -> Any:
     except (TimeoutError, MeshbookError):
         return None
     return asked.get()
-
-
-def _is_good(asked: Future[Any]) -> bool:
-    return asked.done() and asked.exception() is None
 
 
 def _node_of(mesh: NotebookMesh, rank: int) -> str:

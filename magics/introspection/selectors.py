@@ -41,8 +41,10 @@ def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match
         return _matches(_indices(sizes.get(name, 0)), value, at)
     if before := found["before"]:
         return _matches(_after_comma(before, sizes), piece, at)
-    names = _meshes(scene) if not found["head"] else ()
-    return _matches([*_words(), *names, *_dimensions(sizes), *_indices(_count(sizes))], piece, at)
+    offers = [(word, "ranks") for word in WORDS]
+    if not found["head"]:
+        offers += [(text, "mesh") for name in scene.meshes for text in (name, f"{name}[")]
+    return _matches([*offers, *_dimensions(sizes), *_indices(_count(sizes))], piece, at)
 
 
 def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
@@ -58,16 +60,6 @@ def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
 
 def _matches(offers: list[tuple[str, str]] | Iterator[tuple[str, str]], piece: str, start: int) -> list[Match]:
     return [Match(text, start, start + len(piece), kind) for text, kind in offers if text.startswith(piece)]
-
-
-def _words() -> Iterator[tuple[str, str]]:
-    return ((word, "ranks") for word in WORDS)
-
-
-def _meshes(scene: SelectorScope) -> Iterator[tuple[str, str]]:
-    for name in scene.meshes:
-        yield name, "mesh"
-        yield f"{name}[", "mesh"
 
 
 def _dimensions(sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
