@@ -159,7 +159,7 @@ class Client:
 
     def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
         """Wait as `wait` does, and show the progress."""
-        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each._calls)]
+        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each.calls)]
         if calls:
             AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
 

@@ -39,7 +39,7 @@ class DirectView(View):
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
         """Call the function on each rank; returns at once."""
         request = _call_of(function, arguments, keywords)
-        return self._ask(dict.fromkeys(self._ranks, request), name_of(function))
+        return self._ask(dict.fromkeys(self.ranks, request), name_of(function))
 
     def execute(
         self,
@@ -63,7 +63,7 @@ class DirectView(View):
     ) -> AsyncResult:
         view = self._at(targets)
         view.label = label or self.label
-        result = view._ask(dict.fromkeys(view._ranks, Execute(code, name, silent)), "execute", replies=True)
+        result = view._ask(dict.fromkeys(view.ranks, Execute(code, name, silent)), "execute", replies=True)
         if self.block if block is None else block:
             result.get()
         return result
@@ -90,9 +90,9 @@ class DirectView(View):
             abort=request.interrupt,
             client=self.client,
         )
-        return self._answer(result, block)
+        return self.wait_if_blocking(result, block)
 
-    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+    def call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
         requests, _ = self._pieces(function, sequences, each=False)
         return self._ask(requests, name_of(function), lambda values: reduce_values(values, "cat"))
 
@@ -105,12 +105,12 @@ class DirectView(View):
         if each:
             least = min(map(len, columns), default=0)
             columns = [column[:least] for column in map(list, columns)]
-        pieces = [split(column, len(self._ranks)) for column in columns]
-        sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self._ranks)}
-        busy = {rank: size for rank, size in sizes.items() if size} or {self._ranks[0]: 0}
+        pieces = [split(column, len(self.ranks)) for column in columns]
+        sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self.ranks)}
+        busy = {rank: size for rank, size in sizes.items() if size} or {self.ranks[0]: 0}
         requests = {
             rank: _call_of(function, [piece[index] for piece in pieces], {}, each=each)
-            for index, rank in enumerate(self._ranks)
+            for index, rank in enumerate(self.ranks)
             if rank in busy
         }
         return requests, busy
@@ -155,7 +155,7 @@ class DirectView(View):
         if not isinstance(values, Mapping):
             raise TypeError(f"Must be a dict, not {type(values)}")
         view = self._at(targets)
-        run_steps(operations.push(self.client.mesh, view._ranks, values))
+        run_steps(operations.push(self.client.mesh, view.ranks, values))
         return self._done(view, None, "push", block)
 
     def update(self, values: Mapping[str, Any]) -> Any:
@@ -168,13 +168,13 @@ class DirectView(View):
         if bad := [name for name in wanted if not isinstance(name, str)]:
             raise TypeError(f"keys must be str, not type {type(bad[0])!r}")
         view = self._at(targets)
-        requests = dict.fromkeys(view._ranks, Evaluate(tuple(wanted)))
+        requests = dict.fromkeys(view.ranks, Evaluate(tuple(wanted)))
 
         def make(rows: list[Any]) -> Any:
             values = [row[0] for row in rows] if isinstance(names, str) else rows
             return values[0] if view._is_single else values
 
-        return self._answer(view._ask(requests, "pull", make), block)
+        return self.wait_if_blocking(view._ask(requests, "pull", make), block)
 
     def get(self, names: str | Sequence[str]) -> Any:
         """Pull, and wait."""
@@ -194,11 +194,11 @@ class DirectView(View):
         view = self._at(targets)
         # pieces of a range cannot be joined again
         sequence = list(sequence) if isinstance(sequence, range) else sequence
-        if flatten and len(sequence) == len(view._ranks):
-            for rank, element in zip(view._ranks, sequence, strict=True):
+        if flatten and len(sequence) == len(view.ranks):
+            for rank, element in zip(view.ranks, sequence, strict=True):
                 run_steps(operations.push(self.client.mesh, [rank], {name: element}))
         else:
-            run_steps(operations.scatter(self.client.mesh, view._ranks, name, sequence, 0))
+            run_steps(operations.scatter(self.client.mesh, view.ranks, name, sequence, 0))
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
@@ -206,9 +206,9 @@ class DirectView(View):
         view = self._at(targets)
         request = Evaluate((name,))
         made = view._ask(
-            dict.fromkeys(view._ranks, request), "gather", lambda rows: reduce_values([row[0] for row in rows], "cat")
+            dict.fromkeys(view.ranks, request), "gather", lambda rows: reduce_values([row[0] for row in rows], "cat")
         )
-        return self._answer(made, block)
+        return self.wait_if_blocking(made, block)
 
     def clear(self, targets: Targets = None, block: bool | None = None) -> Any:
         """Delete the variables that programs have made on each rank."""
@@ -221,8 +221,8 @@ class DirectView(View):
         self.push({name: value})
 
     def _done(self, view: DirectView, value: Any, name: str, block: bool | None) -> Any:
-        made = ready_result(self.client, dict.fromkeys(view._ranks), name, lambda values: value, single=False)
-        return self._answer(made, block)
+        made = ready_result(self.client, dict.fromkeys(view.ranks), name, lambda values: value, single=False)
+        return self.wait_if_blocking(made, block)
 
     def _at(self, targets: Targets) -> DirectView:
         """Return a view of these ranks, by default of the same ones."""
@@ -266,7 +266,7 @@ class DirectView(View):
         """Make these ranks the default targets of `%px`. Raises ValueError for a suffix, which is not supported."""
         if suffix:
             raise ValueError(f"%px{suffix} is not supported; select ranks with %%px --targets")
-        self.client.set_px_targets(self._ranks)
+        self.client.set_px_targets(self.ranks)
 
 
 class BroadcastView(DirectView):

@@ -41,7 +41,7 @@ class NotebookProcMesh(ProcMesh):
             policy=procs._policy,
         )
         self._initialized = procs._initialized
-        self._mesh = mesh
+        self.notebook_mesh = mesh
 
     def _with_region(self, region: Region) -> NotebookProcMesh:
         return self._twin(self._nodes, region, owned=False, policy=self._policy)
@@ -49,20 +49,20 @@ class NotebookProcMesh(ProcMesh):
     def _twin(
         self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None
     ) -> NotebookProcMesh:
-        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self._mesh)
+        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self.notebook_mesh)
 
     def resize(self, **sizes: int) -> NotebookProcMesh:
-        return NotebookProcMesh(super().resize(**sizes), self._mesh)
+        return NotebookProcMesh(super().resize(**sizes), self.notebook_mesh)
 
     resize.__doc__ = ProcMesh.resize.__doc__
 
     def _make_runner(self, name: str) -> Runner:
         """Run the items of a map where cells run, so that they see the rank's variables."""
-        return CellItemRunner(self._mesh, self._ranks(), name)
+        return CellItemRunner(self.notebook_mesh, self.current_ranks(), name)
 
     @property
     def actors(self) -> dict[str, Any]:
-        own = {key for part in self._mesh.parts for key in part._keys}  # exclude the actors that cells need
+        own = {key for part in self.notebook_mesh.parts for key in part._keys}  # exclude the actors that cells need
         return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
 
     def dashboard(self) -> Any:
@@ -71,17 +71,17 @@ class NotebookProcMesh(ProcMesh):
         It shows the whole mesh, also on a slice. It is the same object each time, so all views share one selection. On
         a terminal it is a snapshot as text. Raises VariableError if the mesh is down.
         """
-        if not self._mesh.rank_of:
-            name = self._mesh.name
+        if not self.notebook_mesh.rank_of:
+            name = self.notebook_mesh.name
             raise VariableError(f"mesh {name} is down; start it with %mesh up --name {name}")
-        self._ranks()  # raises if these ranks no longer exist
-        return self._mesh.open_dashboard()
+        self.current_ranks()  # raises if these ranks no longer exist
+        return self.notebook_mesh.open_dashboard()
 
     def _ipython_display_(self) -> None:
         """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""
-        if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
+        if self.nodes != self.notebook_mesh.procs.nodes or not self.notebook_mesh.rank_of or not has_kernel():
             raise NotImplementedError  # IPython falls back to `repr`
-        (data, metadata), picture = self._mesh.open_dashboard().outputs()
+        (data, metadata), picture = self.notebook_mesh.open_dashboard().outputs()
         publish_display_data(data | {"text/plain": repr(self)}, metadata)
         publish_display_data(*picture)
 
@@ -91,7 +91,7 @@ class NotebookProcMesh(ProcMesh):
         All ranks get equal copies; tensors arrive on the CPU. Raises VariableError if a value cannot be pickled, or
         cannot be created on a rank: that rank has then set none of them.
         """
-        run_steps(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
+        run_steps(operations.push(self.notebook_mesh, self.current_ranks(), dict(values or {}) | names))
 
     def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
         """Return the values of a variable as a list in rank order; on a slice that is one point, the value itself.
@@ -105,7 +105,7 @@ class NotebookProcMesh(ProcMesh):
             raise ValueError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")
         wanted = [PullSpec(_check_name(name), reduce) for name in names]
         ask = None if force else input
-        found = run_steps(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
+        found = run_steps(operations.pull(self.notebook_mesh, self.current_ranks(), wanted, dim=dim, ask=ask))
         is_point = reduce is None and not self.region.labels
         values = tuple(found[name][0] if is_point else found[name] for name in names)
         return values[0] if len(values) == 1 else values
@@ -126,7 +126,7 @@ class NotebookProcMesh(ProcMesh):
         if data is _NOT_GIVEN:
             name, data = _find_notebook_name(name), name
         places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
-        run_steps(operations.scatter(self._mesh, self._ranks(), _check_name(name), data, dim, places))
+        run_steps(operations.scatter(self.notebook_mesh, self.current_ranks(), _check_name(name), data, dim, places))
 
     def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
         """Concatenate the pieces of all ranks along `dim`: the inverse of `scatter`; numbers become a list."""
@@ -148,21 +148,23 @@ class NotebookProcMesh(ProcMesh):
         self.push({_check_key(name): value})
 
     def __delitem__(self, name: str) -> None:
-        run_steps(operations.delete(self._mesh, self._ranks(), _check_key(name)))
+        run_steps(operations.delete(self.notebook_mesh, self.current_ranks(), _check_key(name)))
 
     def __contains__(self, name: object) -> bool:
         """Whether every rank has a variable of this name."""
-        return isinstance(name, str) and run_steps(operations.is_defined(self._mesh, self._ranks(), name))
+        return isinstance(name, str) and run_steps(
+            operations.is_defined(self.notebook_mesh, self.current_ranks(), name)
+        )
 
     __iter__ = None  # otherwise Python would iterate over mesh[0], mesh[1], ...
 
     def _ipython_key_completions_(self) -> list[str]:
         """Complete `mesh["<TAB>` with the names after the last cell, which needs no request to the ranks."""
-        return sorted({name for rank in self._ranks() for name in self._mesh.names.get(rank, ())})
+        return sorted({name for rank in self.current_ranks() for name in self.notebook_mesh.names.get(rank, ())})
 
-    def _ranks(self) -> list[int]:
+    def current_ranks(self) -> list[int]:
         """Return the present ranks of these processes: a resize may have changed them."""
-        known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
+        known = [self.notebook_mesh.rank_of.get(address.node) for address in self.nodes]
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
             raise VariableError(f"rank {gone[0]} of {self!r} no longer exists: the mesh was stopped or resized")
         return [rank for rank in known if rank is not None]
@@ -195,8 +197,3 @@ def _check_key(name: Any) -> str:
     if isinstance(name, str):
         return name
     raise TypeError(f"mesh[...] takes a variable name, not {name!r}; to select ranks, use mesh.slice(gpus=0)")
-
-
-def _check_reduction(reduce: Any) -> None:
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")

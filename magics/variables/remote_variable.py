@@ -71,7 +71,7 @@ class RemoteVariable(MeshTrait):
             return {"text/plain": f"<{self.name}: {error}>"}
 
     def _look(self) -> MeshResult:
-        mesh, ranks = self._holder._mesh, self._holder._ranks()
+        mesh, ranks = self._holder.notebook_mesh, self._holder.current_ranks()
         able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
         answers: dict[int, CellValue | RequestError] = {rank: RequestError("the rank is dead") for rank in mesh.dead}
         if able:
@@ -81,7 +81,7 @@ class RemoteVariable(MeshTrait):
         return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
 
     def _reduce_for_wire(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        return variable_here, (self._holder._mesh.procs.name, self.name)
+        return variable_here, (self._holder.notebook_mesh.procs.name, self.name)
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -30,7 +30,7 @@ def test_px_is_run_by_programs(notebook: Notebook) -> None:
 
 def test_px_runs_on_the_ranks_of_the_activated_view(notebook: Notebook) -> None:
     notebook.run("rc[1].activate()")
-    assert notebook.run("%px rank").result == "1"
+    assert notebook.run("%px rank").result == "[1] 1"
     assert notebook.run("%%px\nrank + 5").result == "[1] 6"
     assert notebook.run("%%px --targets 0\nrank").result == "[0] 0"
     notebook.run("dv.activate()")
