@@ -319,7 +319,7 @@ def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
             functools.cache(lambda: _connect(notebook, rewriting).load_balanced_view()), name, make_default=make_default
         )
 
-    module = _StandIn("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
+    module = _StandInModule("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
     known = dict(errors.names()) | {"UnmetDependency": UnmetDependency}
     module.__dict__.update(
         known,
@@ -354,7 +354,7 @@ def interactive(function: Any) -> Any:
     return function
 
 
-class _StandIn(ModuleType):
+class _StandInModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -38,7 +38,7 @@ class DirectView(View):
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
         """Call the function on each rank; returns at once."""
-        request = _call_of(function, arguments, keywords)
+        request = _make_request(function, arguments, keywords)
         return self._ask(dict.fromkeys(self.ranks, request), name_of(function))
 
     def execute(
@@ -109,7 +109,7 @@ class DirectView(View):
         sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self.ranks)}
         busy = {rank: size for rank, size in sizes.items() if size} or {self.ranks[0]: 0}
         requests = {
-            rank: _call_of(function, [piece[index] for piece in pieces], {}, each=each)
+            rank: _make_request(function, [piece[index] for piece in pieces], {}, each=each)
             for index, rank in enumerate(self.ranks)
             if rank in busy
         }
@@ -275,8 +275,11 @@ class BroadcastView(DirectView):
     is_coalescing = False
 
 
-def _call_of(function: Function, arguments: Sequence[Any], keywords: Mapping[str, Any], *, each: bool = False) -> Apply:
-    return Apply(pack({"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}))
+def _make_request(
+    function: Function, arguments: Sequence[Any], keywords: Mapping[str, Any], *, each: bool = False
+) -> Apply:
+    content = {"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}
+    return Apply(pack(content))
 
 
 def _reply_all(ranks: Sequence[int], single: bool, values: list[Any]) -> Any:

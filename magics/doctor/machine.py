@@ -25,7 +25,7 @@ NAME_PATIENCE = 6.0
 
 def cores() -> Iterator[Finding]:
     """Check the CPU cores that the processes of a mesh share."""
-    yield judge_cores(count_cores(), _quota())
+    yield judge_cores(count_cores(), _cpu_quota())
 
 
 def judge_cores(present: int, quota: float | None) -> Finding:
@@ -36,7 +36,7 @@ def judge_cores(present: int, quota: float | None) -> Finding:
     return Finding("ok", "cores", str(present))
 
 
-def _quota() -> float | None:
+def _cpu_quota() -> float | None:
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def _quota() -> float | None:
 
 def memory() -> Iterator[Finding]:
     """Check the free memory, and the container's limit."""
-    yield judge_memory(psutil.virtual_memory().available, _room_in_group())
+    yield judge_memory(psutil.virtual_memory().available, _free_in_container())
 
 
 def judge_memory(free: int, allowed: int | None) -> Finding:
@@ -60,7 +60,7 @@ def judge_memory(free: int, allowed: int | None) -> Finding:
     return Finding("ok", "memory", text)
 
 
-def _room_in_group() -> int | None:
+def _free_in_container() -> int | None:
     root = Path("/sys/fs/cgroup")
     try:
         most, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())

@@ -47,15 +47,15 @@ if read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
 """
 
 
-def memory_of_others() -> Iterator[Finding]:
+def process_memory() -> Iterator[Finding]:
     """Check by trial whether one worker may read another's memory, as py-spy and Cross Memory Attach do."""
     if sys.platform == "linux":
-        refusal = _try_to_read()
-        yield judge_memory_of_others(refusal)
+        refusal = _find_refusal()
+        yield judge_process_memory(refusal)
         yield judge_bulk_data(refusal, why_no_ibverbs(), lacks_nixl=has_nic() and not is_installed())
 
 
-def judge_memory_of_others(refusal: str) -> Finding:
+def judge_process_memory(refusal: str) -> Finding:
     """Judge the attempt; `refusal`: the system's error, empty if the memory was read."""
     if not refusal:
         return Finding("ok", "ptrace", "workers can read each other's memory")
@@ -76,7 +76,7 @@ def judge_bulk_data(refusal: str, no_nic: str, *, lacks_nixl: bool) -> Finding:
     return Finding("ok", "bulk data", text)
 
 
-def _try_to_read() -> str:
+def _find_refusal() -> str:
     """Let one child process read another's memory; return the error, or an empty string."""
     python = [sys.executable, "-S", "-E", "-c"]
     with subprocess.Popen([*python, _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -117,7 +117,7 @@ def _file_system_of(folder: Path) -> str:
     return max(around, default=(0, ""))[1]
 
 
-class _Examined(Actor):
+class _ProbeActor(Actor):
     @endpoint
     def answer(self) -> None:
         """Return nothing: only the round trip is measured."""
@@ -134,7 +134,7 @@ def a_worker() -> Iterator[Finding]:
     try:
         procs.initialized.get()
         ready = time.monotonic() - started
-        yield judge_worker(ready, _round_trip(procs.spawn("examined", _Examined)))
+        yield judge_worker(ready, _round_trip(procs.spawn("examined", _ProbeActor)))
     except (MeshbookError, OSError) as error:
         yield Finding("problem", "a worker", f"failed: {error}")
     finally:
@@ -146,7 +146,7 @@ def judge_worker(ready: float, round_trip: float) -> Finding:
     return Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
 
 
-def _round_trip(examined: _Examined) -> float:
+def _round_trip(examined: _ProbeActor) -> float:
     """Return the median seconds of a round trip."""
     taken: list[float] = []
     for _ in range(CALLS):

@@ -16,16 +16,16 @@ from typing import Any
 from IPython.core.completer import Completion as ShownMatch
 from IPython.core.completer import IPCompleter
 
-from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
-from meshbook.magics.introspection.options import complete_cell_options, complete_verb
-from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of, complete_cached
-from meshbook.magics.introspection.selectors import SelectorScope, complete_selector
+from meshbook.magics.introspection.cursor import InBody, OnOptions, OnSelector, OnVerb, place_of, runs_on_ranks
+from meshbook.magics.introspection.option_completion import complete_cell_options, complete_verb
+from meshbook.magics.introspection.ranks import ANSWER_SECONDS, RankNames, answer_of, complete_cached
+from meshbook.magics.introspection.selector_completion import SelectorScope, complete_selector
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completing import Match, complete, make_completer
 from meshbook.runtime.cells.snapshot import Snapshot
 
-LOADING_WITHIN = 1.0  # seconds for jedi's first use in a process, which also delays IPython's own first completion
+JEDI_LOADING_SECONDS = 1.0  # for jedi's first use in a process, which also delays IPython's own first completion
 
 
 class NotebookCompleter:
@@ -34,8 +34,8 @@ class NotebookCompleter:
     def __init__(self, notebook: Notebook, ranks: RankNames) -> None:
         self._notebook = notebook
         self._ranks = ranks
-        self._aside = BackgroundThreads("jedi", most=1)
-        self._beside: IPCompleter | None = None
+        self._jedi_threads = BackgroundThreads("jedi", most=1)
+        self._busy_completer: IPCompleter | None = None
 
     def install(self) -> None:
         """Make the shell's completer call this one first, in a kernel and on a terminal alike."""
@@ -57,11 +57,11 @@ class NotebookCompleter:
         """Return the matches; None if IPython's completer is responsible."""
         match place_of(cell, cursor, self._notebook.mode.line):
             case OnOptions(text, start):
-                return complete_cell_options(text, start, self._scene())
+                return complete_cell_options(text, start, self._scope())
             case OnVerb(text, start):
-                return complete_verb(text, start, self._scene())
+                return complete_verb(text, start, self._scope())
             case OnSelector(text, start):
-                return complete_selector(text, start, self._scene())
+                return complete_selector(text, start, self._scope())
             case InBody(options, source):
                 return self._in_body(options, source[:cursor], with_jedi=with_jedi)
             case _:
@@ -74,12 +74,12 @@ class NotebookCompleter:
         """
         found = self.complete(cell, cursor, with_jedi=runs_on_ranks(running, self._notebook.mode.line))
         if found is None:
-            if self._beside is None:
-                self._beside = make_completer(self._notebook.shell)
-            found = complete(self._beside, cell, cursor)
+            if self._busy_completer is None:
+                self._busy_completer = make_completer(self._notebook.shell)
+            found = complete(self._busy_completer, cell, cursor)
         return found
 
-    def _scene(self) -> SelectorScope:
+    def _scope(self) -> SelectorScope:
         shell, meshes = self._notebook.shell, {mesh.name: mesh for mesh in self._notebook.meshes}
         sizes = {name: dict(mesh.extent) for name, mesh in meshes.items()}
         local = [name for name in list(shell.user_ns) if not name.startswith("_") and name not in shell.user_ns_hidden]
@@ -90,20 +90,22 @@ class NotebookCompleter:
 
     def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
         """Join matches from the first rank and from the body itself; jedi works while the rank does."""
-        until = time.monotonic() + BUDGET
+        until = time.monotonic() + ANSWER_SECONDS
         targets = self._ranks.targets(options)
         if targets is None:  # the cell starts the mesh: its ranks will have the names of every rank
-            return join_matches(self._own(before, until) if with_jedi else [], complete_cached(before, (), Snapshot()))
+            return join_matches(
+                self._local_matches(before, until) if with_jedi else [], complete_cached(before, (), Snapshot())
+            )
         mesh, rank = targets[0], targets[1][0]
-        asked = self._ranks.ask_matches(mesh, rank, before)
-        own = self._own(before, until) if with_jedi else []
-        found = answer_of(asked, until)
+        future = self._ranks.ask_matches(mesh, rank, before)
+        own = self._local_matches(before, until) if with_jedi else []
+        found = answer_of(future, until)
         return join_matches(own, self._ranks.cached_matches(mesh, rank, before) if found is None else found)
 
-    def _own(self, before: str, until: float) -> list[Match]:
-        within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else LOADING_WITHIN
+    def _local_matches(self, before: str, until: float) -> list[Match]:
+        within = max(0.0, until - time.monotonic()) if "jedi" in sys.modules else JEDI_LOADING_SECONDS
         try:
-            return self._aside.run(lambda: own_names(before), within)
+            return self._jedi_threads.run(lambda: find_local_names(before), within)
         except Exception:  # late, or an error of jedi, which fails on some incomplete code
             return []
 
@@ -130,7 +132,7 @@ def _as_ipython(match: Match) -> ShownMatch:
 _LAST = re.compile(r"(?<![\w.])(?:[^\W\d]\w*)?\Z")
 
 
-def own_names(before: str) -> list[Match]:
+def find_local_names(before: str) -> list[Match]:
     """Complete the bare name at the end of the source to names that it defines and that are visible there."""
     import jedi  # weight: 0.1 s, which would delay the start of a kernel
 

@@ -21,7 +21,7 @@ from meshbook.runtime.cells.inspecting import Inspected
 from meshbook.runtime.cells.snapshot import Snapshot
 from meshbook.runtime.errors import MeshbookError
 
-BUDGET = 0.15  # seconds: a longer wait disturbs typing
+ANSWER_SECONDS = 0.15  # seconds: a longer wait disturbs typing
 
 
 class RankNames:
@@ -39,8 +39,8 @@ class RankNames:
         """Return the ranks of an option line, dead ranks last; all if it selects none. None if no mesh is up."""
         for line in (options, ""):
             try:
-                asked = parse_cell_options(line)
-                mesh, ranks = self._notebook.ranks_of(asked.selection if isinstance(asked, CellOptions) else "all")
+                parsed = parse_cell_options(line)
+                mesh, ranks = self._notebook.ranks_of(parsed.selection if isinstance(parsed, CellOptions) else "all")
             except UserError:
                 continue
             return mesh, sorted(ranks, key=lambda rank: (rank in mesh.dead, rank))
@@ -80,8 +80,8 @@ class RankNames:
                 continue
             rank = min(ranks)
             node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # a restarted rank has reported none
-            if names is not self._names.get(node, ()) and (asked := self._ask(mesh, rank, "snapshot")) is not None:
-                self._names[node], self._snapshots[node] = names, asked
+            if names is not self._names.get(node, ()) and (future := self._ask(mesh, rank, "snapshot")) is not None:
+                self._names[node], self._snapshots[node] = names, future
 
     def _ask(self, mesh: NotebookMesh, rank: int, what: str, *arguments: Any) -> Future[Any] | None:
         node = _node_of(mesh, rank)
@@ -89,11 +89,11 @@ class RankNames:
         if rank in mesh.dead or (before is not None and not before.done()):
             return None
         try:
-            asked = request(mesh, [rank], what, *arguments)[0]
+            future = request(mesh, [rank], what, *arguments)[0]
         except MeshbookError:  # the mesh is stopping
             return None
-        self._open[node] = asked
-        return asked
+        self._open[node] = future
+        return future
 
 
 def request(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
@@ -103,15 +103,15 @@ def request(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any
     return list(client.run(getattr(inspection, what).call_each, *arguments))
 
 
-def answer_of(asked: Future[Any] | None, until: float) -> Any:
+def answer_of(future: Future[Any] | None, until: float) -> Any:
     """Return the answer if it arrives by then (on the monotonic clock), else None."""
-    if asked is None:
+    if future is None:
         return None
     try:
-        asked.wait_here(max(0.0, until - time.monotonic()))
+        future.wait_here(max(0.0, until - time.monotonic()))
     except (TimeoutError, MeshbookError):
         return None
-    return asked.get()
+    return future.get()
 
 
 def _node_of(mesh: NotebookMesh, rank: int) -> str:

@@ -49,7 +49,7 @@ def _limit(text: str) -> float | None:
     return None if text == "none" else seconds(text)
 
 
-_ALL = (
+_ALL_SETTINGS = (
     Setting(
         "group",
         "auto",
@@ -88,7 +88,7 @@ _ALL = (
         offers=SWITCH,
     ),
 )
-SETTINGS = {each.name: each for each in _ALL}
+SETTINGS = {each.name: each for each in _ALL_SETTINGS}
 
 
 def find_setting(name: str) -> Setting:
@@ -104,7 +104,7 @@ class NotebookSettings:
     """The settings of one notebook."""
 
     def __init__(self) -> None:
-        self._values = {each.name: each.default for each in _ALL}
+        self._values = {each.name: each.default for each in _ALL_SETTINGS}
 
     def __getitem__(self, name: str) -> Any:
         """The value of a setting."""
@@ -126,7 +126,7 @@ class NotebookSettings:
         """The defaults of `%%mesh`'s options that the user has changed."""
         return tuple(
             (each.name, self._values[each.name])
-            for each in _ALL
+            for each in _ALL_SETTINGS
             if each.is_option and self._values[each.name] != each.default
         )
 

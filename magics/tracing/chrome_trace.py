@@ -34,7 +34,7 @@ def write_trace(trace: Trace, path: Path) -> int:
 
 def make_chrome_trace(trace: Trace) -> dict[str, Any]:
     """Return the content of the file."""
-    kept, left_out = _bounded(trace)
+    kept, left_out = _limit_spans(trace)
     about = {
         "cells": list(trace.cells),
         "begin_unix_ns": trace.window.start + trace.epoch,
@@ -45,7 +45,7 @@ def make_chrome_trace(trace: Trace) -> dict[str, Any]:
     return {"traceEvents": list(_events(trace, kept)), "displayTimeUnit": "ms", "otherData": about}
 
 
-def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
+def _limit_spans(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
     """Return the spans of each process, and the number of those left out."""
     spans = {each.node: tuple(filter(trace.window.has, each.recording.spans)) for each in trace.processes}
     if (count := sum(map(len, spans.values()))) <= MOST_SPANS:
@@ -64,12 +64,12 @@ def _events(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> Iterator[Event
     for pid, process in enumerate(trace.processes, 1):
         # Waits without a thread were added for the controller; the bars of its calls show them.
         rows = lay_out(span for span in spans[process.node] if span.kind != "wait" or span.thread)
-        yield from _names(process, pid, rows)
+        yield from _name_events(process, pid, rows)
         for row, own in rows.items():
             for span in own:
-                yield from _slice(span, process, pid, _tid(row), trace, executions)
-        yield from _in_flight(process, spans[process.node], pid, trace, serial)
-        yield from _queued(process, spans[process.node], pid, trace, serial)
+                yield from _slice_events(span, process, pid, _tid(row), trace, executions)
+        yield from _in_flight_events(process, spans[process.node], pid, trace, serial)
+        yield from _queued_events(process, spans[process.node], pid, trace, serial)
 
 
 def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
@@ -95,7 +95,7 @@ def _tid(row: Row) -> int:
     return (hash((thread, layer)) & 0x3FFFFFFF) + 1
 
 
-def _names(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
+def _name_events(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.label}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for (thread, layer), index in zip(sorted(rows), itertools.count(), strict=False):
@@ -124,7 +124,7 @@ def name_span(span: Span) -> str:
     return span.name
 
 
-def _slice(
+def _slice_events(
     span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, executions: Mapping[tuple[Any, ...], Span]
 ) -> Iterator[Event]:
     number = span.origin.partition(".")[0]
@@ -154,7 +154,7 @@ def _slice(
         yield {"ph": "f", "bp": "e", "name": "call", "cat": "call", "id": flow, "ts": start, **place}
 
 
-def _in_flight(
+def _in_flight_events(
     process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     answers = ReplyTimes(process.recording)
@@ -162,10 +162,10 @@ def _in_flight(
         if call.kind == "call" and call.link[0]:
             name = f"{name_of(call.link[2])}.{call.name} in flight"
             end = min(answers.end_of(call), trace.window.end)
-            yield from _bar(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
+            yield from _bar_events(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
 
 
-def _queued(
+def _queued_events(
     process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     begun = {span.link[:2]: span for span in spans if span.kind in ("run", "cell") and span.link}
@@ -173,10 +173,10 @@ def _queued(
         span = begun.get((mark.node, mark.call))
         if span is not None and mark.node and mark.call and mark.time < span.start:
             name = f"{name_of(span.link[2])}.{span.name} queued"
-            yield from _bar(name, "queued", mark.time, span.start, pid, trace, serial)
+            yield from _bar_events(name, "queued", mark.time, span.start, pid, trace, serial)
 
 
-def _bar(
+def _bar_events(
     name: str, category: str, start: int, end: int, pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     number = next(serial)

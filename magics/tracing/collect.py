@@ -28,7 +28,7 @@ from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
 MOST_CELLS = 1000  # whose times are kept
-ANSWER_WITHIN = 3.0  # seconds for a process to send its recording
+ANSWER_SECONDS = 3.0  # seconds for a process to send its recording
 PINGS = 5  # of a clock; the quickest counts
 CONTROLLER = "controller"
 
@@ -263,7 +263,7 @@ async def _request_recordings(session: Session, addresses: Sequence[Address], si
         if host_of(address) in clocks
     ]
     reached = [address for address in addresses if host_of(address) in clocks]
-    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_WITHIN)
+    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_SECONDS)
     return [
         TracedProcess(address.node, "", 0, shift(recording, clocks[host_of(address)].offset), clocks[host_of(address)])
         for address, recording in zip(reached, answers, strict=True)
@@ -289,7 +289,7 @@ async def read_clock(control: Any) -> ClockOffset | None:
     pings: list[tuple[int, int, int]] = []
     for _ in range(PINGS):
         sent = now()
-        (there,) = await answers_of([control.clock.call_one()], ANSWER_WITHIN)
+        (there,) = await answers_of([control.clock.call_one()], ANSWER_SECONDS)
         if there is None:
             return None
         pings.append((sent, there, now()))

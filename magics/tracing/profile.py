@@ -171,7 +171,7 @@ class SampleProfile:
         """Return speedscope's format: a profile for each rank, and one for each of its other threads."""
         frames: dict[CodeLine, int] = {}
         profiles = [
-            _lane(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
+            _rank_profile(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
             for rank, samples in sorted(self.by_rank.items())
             for thread in sorted(samples.threads, key=lambda thread: thread.thread != MAIN)
         ]
@@ -180,7 +180,7 @@ class SampleProfile:
         return {**about, "shared": {"frames": shared}, "profiles": profiles}
 
 
-def _lane(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]:
+def _rank_profile(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]:
     stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in thread.stacks]
     return {
         "type": "sampled",
@@ -236,7 +236,7 @@ class TorchProfile:
         """Return torch's format, with separate processes for each rank."""
         events: list[dict[str, Any]] = []
         for rank, profile in sorted(self.by_rank.items()):
-            events += _of_rank(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
+            events += _with_rank_ids(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
         first = min((event["ts"] for event in events if event.get("ph") == "X"), default=0)
         for event in events:
             if "ts" in event:
@@ -244,7 +244,7 @@ class TorchProfile:
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": self.title}}
 
 
-def _of_rank(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _with_rank_ids(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a rank's events, with process numbers and flow ids that no other rank has."""
     base = content.get("baseTimeNanoseconds", 0) / 1000
     pids: dict[Any, int] = {}

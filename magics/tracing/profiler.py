@@ -31,7 +31,7 @@ from meshbook.runtime.hosts.profiler import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, heed_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 
-WITHIN = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
+ANSWER_SECONDS = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
 T = TypeVar("T")
 Title = Callable[[float], str]  # of a profile that took this many seconds
 
@@ -150,14 +150,14 @@ class SampleProfileRun:
 
     async def begin(self) -> None:
         procs = slice_of(self._mesh, self._ranks)
-        answers = [each or {} for each in await answers_of(begin_spying(procs, self._rate), WITHIN)]
+        answers = [each or {} for each in await answers_of(begin_spying(procs, self._rate), ANSWER_SECONDS)]
         why = {node: reason for each in answers for node, reason in each.items()}
         nodes = self._mesh.procs.nodes
         found = {rank: why.get(nodes[rank].node, "its host did not answer") for rank in self._ranks}
         self._why = {rank: reason for rank, reason in found.items() if reason}
         if self._why:
             self._samplers = spawn_on(self._mesh, list(self._why), "sampler", Sampler)
-            await answers_of(self._samplers.begin.call_each(self._rate), WITHIN)
+            await answers_of(self._samplers.begin.call_each(self._rate), ANSWER_SECONDS)
 
     async def end(self, title: Title, seconds: float) -> SampleProfile:
         spied = await self._end_spies()
@@ -165,7 +165,9 @@ class SampleProfileRun:
         return SampleProfile(f"{title(seconds)}, {self._rate} samples a second", seen, tuple(self._notes(seen)))
 
     async def _end_spies(self) -> dict[int, RankSamples]:
-        answers = [each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), WITHIN)]
+        answers = [
+            each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), ANSWER_SECONDS)
+        ]
         data = {node: content for each in answers for node, content in each.items()}
         found = {rank: _read(data.get(self._mesh.procs.nodes[rank].node, b"")) for rank in self._ranks}
         return {rank: samples for rank, samples in found.items() if samples is not None}
@@ -173,7 +175,7 @@ class SampleProfileRun:
     async def _end_samplers(self) -> dict[int, RankSamples]:
         if self._samplers is None:
             return {}
-        answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), WITHIN)
+        answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), ANSWER_SECONDS)
         self._samplers.stop("the profile ended")
         return {rank: each for rank, each in zip(self._why, answers, strict=True) if each is not None}
 
@@ -207,11 +209,11 @@ class OperatorProfileRun:
 
     async def begin(self) -> None:
         self._profilers = spawn_on(self._mesh, self._ranks, "operators", OperatorProfiler)
-        await answers_of(self._profilers.begin.call_each(), WITHIN)
+        await answers_of(self._profilers.begin.call_each(), ANSWER_SECONDS)
 
     async def end(self, title: Title, seconds: float) -> TorchProfile:
         asked = self._profilers.end.call_each() if self._profilers is not None else []
-        answers: list[OperatorProfile | None] = await answers_of(asked, 6 * WITHIN)
+        answers: list[OperatorProfile | None] = await answers_of(asked, 6 * ANSWER_SECONDS)
         if self._profilers is not None:
             self._profilers.stop("the profile ended")
         seen = {rank: each for rank, each in zip(self._ranks, answers, strict=False) if each is not None}

@@ -201,7 +201,7 @@ class Timeline:
         for each in self.shown:
             marks = "".join(_MARKS[state] for state in states_of(each.lane, MOST_MARKS))
             lines.append(f"{each.label:<{width}}  {marks}  {each.share}")
-        used = _used(self.shown)
+        used = _used_states(self.shown)
         lines.append(" " * (width + 2) + "  ".join(f"{_MARKS[state]} {_WORDS[state]}" for state in used))
         lines += self.notes()
         if self.spent:
@@ -217,10 +217,12 @@ class Timeline:
         """Render a static picture, with the notes below it."""
         label_width = 8 * max(len(each.label) for each in self.shown) + 8
         height = _LANE * len(self.shown) + 18
-        lanes = "".join(_draw(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown))
-        axis = _axis(self._trace.window, label_width, height - 4)
+        lanes = "".join(
+            _draw_lane(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown)
+        )
+        axis = _draw_axis(self._trace.window, label_width, height - 4)
         legend = " &nbsp; ".join(
-            f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in _used(self.shown)
+            f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in _used_states(self.shown)
         )
         notes = "".join(f"<div>{_escape(note)}</div>" for note in self.notes())
         return (
@@ -260,9 +262,9 @@ def spent_in(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> lis
 # -- drawing ---------------------------------------------------------------------------------
 
 
-def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
+def _draw_lane(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
     scale = _WIDTH / max(1, window.length)
-    bars = "".join(_bar(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
+    bars = "".join(_draw_segment(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
     label = (
         f'<text x="{left - 6}" y="{top + 13}" text-anchor="end" font-size="12"'
         f' style="fill:var(--jp-content-font-color1,currentColor)">{_escape(shown.label)}</text>'
@@ -270,7 +272,7 @@ def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
     return f"{label}{bars}"
 
 
-def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
+def _draw_segment(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
     height = _HEIGHTS[segment.state]
     x, width = left + (segment.start - window.start) * scale, max(0.3, segment.length * scale)
     label = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
@@ -282,7 +284,7 @@ def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left:
     )
 
 
-def _axis(window: TimeWindow, left: int, y: int) -> str:
+def _draw_axis(window: TimeWindow, left: int, y: int) -> str:
     ticks = ((0, "start", "0 s"), (0.5, "middle", seconds(window.length // 2)), (1, "end", seconds(window.length)))
     return "".join(
         f'<text x="{left + at * _WIDTH:g}" y="{y}" text-anchor="{anchor}" font-size="11"'
@@ -291,7 +293,7 @@ def _axis(window: TimeWindow, left: int, y: int) -> str:
     )
 
 
-def _used(shown: Sequence[NamedLane]) -> list[State]:
+def _used_states(shown: Sequence[NamedLane]) -> list[State]:
     return [state for state in STATES if any(each.totals[state] for each in shown)]
 
 

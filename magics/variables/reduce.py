@@ -46,7 +46,7 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return _by_key(values, _mean)
     if isinstance(first, list | tuple):
-        return _by_place(values, _mean)
+        return _by_position(values, _mean)
     if all(isinstance(value, numbers.Number) for value in values):
         return sum(values) / len(values)
     raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
@@ -137,7 +137,7 @@ def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[
     return {key: combine([value[key] for value in values]) for key in values[0]}
 
 
-def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
+def _by_position(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
     if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
         raise ReduceError(f"{_kinds(values)} differ in type or length")
     make = getattr(type(values[0]), "_make", type(values[0]))  # named tuples need it

@@ -18,7 +18,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh
 
-LOOK_WITHIN = 3.0  # seconds: a repr must not wait for a cell that trains for hours
+REPR_SECONDS = 3.0  # seconds: a repr must not wait for a cell that trains for hours
 _NO_COST = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 
@@ -76,7 +76,7 @@ class RemoteVariable(MeshTrait):
         answers: dict[int, CellValue | RequestError] = {rank: RequestError("the rank is dead") for rank in mesh.dead}
         if able:
             asked = RankRequest(mesh, dict.fromkeys(able, ShowRequest(self.name)), f"show {self.name}")
-            answers |= asked.wait_at_most(LOOK_WITHIN)
+            answers |= asked.wait_at_most(REPR_SECONDS)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
         return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
 

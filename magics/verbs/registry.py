@@ -31,7 +31,7 @@ from meshbook.magics.verbs.trace import TraceVerb
 from meshbook.magics.verbs.variables import DiffVerb, PullVerb, PushVerb, WhosVerb, WhoVerb
 
 # In the order of the overview: a mesh's lifecycle, then variables, running cells, settings, and inspection.
-_ALL: tuple[type[Verb], ...] = (
+_VERB_CLASSES: tuple[type[Verb], ...] = (
     UpVerb,
     UseVerb,
     StatusVerb,
@@ -61,7 +61,7 @@ _ALL: tuple[type[Verb], ...] = (
     LogVerb,
     DoctorVerb,
 )
-VERBS = {verb.word: verb for verb in _ALL}
+VERBS = {verb.word: verb for verb in _VERB_CLASSES}
 WIDTH = 100  # as in the texts of argparse (`argparsing.Parser`)
 
 

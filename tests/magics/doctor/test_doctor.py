@@ -25,8 +25,8 @@ from meshbook.magics.doctor.processes import (
     a_worker,
     judge_bulk_data,
     judge_folder,
-    judge_memory_of_others,
-    memory_of_others,
+    judge_process_memory,
+    process_memory,
 )
 from meshbook.magics.doctor.software import judge_gpus, judge_kernelspec, judge_packages
 
@@ -60,8 +60,8 @@ HERE = str(Path(sys.executable))
         (judge_nic(2, 2, resource.RLIM_INFINITY), "ok", "2 active ports", ""),
         (judge_name_service("box", 0.02), "ok", "box in 20 ms", ""),
         (judge_name_service("box", 5.0), "warning", "takes 5.0 s to look up", "/etc/hosts"),
-        (judge_memory_of_others(""), "ok", "can read", ""),
-        (judge_memory_of_others("Operation not permitted"), "note", "(Operation not permitted)", "SYS_PTRACE"),
+        (judge_process_memory(""), "ok", "can read", ""),
+        (judge_process_memory("Operation not permitted"), "note", "(Operation not permitted)", "SYS_PTRACE"),
         (judge_bulk_data("", "", lacks_nixl=False), "ok", "from memory to memory; between hosts by RDMA", ""),
         (judge_bulk_data("", "no NIC", lacks_nixl=False), "ok", "between hosts by TCP (no NIC)", ""),
         (judge_bulk_data("", "no NIXL", lacks_nixl=True), "note", "by TCP (no NIXL)", "meshbook[rdma]"),
@@ -138,5 +138,5 @@ def test_this_machine_can_be_examined() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no process_vm_readv")
 def test_reading_the_memory_of_others_is_tried() -> None:
-    finding, _ = memory_of_others()
+    finding, _ = process_memory()
     assert finding.text.startswith(("workers can read", "workers cannot read each other's memory (Operation not"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshbook.magics.introspection.completer import join_matches, reply_of
-from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
-from meshbook.magics.introspection.options import complete_cell_options, complete_verb
+from meshbook.magics.introspection.cursor import CursorPlace, InBody, OnOptions, OnSelector, OnVerb, place_of
+from meshbook.magics.introspection.option_completion import complete_cell_options, complete_verb
 from meshbook.magics.introspection.ranks import complete_cached
-from meshbook.magics.introspection.selectors import SelectorScope
+from meshbook.magics.introspection.selector_completion import SelectorScope
 from meshbook.runtime.cells.completing import Match
 from meshbook.runtime.cells.snapshot import Snapshot
 
@@ -63,7 +63,7 @@ OF_TWO = "0 1 0: ::2 -1"
         ("%online|", None),
     ],
 )
-def test_place(cell: str, place: Place | None) -> None:
+def test_place(cell: str, place: CursorPlace | None) -> None:
     cursor = cell.index("|")
     assert place_of(cell.replace("|", ""), cursor) == place
 
@@ -81,7 +81,7 @@ def test_place(cell: str, place: Place | None) -> None:
         ("%%mesh 1\nlo|", InBody("1", "########\nlo")),
     ],
 )
-def test_place_in_mesh_mode(cell: str, place: Place | None) -> None:
+def test_place_in_mesh_mode(cell: str, place: CursorPlace | None) -> None:
     cursor = cell.index("|")
     assert place_of(cell.replace("|", ""), cursor, mode="0") == place
 

@@ -28,13 +28,13 @@ class SelectorScope:
         return self.meshes.get(mesh or self.default, {})
 
 
-def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_selector(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete the end of a selector, which begins at `start` in the cell."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
         return []
     at, piece = start + found.start("piece"), found["piece"]
-    sizes = scene.sizes(found["mesh"])
+    sizes = scope.sizes(found["mesh"])
     if "=" in piece:
         name, _, value = piece.partition("=")
         at += len(name) + 1
@@ -43,18 +43,18 @@ def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match
         return _matches(_after_comma(before, sizes), piece, at)
     offers = [(word, "ranks") for word in WORDS]
     if not found["head"]:
-        offers += [(text, "mesh") for name in scene.meshes for text in (name, f"{name}[")]
+        offers += [(text, "mesh") for name in scope.meshes for text in (name, f"{name}[")]
     return _matches([*offers, *_dimensions(sizes), *_indices(_count(sizes))], piece, at)
 
 
-def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_mesh(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete the name of a mesh."""
-    return _matches([(name, "mesh") for name in scene.meshes], text, start)
+    return _matches([(name, "mesh") for name in scope.meshes], text, start)
 
 
-def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_rank(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete one rank of the default mesh."""
-    ranks = range(min(_count(scene.sizes()), MOST_RANKS))
+    ranks = range(min(_count(scope.sizes()), MOST_RANKS))
     return _matches([(str(rank), "rank") for rank in ranks], text, start)
 
 

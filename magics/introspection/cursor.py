@@ -50,7 +50,7 @@ class InBody:
     source: str
 
 
-Place: TypeAlias = OnOptions | OnVerb | OnSelector | InBody
+CursorPlace: TypeAlias = OnOptions | OnVerb | OnSelector | InBody
 
 
 def runs_on_ranks(cell: str, mode: str | None = None) -> bool:
@@ -59,7 +59,7 @@ def runs_on_ranks(cell: str, mode: str | None = None) -> bool:
     return isinstance(place_of(f"{cell[:end]}\n", end + 1, mode), InBody)
 
 
-def place_of(cell: str, cursor: int, mode: str | None = None) -> Place | None:
+def place_of(cell: str, cursor: int, mode: str | None = None) -> CursorPlace | None:
     """Return the location of the cursor; None if IPython's own completion and inspection apply.
 
     `mode` is the option line of mesh mode, if that is on.
@@ -84,7 +84,7 @@ def _option_line(cell: str) -> tuple[int, int]:
     return start, start + len(lines[first or 0])
 
 
-def _on_line(cell: str, cursor: int) -> Place | None:
+def _on_line(cell: str, cursor: int) -> CursorPlace | None:
     """Return the location on a line of `%mesh` or `%on`."""
     start = cell.rfind("\n", 0, cursor) + 1
     if (verb := _VERB.match(cell, start, cursor)) is not None:
