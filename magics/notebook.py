@@ -46,7 +46,7 @@ class Notebook:
         self.cell_times = CellTimes()
         self.profiling = ProfilerState()
         self.mode = MeshMode(shell)
-        self.preferences = NotebookSettings()
+        self.settings = NotebookSettings()
         self.background = BackgroundLoop()
         self.jobs = Jobs(self.background)
         self.waits_for: list[CellExecution] = []  # cells that this notebook waits for

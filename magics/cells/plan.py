@@ -56,7 +56,7 @@ class CellPlanner:
             shown=self._ranks_of(options.show, mesh),
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
-            limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
+            limits=OutputLimits(plain_time=self._notebook.settings["plain_time"]),
             label=mesh.label,
             variables=self._notebook.shell.user_ns,
             by_mode=by_mode,

@@ -41,7 +41,7 @@ class CellRunner:
         Returns the result if the cell has a value, or a job for a cell with `-a`.
         """
         options, asked = (
-            parse_cell_options(line, self._notebook.preferences.of_cells),
+            parse_cell_options(line, self._notebook.settings.of_cells),
             parse_timer(timer) if timer else None,
         )
         if (told := next((each for each in (asked, options) if isinstance(each, HelpText)), None)) is not None:
@@ -90,8 +90,8 @@ class CellRunner:
         """Run `SEL CODE` on ranks, in the middle of a cell, and wait. Return the result if the code has a value."""
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
-            raise UsageError(f"%on needs ranks and code, such as `%on 0 print(x)`, got {quoted(line)}")
-        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
+            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+        options = CellOptions(selection, **dict(self._notebook.settings.of_cells))
         return _shown_value(self._run_blocking(options, code.lstrip()))
 
     def run_within(self, line: str, source: str, timer: str = "") -> MeshResult | Job | None:
@@ -99,7 +99,7 @@ class CellRunner:
 
         No loop is free there that could await it.
         """
-        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        options = parse_cell_options(line, self._notebook.settings.of_cells)
         if isinstance(options, HelpText):
             print(options.text)
             return None

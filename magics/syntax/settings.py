@@ -112,14 +112,14 @@ class NotebookSettings:
 
     def set(self, name: str, text: str) -> None:
         """Set a value by a word of the user. UsageError if it is invalid."""
-        preference = find_setting(name)
+        setting = find_setting(name)
         try:
-            value = preference.default if text == UNSET else preference.read(text)
+            value = setting.default if text == UNSET else setting.read(text)
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"%mesh config {preference.name}: {error}") from None
-        if preference.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
+            raise UsageError(f"%mesh config {setting.name}: {error}") from None
+        if setting.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
             raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be turned off; restart the kernel")
-        self._values[preference.name] = value
+        self._values[setting.name] = value
 
     @property
     def of_cells(self) -> tuple[tuple[str, Any], ...]:
@@ -130,7 +130,7 @@ class NotebookSettings:
             if each.is_option and self._values[each.name] != each.default
         )
 
-    def describe(self, names: Iterable[str] = SETTINGS) -> str:
+    def format(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
         rows = [(name, _format_value(self._values[name]), SETTINGS[name].meaning) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

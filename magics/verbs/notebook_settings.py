@@ -77,11 +77,11 @@ class ConfigVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         if self.key is not None and self.value is not None:
-            notebook.preferences.set(self.key, self.value)
-            if notebook.preferences[NEST_ASYNCIO]:
+            notebook.settings.set(self.key, self.value)
+            if notebook.settings[NEST_ASYNCIO]:
                 # Imported only on request: it replaces asyncio's tasks in the whole process.
                 import nest_asyncio2  # type: ignore[import-untyped]
 
                 nest_asyncio2.apply()  # a second call changes nothing
         names = list(SETTINGS) if self.key is None else [find_setting(self.key).name]
-        print(notebook.preferences.describe(names))
+        print(notebook.settings.format(names))

@@ -23,9 +23,9 @@ from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
     ],
 )
 def test_what_can_be_set(name: str, text: str, value: object) -> None:
-    preferences = NotebookSettings()
-    preferences.set(name, text)
-    assert preferences[name.replace("-", "_")] == value
+    settings = NotebookSettings()
+    settings.set(name, text)
+    assert settings[name.replace("-", "_")] == value
 
 
 @pytest.mark.parametrize(
@@ -44,26 +44,26 @@ def test_what_cannot(name: str, text: str, problem: str) -> None:
 
 
 def test_a_line_of_its_own_comes_before_what_is_set() -> None:
-    preferences = NotebookSettings()
-    assert preferences.of_cells == ()
-    preferences.set("group", "rank")
-    preferences.set("block", "off")
-    assert parse_cell_options("0", preferences.of_cells) == CellOptions("0", group="rank", block=False)
-    assert parse_cell_options("-b -g same", preferences.of_cells) == CellOptions(group="same")
-    preferences.set("group", "default")
-    assert preferences.of_cells == (("block", False),)
+    settings = NotebookSettings()
+    assert settings.of_cells == ()
+    settings.set("group", "rank")
+    settings.set("block", "off")
+    assert parse_cell_options("0", settings.of_cells) == CellOptions("0", group="rank", block=False)
+    assert parse_cell_options("-b -g same", settings.of_cells) == CellOptions(group="same")
+    settings.set("group", "default")
+    assert settings.of_cells == (("block", False),)
 
 
 def test_loops_that_nest_stay_so() -> None:
-    preferences = NotebookSettings()
-    preferences.set("nest_asyncio", "off")
-    preferences.set("nest_asyncio", "on")
+    settings = NotebookSettings()
+    settings.set("nest_asyncio", "off")
+    settings.set("nest_asyncio", "on")
     with pytest.raises(UsageError, match="cannot be turned off; restart the kernel"):
-        preferences.set("nest_asyncio", "off")
+        settings.set("nest_asyncio", "off")
 
 
 def test_each_is_told_with_its_meaning() -> None:
-    lines = NotebookSettings().describe().splitlines()
+    lines = NotebookSettings().format().splitlines()
     assert [line.split()[0] for line in lines] == list(SETTINGS)
     assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"
-    assert NotebookSettings().describe(["plain_time"]).startswith("plain_time  2  seconds: ")
+    assert NotebookSettings().format(["plain_time"]).startswith("plain_time  2  seconds: ")
