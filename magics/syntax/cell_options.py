@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from meshbook.magics.errors import UsageError
+from meshbook.magics.output.grouping import GroupMode
 from meshbook.magics.prompts.queue import Sharing
 from meshbook.magics.syntax.argparsing import (
     HelpRequested,
@@ -28,7 +28,6 @@ from meshbook.magics.syntax.argparsing import (
 )
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]
-Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
 _COMMENT = re.compile(r"# ?mesh:(.*)")
 
 
@@ -42,7 +41,7 @@ class CellOptions:
     quiet: bool = False
     time: bool = False
     on_error: OnError = "stop"
-    group: Grouping = "auto"
+    group: GroupMode = "auto"
     timeout: float | None = None  # seconds
     block: bool = True
     first: str | None = None
@@ -175,6 +174,8 @@ def cell_parser() -> Parser:
         "--group",
         choices=("auto", "same", "rank", "order", "none"),
         default="auto",
-        help="how to group the output of ranks (default: %(default)s)",
+        help="how to group the output of ranks: same joins equal output, auto also joins output that differs only in"
+        " numbers, rank shows each rank separately, order and none keep the order of arrival, with and without labels"
+        " (default: %(default)s)",
     )
     return parser
