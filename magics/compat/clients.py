@@ -359,7 +359,7 @@ class _StandInModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"ipyparallel.{name} is not part of meshbook's stand-in; the README lists what meshbook offers instead. "
+            f"ipyparallel.{name} is not part of meshbook's stand-in, whose parts docs/ipyparallel.md lists. "
             f"To use an installed ipyparallel itself, run %unload_ext meshbook.magics.compat"
         )
 

@@ -40,7 +40,7 @@ def test_px(line: str, ours: str) -> None:
     assert translate_px(line) == ours
 
 
-def test_pxconfig_is_what_px_does_unless_it_says_otherwise() -> None:
+def test_pxconfig_sets_defaults_of_px() -> None:
     defaults = translate_pxconfig("--noblock --targets 0:2", PxDefaults())
     assert translate_px("", defaults) == "0:2 -a"
     assert translate_px("--block -t all", defaults) == "all"
@@ -57,7 +57,7 @@ def test_pxconfig_is_what_px_does_unless_it_says_otherwise() -> None:
         ("-a -b", "not allowed with argument"),
     ],
 )
-def test_px_that_asks_for_what_there_is_not(line: str, problem: str) -> None:
+def test_px_with_invalid_options(line: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         translate_px(line)
     assert problem in str(caught.value)
@@ -77,7 +77,7 @@ def test_rank_without_ranks(line: str) -> None:
         translate_rank(line)
 
 
-def test_the_lines_of_dist() -> None:
+def test_dist_lines() -> None:
     assert read_init("").processes == 2
     assert read_init('--num-processes 4 --gpu-ids "0,1,2,3" -a localhost').processes == 4
     assert [read_switch(line) for line in ("", "--enable", "-e", "-d")] == [None, True, True, False]

@@ -1,4 +1,4 @@
-"""What an examination makes of what it sees, as tables; and that one of this machine comes to its end."""
+"""The findings of `%mesh doctor`, as tables, and an examination of this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ HERE = str(Path(sys.executable))
         (judge_kernelspec("/k", "/usr/other/python", "python3.9"), "note", "may use another meshbook", "install"),
     ],
 )
-def test_what_is_seen_is_judged(finding: Finding, level: str, text: str, remedy: str) -> None:
+def test_judged_findings(finding: Finding, level: str, text: str, remedy: str) -> None:
     assert finding.level == level
     assert text in finding.text
     assert remedy in finding.remedy
@@ -111,7 +111,7 @@ def test_a_check_that_fails_is_a_finding() -> None:
     assert found[0].text == "the check failed: OSError: no such place"
 
 
-def test_findings_are_a_table_with_a_verdict() -> None:
+def test_findings_are_formatted_as_a_table_with_a_summary() -> None:
     found = [Finding("ok", "cores", "8"), Finding("warning", "/dev/shm", "64 MiB in all", "give it more")]
     assert format_report(found) == (
         "ok       cores     8\n"
@@ -137,6 +137,6 @@ def test_this_machine_can_be_examined() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no process_vm_readv")
-def test_reading_the_memory_of_others_is_tried() -> None:
+def test_reading_process_memory_is_tried() -> None:
     finding, _ = process_memory()
     assert finding.text.startswith(("workers can read", "workers cannot read each other's memory (Operation not"))

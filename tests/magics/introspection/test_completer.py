@@ -142,7 +142,7 @@ def test_an_empty_line_offers_ranks_and_long_options() -> None:
     assert "-g" not in found
 
 
-def test_of_two_that_exclude_each_other_one_is_offered() -> None:
+def test_exclusive_options_are_not_offered_together() -> None:
     found = [match.text for match in complete_cell_options("0 --quiet ", 7, SCENE)]
     assert "--show" not in found
     assert "--quiet" not in found
@@ -195,7 +195,7 @@ def check(complete: object, line: str, matches: str) -> None:
         assert match.text.startswith(line[match.start - 7 :])
 
 
-# --- what a rank told last ---
+# --- from the last snapshot ---
 
 SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", "forward")})
 
@@ -215,7 +215,7 @@ SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", 
         ("gone", ""),
     ],
 )
-def test_completion_from_what_was_told(before: str, matches: str) -> None:
+def test_completion_from_a_snapshot(before: str, matches: str) -> None:
     found = complete_cached(before, ("model", "step", "plain"), SNAPSHOT)
     assert [match.text for match in found] == matches.split()
     assert {match.end for match in found} <= {len(before)}

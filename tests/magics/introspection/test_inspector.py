@@ -1,4 +1,4 @@
-"""The line of an inspection that says which ranks have the same."""
+"""The line of an inspection that compares ranks."""
 
 from __future__ import annotations
 

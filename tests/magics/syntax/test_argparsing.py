@@ -1,4 +1,4 @@
-"""Variables as they are named on a line."""
+"""Names of variables to push and pull on an option line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshbook.magics.syntax.argparsing import PullSpec, pull_specs, push_names
         ("c@first", [PullSpec("c", "first")]),
     ],
 )
-def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
+def test_pull_specs(text: str, wanted: list[PullSpec]) -> None:
     assert pull_specs(text) == tuple(wanted)
     assert ",".join(map(str, wanted)) == text.replace(" ", "")
 
@@ -41,7 +41,7 @@ def test_what_cannot_be_pulled(text: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-def test_what_is_pushed() -> None:
+def test_push_names() -> None:
     assert push_names("a, b,c") == ("a", "b", "c")
     with pytest.raises(argparse.ArgumentTypeError):
         push_names("a,b@0")

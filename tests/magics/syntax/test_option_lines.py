@@ -1,4 +1,4 @@
-"""Option lines, as tables: what they ask for, and what is said of those that ask for what there is not."""
+"""Option lines of `%%mesh` and `%mesh`, as tables: their parsed values, and the errors of invalid lines."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_cell_options(line: str, options: CellOptions) -> None:
         pytest.param("-o " + "1" * 100_000, "…' is not a valid variable name", id="endless name"),
     ],
 )
-def test_cell_options_that_do_not_exist(line: str, problem: str) -> None:
+def test_invalid_cell_options(line: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)) as caught:
         parse_cell_options(line)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help", "-o x ?"])
-def test_help_is_a_value_and_stays_silent(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_value_and_prints_nothing(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     asked = parse_cell_options(line)
     assert isinstance(asked, HelpText)
     assert asked.text.startswith("usage: %%mesh ")
@@ -192,7 +192,7 @@ def test_verbs(line: str, verb: Verb) -> None:
         pytest.param("log -n " + "9" * 5000, "…' is not a whole number", id="endless number"),
     ],
 )
-def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
+def test_invalid_verbs(line: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse_verb(line)
 
@@ -240,7 +240,7 @@ def test_comment(first_line: str, options: str | None) -> None:
 
 
 @given(st.text(alphabet="-ogqTh0: ='\"\\!?sTtaup", max_size=24) | st.text())
-def test_whatever_is_typed_is_options_help_or_a_usage_error(line: str) -> None:
+def test_any_text_gives_options_help_or_a_usage_error(line: str) -> None:
     for parse in (parse_cell_options, parse_verb):
         with contextlib.suppress(UsageError):
             parse(line)

@@ -1,4 +1,4 @@
-"""Selectors, as tables: what they mean, and what is said of those that mean nothing."""
+"""Selectors, as tables: their parsed form, the ranks they select, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def select(text: str, history: LastCell = LAST, meshes: dict[str, Region] = MESH
     return resolve(parse(text), meshes, "main", history)
 
 
-# --- what is understood ---
+# --- valid syntax ---
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_parse(text: str, mesh: str | None, part: object) -> None:
     assert parse(text) == Selection(text, mesh, part)  # type: ignore[arg-type]
 
 
-def test_the_parts_know_their_columns() -> None:
+def test_parts_have_columns() -> None:
     selection = parse("trainers[!gpus=0, hosts=1:]")
     assert isinstance(selection.part, Except)
     assert isinstance(selection.part.choice, Dimensions)
@@ -97,7 +97,7 @@ def test_the_parts_know_their_columns() -> None:
     assert columns == (1, 10, 11, 16, 19, 25)
 
 
-# --- which ranks are meant ---
+# --- selected ranks ---
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_shape(text: str, sizes: dict[str, int]) -> None:
 
 
 @given(st.lists(st.integers(-8, 7) | st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2), min_size=1, max_size=4))
-def test_plain_ranks_mean_what_they_mean_for_a_list(items: list[int | slice]) -> None:
+def test_plain_ranks_select_as_list_indexes_do(items: list[int | slice]) -> None:
     words = [str(item) if isinstance(item, int) else f"{item.start}:{item.stop}".replace("None", "") for item in items]
     parts = [[list(range(8))[item]] if isinstance(item, int) else list(range(8))[item] for item in items]
     if all(parts):
@@ -168,10 +168,10 @@ def test_plain_ranks_mean_what_they_mean_for_a_list(items: list[int | slice]) ->
             select(",".join(words))
 
 
-# --- what the last cell did ---
+# --- outcomes of the last cell ---
 
 
-def test_not_failed_is_all_when_nothing_failed() -> None:
+def test_not_failed_selects_all_if_nothing_failed() -> None:
     assert len(select("!failed", LastCell()).region) == 8
 
 
@@ -184,7 +184,7 @@ def test_outcomes_belong_to_the_mesh_of_the_last_cell() -> None:
         select("failed", on_trainers)
 
 
-# --- what is said of a wrong one ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_outcomes_belong_to_the_mesh_of_the_last_cell() -> None:
         pytest.param("!" * 100_000, 2, "found '!'", id="many marks"),
     ],
 )
-def test_what_is_not_understood(text: str, column: int, problem: str) -> None:
+def test_invalid_syntax(text: str, column: int, problem: str) -> None:
     with pytest.raises(SelectionError, match=re.escape(problem)) as caught:
         parse(text)
     assert f", column {column}: " in str(caught.value)
@@ -267,7 +267,7 @@ def test_what_is_not_understood(text: str, column: int, problem: str) -> None:
         pytest.param("x" * 100_000 + "=0", 1, "unknown dimension 'x{60}…'", id="endless dimension"),
     ],
 )
-def test_what_fits_no_rank(text: str, column: int, problem: str) -> None:
+def test_selectors_without_ranks(text: str, column: int, problem: str) -> None:
     with pytest.raises(SelectionError, match=problem) as caught:
         select(text)
     assert f", column {column}: " in str(caught.value)
@@ -293,7 +293,7 @@ def test_no_mesh_at_all() -> None:
 
 
 @given(st.text(alphabet="all failed!:,=[]-0123gpushot", max_size=20) | st.text())
-def test_whatever_is_typed_gives_ranks_or_a_selection_error(text: str) -> None:
+def test_any_text_gives_ranks_or_a_selection_error(text: str) -> None:
     try:
         region = select(text).region
     except SelectionError:

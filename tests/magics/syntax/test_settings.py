@@ -1,4 +1,4 @@
-"""What `%mesh config` sets, and says."""
+"""The settings of `%mesh config`: valid and invalid values, and their list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
         ("nest_asyncio", "on", True),
     ],
 )
-def test_what_can_be_set(name: str, text: str, value: object) -> None:
+def test_valid_settings(name: str, text: str, value: object) -> None:
     settings = NotebookSettings()
     settings.set(name, text)
     assert settings[name.replace("-", "_")] == value
@@ -37,13 +37,13 @@ def test_what_can_be_set(name: str, text: str, value: object) -> None:
         ("grop", "rank", "unknown setting 'grop'. Did you mean 'group'? The settings are group, on_error,"),
     ],
 )
-def test_what_cannot(name: str, text: str, problem: str) -> None:
+def test_invalid_settings(name: str, text: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         NotebookSettings().set(name, text)
     assert problem in str(caught.value)
 
 
-def test_a_line_of_its_own_comes_before_what_is_set() -> None:
+def test_options_of_a_line_override_settings() -> None:
     settings = NotebookSettings()
     assert settings.of_cells == ()
     settings.set("group", "rank")
@@ -54,7 +54,7 @@ def test_a_line_of_its_own_comes_before_what_is_set() -> None:
     assert settings.of_cells == (("block", False),)
 
 
-def test_loops_that_nest_stay_so() -> None:
+def test_nested_loops_cannot_be_turned_off() -> None:
     settings = NotebookSettings()
     settings.set("nest_asyncio", "off")
     settings.set("nest_asyncio", "on")
@@ -62,7 +62,7 @@ def test_loops_that_nest_stay_so() -> None:
         settings.set("nest_asyncio", "off")
 
 
-def test_each_is_told_with_its_meaning() -> None:
+def test_settings_are_listed_with_their_meanings() -> None:
     lines = NotebookSettings().format().splitlines()
     assert [line.split()[0] for line in lines] == list(SETTINGS)
     assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"

@@ -1,4 +1,4 @@
-"""What `%mesh diff` makes of digests: who agrees, which parts differ, what is compared number by number."""
+"""`%mesh diff`: which ranks agree, which parts differ, and which numbers are compared element by element."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from meshbook.runtime.cells.variables import Namespace
 MISSING = object()
 
 
-def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
-    """By rank, of what ranks have."""
+def digests_of(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
+    """Return the digests of these values by rank."""
     taken = (
         DigestRequest("x").handle(Namespace({} if value is MISSING else {"x": value}, list, None)) for value in values
     )
@@ -35,7 +35,7 @@ def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
 
 
 def said(values: Sequence[Any]) -> str:
-    by_rank = anatomies(values)
+    by_rank = digests_of(values)
     differences = find_differences(by_rank)
     return format_differences("x", by_rank, differences, {}) if differences else format_same("x", by_rank)
 
@@ -59,11 +59,11 @@ def said(values: Sequence[Any]) -> str:
         ),
     ],
 )
-def test_who_agrees_and_what_differs(values: Sequence[Any], text: str) -> None:
+def test_agreement_and_differences(values: Sequence[Any], text: str) -> None:
     assert said(values) == text
 
 
-def test_much_that_differs_is_counted() -> None:
+def test_many_differences_are_counted() -> None:
     text = said([dict.fromkeys(range(30), rank) for rank in range(12)])
     assert "… 4 more variants" in text
     assert text.endswith("… 10 more parts differ")
@@ -71,8 +71,8 @@ def test_much_that_differs_is_counted() -> None:
 
 
 def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
-    """As the ranks would answer."""
-    probes = plan_comparisons(find_differences(anatomies(values)))
+    """Answer the requests as ranks would."""
+    probes = plan_comparisons(find_differences(digests_of(values)))
     found = {}
     for probe in probes:
         sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.representatives}
@@ -80,16 +80,16 @@ def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
     return {path: each for path, each in found.items() if each is not None}
 
 
-def test_numbers_are_compared_where_they_can_be() -> None:
+def test_comparable_numbers_are_compared() -> None:
     one, other = torch.zeros(2, 3), torch.zeros(2, 3)
     other[1, 2] = -4
-    by_rank = anatomies([one, other, one])
+    by_rank = digests_of([one, other, one])
     text = format_differences("x", by_rank, find_differences(by_rank), measured([one, other, one]))
     assert text.splitlines()[-1] == (
         "largest difference 4 at [1, 2]: -4 on rank 1, 0 on ranks 0,2; 1 of 6 numbers differ"
     )
-    assert plan_comparisons(find_differences(anatomies([torch.zeros(2), torch.zeros(3)]))) == []
-    assert plan_comparisons(find_differences(anatomies(["a", "b"]))) == []
+    assert plan_comparisons(find_differences(digests_of([torch.zeros(2), torch.zeros(3)]))) == []
+    assert plan_comparisons(find_differences(digests_of(["a", "b"]))) == []
 
 
 @pytest.mark.parametrize(
@@ -99,23 +99,23 @@ def test_numbers_are_compared_where_they_can_be() -> None:
         ([1.0, 2.0], [1.0, float("nan")], "NaN at [1]: 2 on rank 0, nan on rank 1; 1 of 2 numbers differ"),
     ],
 )
-def test_differences_that_are_none_of_size(one: list[float], other: list[float], text: str) -> None:
+def test_differences_without_a_size(one: list[float], other: list[float], text: str) -> None:
     values = [np.array(one), np.array(other)]
-    by_rank = anatomies(values)
+    by_rank = digests_of(values)
     assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
 
 
-def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_parts_only_differing_blocks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     length = BLOCK // 8
     one, other = np.zeros((5, length)), np.zeros((5, length))
     other[1, 3], other[4, 7] = 1, 2
-    (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
+    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
     assert (probe.blocks, probe.is_whole, probe.representatives) == ((1, 4), True, [0, 1])
     gap = find_largest_difference([np.concatenate([array[1], array[4]]) for array in (one, other)])
     assert gap is not None
     assert probe.place_of(gap.index) == (4, 7)
     monkeypatch.setattr(compare, "MOST_BYTES", 2 * BLOCK)
-    (probe,) = plan_comparisons(find_differences(anatomies([one, other])))
+    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
     assert (probe.blocks, probe.is_whole) == ((1,), False)
 
 
@@ -147,7 +147,7 @@ def test_the_largest_difference(arrays: list[Any], gap: LargestDifference) -> No
     assert find_largest_difference(arrays) == gap
 
 
-def test_a_nan_that_not_all_have_is_the_largest_difference() -> None:
+def test_a_nan_of_some_arrays_is_the_largest_difference() -> None:
     gap = find_largest_difference([np.array([NAN, 1.0, 9.0]), np.array([NAN, NAN, 0.0])])
     assert gap is not None
     assert (gap.index, gap.least, gap.least_in, gap.most_in, gap.differing) == (1, 1.0, 0, 1, 2)

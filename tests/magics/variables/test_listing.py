@@ -1,4 +1,4 @@
-"""The variables of many ranks as text: what is alike once."""
+"""The variables of many ranks as text, with equal ones shown once."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def test_ranks_with_another_type_are_rows_of_their_own() -> None:
     assert table(by_rank) == [["x", "int", "", "0", "1"], ["x", "int", "", "2", ""], ["x", "str", "", "1", "'1'"]]
 
 
-def test_nothing_is_no_table() -> None:
+def test_no_variables() -> None:
     assert format_table({0: [], 1: []}) == "no variables on ranks 0-1"

@@ -1,4 +1,4 @@
-"""What is found wrong with variables before a rank is asked."""
+"""Errors of push, pull and scatter that need no request to a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of several ranks made one, and data cut into pieces: tables over tensors, arrays, numbers and containers."""
+"""Reducing values of several ranks, and splitting data: tables over tensors, arrays, numbers and containers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def same(left: Any, right: Any) -> bool:
         ([{"x": 1}, {"x": 2}], "stack", {"x": np.array([1, 2])}),
     ],
 )
-def test_values_of_ranks_become_one(values: list[Any], how: Any, one: Any) -> None:
+def test_reduce_values(values: list[Any], how: Any, one: Any) -> None:
     assert same(reduce_values(values, how), one)
 
 
@@ -140,7 +140,7 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
         ([torch.ones(2), torch.ones(3)], "stack", "cannot stack"),
     ],
 )
-def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: str) -> None:
+def test_values_that_cannot_be_reduced(values: list[Any], how: Any, problem: str) -> None:
     with pytest.raises(ReduceError) as caught:
         reduce_values(values, how)
     assert problem in str(caught.value)
@@ -159,7 +159,7 @@ def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: st
         ({"x": [1, 2], "y": "ab"}, 2, 0, [{"x": [1], "y": "a"}, {"x": [2], "y": "b"}]),
     ],
 )
-def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[Any]) -> None:
+def test_split(data: Any, count: int, dim: int, pieces: list[Any]) -> None:
     assert same(split(data, count, dim), pieces)
 
 
@@ -177,7 +177,7 @@ def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[A
         ({"x": [1], "y": 5}, 0, "data of type int has no dimension 0"),
     ],
 )
-def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
+def test_data_that_cannot_be_split(data: Any, dim: int, problem: str) -> None:
     with pytest.raises(ReduceError) as caught:
         split(data, 2, dim)
     assert problem in str(caught.value)
@@ -185,7 +185,7 @@ def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("count", [1, 3, 9])
-def test_pieces_of_a_table_are_rows_and_go_together_again(name: str, count: int) -> None:
+def test_pieces_of_a_table_are_rows_and_can_be_concatenated(name: str, count: int) -> None:
     pieces = split(TABLES[name], count)
     assert {*map(type, pieces)} == {type(TABLES[name])}
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
@@ -204,14 +204,14 @@ def test_pieces_of_a_table_are_views() -> None:
     assert np.shares_memory(last["x"].chunk(0).to_numpy(), table["x"].chunk(0).to_numpy())
 
 
-def test_what_speaks_arrow_is_read() -> None:
+def test_arrow_streams_are_read() -> None:
     import duckdb  # not above: what is there when tests begin is never collected, which its bindings call a leak
 
     pieces = split(duckdb.sql("select range as n, 'row ' || range as s from range(5)"), 2)
     assert [piece.to_pylist()[0] for piece in pieces] == [{"n": 0, "s": "row 0"}, {"n": 3, "s": "row 3"}]
 
 
-def test_datasets_are_cut_into_pieces() -> None:
+def test_datasets_are_split() -> None:
     [first, _] = split(TensorDataset(torch.arange(5), torch.eye(5)), 2)
     assert (type(first), len(first), first[2][0]) == (TensorDataset, 3, torch.tensor(2))
     assert split(Squares(), 2) == [[(0, 0), (1, 1), (2, 4)], [(3, 9), (4, 16)]]
@@ -219,7 +219,7 @@ def test_datasets_are_cut_into_pieces() -> None:
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
-def test_pieces_put_together_are_the_data(data: list[int], count: int) -> None:
+def test_concatenated_pieces_equal_the_data(data: list[int], count: int) -> None:
     pieces = split(data, count)
     assert reduce_values(pieces, "cat") == data
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
