@@ -17,7 +17,7 @@ from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells
 from meshbook.magics.shell.trim_tracebacks import fold_frames
 from meshbook.magics.shell.unhandled import UnhandledFaultDisplay
-from meshbook.magics.syntax.argparsing import HelpText, UsageError, quoted
+from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.verbs.registry import parse_verb
 from meshbook.runtime.cells.shell import RankShell

@@ -22,7 +22,6 @@ from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import HEADER_STYLE
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.variables.operations import refuse_prompt
-from meshbook.runtime.errors import MeshbookError
 
 MOST_KEPT = 64  # ended jobs that are still listed; a reference to an older one stays valid
 MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date

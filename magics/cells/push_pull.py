@@ -11,7 +11,7 @@ from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.requests import VariableError, as_usage_errors, raise_refusals, run_steps_async
+from meshbook.magics.variables.requests import as_usage_errors, raise_refusals, run_steps_async
 from meshbook.runtime.cells.outcome import CellOutcome
 from meshbook.runtime.cells.transfer import Transfer
 

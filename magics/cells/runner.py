@@ -20,7 +20,7 @@ from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import HelpText, UsageError, quoted
+from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 
@@ -90,7 +90,7 @@ class CellRunner:
         """Run `SEL CODE` on ranks, in the middle of a cell, and wait. Return the result if the code has a value."""
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
-            raise UsageError(f"%on wants ranks and then code, as in `%on 0 print(x)`, not {quoted(line)}")
+            raise UsageError(f"%on needs ranks and code, such as `%on 0 print(x)`, got {quoted(line)}")
         options = CellOptions(selection, **dict(self._notebook.settings.of_cells))
         return _shown_value(self._run_blocking(options, code.lstrip()))
 

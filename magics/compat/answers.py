@@ -91,7 +91,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         reports = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
         if any(error is None or error.type_name == TaskAborted.__name__ for _, error in reports):
             raise failed[0].exception() or RuntimeError(self._fname)
-        raise make_error([(rank, error) for rank, error in reports if error is not None], self._fname)
+        raise make_remote_failure([(rank, error) for rank, error in reports if error is not None], self._fname)
 
     def _flatten(self, values: list[Any]) -> list[Any]:
         return values

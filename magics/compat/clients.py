@@ -213,7 +213,7 @@ class Client:
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
         """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
-            raise errors.NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
+            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""

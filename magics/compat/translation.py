@@ -14,16 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.syntax.argparsing import (
-    HelpRequested,
-    Parser,
-    UsageError,
-    count,
-    parse_words,
-    quoted,
-    split_words,
-    variable,
-)
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import HelpRequested, Parser, count, parse_words, quoted, split_words, variable
 
 REFUSE = "__mesh_refuse__"
 _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meshbook.magics.dashboard.source import NotebookSource, blocks_notebook, cell_of, jobs_on
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of

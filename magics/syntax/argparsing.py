@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from meshbook.magics.errors import UserError
+from meshbook.magics.errors import UsageError
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.runtime.geometry import Extent
 

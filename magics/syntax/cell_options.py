@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.output.grouping import GroupMode
 from meshbook.magics.prompts.queue import Sharing
 from meshbook.magics.syntax.argparsing import (
@@ -17,7 +18,6 @@ from meshbook.magics.syntax.argparsing import (
     HelpText,
     Parser,
     PullSpec,
-    UsageError,
     parse_words,
     pull_specs,
     push_names,

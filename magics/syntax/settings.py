@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.output.grouping import GroupMode
 from meshbook.magics.output.model import OutputLimits
-from meshbook.magics.syntax.argparsing import UsageError, quoted, seconds, suggestion
+from meshbook.magics.syntax.argparsing import quoted, seconds, suggestion
 from meshbook.magics.syntax.cell_options import OnError
 
 UNSET = "default"  # the word that resets a setting

@@ -15,7 +15,7 @@ from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
-from meshbook.magics.variables.requests import VariableError, run_steps
+from meshbook.magics.variables.requests import run_steps
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh

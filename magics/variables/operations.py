@@ -16,7 +16,7 @@ from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables.reduce import ReduceError, Reduction, reduce_values
-from meshbook.magics.variables.requests import RankRequest, Steps, VariableError
+from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.parcels import Parcel, format_excess, pack

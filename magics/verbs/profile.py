@@ -11,7 +11,7 @@ from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import Parser, UsageError, seconds, selector
+from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import textwrap
 
+from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.argparsing import (
     HELP_WORDS,
     HelpRequested,
     HelpText,
-    UsageError,
     parse_words,
     quoted,
     split_words,

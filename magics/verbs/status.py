@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.doctor.examination import CHECKS
 from meshbook.magics.doctor.finding import examine, format_report
-from meshbook.magics.meshes.registry import MeshError
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.status import history_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.messages import Display

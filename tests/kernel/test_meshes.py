@@ -104,7 +104,7 @@ def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
     [
         ("%mesh down", NO_MESH),
         ("%mesh log 0", NO_MESH),
-        ("%mesh up --name all", "'all' cannot name a mesh"),
+        ("%mesh up --name all", "invalid mesh name 'all'"),
         ("%mesh up --name 'a b'", "'a b' is not a valid variable name"),
         ("%mesh up --gpus 0", "'0' is not a whole number of 1 or more"),
         ("%mesh up --gpus many", "'many' is not a whole number of 1 or more"),

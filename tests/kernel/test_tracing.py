@@ -177,7 +177,7 @@ def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_pa
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
-        ("%%mesh -a --profile\n1", "nobody waits for a cell with -a"),
+        ("%%mesh -a --profile\n1", "--profile and -a cannot be combined"),
         ("%mesh profile --torch --seconds 1", "cannot be combined with --seconds"),
         ("%mesh profile --save /nowhere/x.json", "cannot save"),
         ("%mesh profile 9 --seconds 1", "out of range"),

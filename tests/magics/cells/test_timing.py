@@ -9,7 +9,7 @@ import pytest
 from meshbook.magics.cells.timing import Timer, format_processors, parse_timer, time_often, time_once
 from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.magics.syntax.argparsing import HelpText, UsageError
+from meshbook.magics.syntax.argparsing import HelpText
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome
 from meshbook.runtime.geometry import Extent
 

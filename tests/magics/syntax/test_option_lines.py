@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.syntax.argparsing import HelpText, PullSpec, UsageError
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import HelpText, PullSpec
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options, parse_comment
 from meshbook.magics.verbs.base import Verb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from meshbook.magics.errors import VariableError
 from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables.operations import pack_all, pull, scatter
 from meshbook.runtime.geometry import Extent
