@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 
 from ipykernel.jsonutil import json_clean
 
-from meshbook.magics.introspection.completer import NotebookCompleter
+from meshbook.magics.introspection.completer import NotebookCompleter, reply_of
 from meshbook.magics.introspection.inspector import Inspector
-from meshbook.magics.introspection.reply import reply_of
 from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.widgets.comm import DashboardComm
 
@@ -180,13 +179,13 @@ class Services:
     def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
         completion: NotebookCompleter = self._kernel.notebook.completion
         running = self._kernel.get_parent("shell").get("content", {}).get("code", "")
-        found = completion.complete_beside(content["code"], content["cursor_pos"], running)
+        found = completion.complete_while_busy(content["code"], content["cursor_pos"], running)
         return reply_of(content["code"], content["cursor_pos"], found)
 
     def _inspect(self, content: dict[str, Any]) -> dict[str, Any]:
         inspection: Inspector = self._kernel.notebook.inspection
         detail, omitted = content.get("detail_level", 0), content.get("omit_sections", ())
-        return inspection.inspect_beside(content["code"], content["cursor_pos"], detail, omitted)
+        return inspection.inspect_while_busy(content["code"], content["cursor_pos"], detail, omitted)
 
     def _comms(self, content: dict[str, Any]) -> dict[str, Any]:
         wanted = content.get("target_name")

@@ -21,7 +21,7 @@ from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells, UnhandledFaultDisplay, trim_tracebacks
-from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.mode import MeshMode
 from meshbook.magics.syntax.settings import NotebookSettings
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
@@ -67,7 +67,7 @@ class MeshMagics(Magics):
     def control(self, line: str) -> None:
         """Control the meshes of this notebook: `%mesh up --gpus 4`, `status`, `down`, `log`; see `%mesh --help`."""
         asked = parse_verb(line)
-        if isinstance(asked, HelpRequested):
+        if isinstance(asked, HelpText):
             print(asked.text)
         else:
             asked.run(self._notebook)
@@ -109,7 +109,7 @@ def _compose(shell: Any) -> Notebook:
         cell_times=CellTimes(),
         profiling=ProfilerState(),
         mode=MeshMode(shell),
-        preferences=NotebookSettings(),
+        settings=NotebookSettings(),
         background=background,
         jobs=Jobs(background),
     )

@@ -39,7 +39,7 @@ class Notebook:
     cell_times: CellTimes
     profiling: ProfilerState
     mode: MeshMode
-    preferences: NotebookSettings
+    settings: NotebookSettings
     background: BackgroundLoop
     jobs: Jobs
     foreground_cells: list[CellExecution] = field(default_factory=list)  # cells that this notebook waits for

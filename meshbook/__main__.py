@@ -122,10 +122,10 @@ def doctor() -> int:
     """Examine this installation; the status is 1 if a problem keeps meshes from working."""
     # Weight: its imports, such as torch, which the other verbs do not need.
     from meshbook.magics.doctor.examination import CHECKS
-    from meshbook.magics.doctor.finding import examine, render, worst_of
+    from meshbook.magics.doctor.finding import examine, format_report, worst_of
 
     findings = examine(CHECKS)
-    print(render(findings))
+    print(format_report(findings))
     return int(worst_of(findings) == "problem")
 
 

@@ -21,7 +21,7 @@ from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publica
 from meshbook.magics.output.publisher import Publisher, publisher_for
 from meshbook.magics.output.render import HEADER_STYLE
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.variables.operations import ask_nobody
+from meshbook.magics.variables.operations import refuse_prompt
 
 MOST_KEPT = 64  # ended jobs that are still listed; a reference to an older one stays valid
 MOST_SHOWN = 16  # places in the notebook where the state of a job is kept up to date
@@ -229,4 +229,4 @@ def _title_of(number: int, cell: int) -> str:
 async def _fetch(cell: PreparedCell) -> None:
     """Complete `--pull`. It cannot ask whether a variable may be large."""
     if cell.transfers is not None:
-        await cell.transfers.complete(ask=ask_nobody)
+        await cell.transfers.complete(ask=refuse_prompt)

@@ -19,7 +19,7 @@ from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.shell.interrupts import run_interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
-from meshbook.magics.variables.requests import of_a_line
+from meshbook.magics.variables.requests import as_usage_errors
 from meshbook.runtime.geometry import Region
 
 
@@ -56,7 +56,7 @@ class CellPlanner:
             shown=self._ranks_of(options.show, mesh),
             first=self._first(options, mesh, selected.region),
             transfers=self._transfers(options, mesh, selected.region),
-            limits=OutputLimits(plain_time=self._notebook.preferences["plain_time"]),
+            limits=OutputLimits(plain_time=self._notebook.settings["plain_time"]),
             label=mesh.label,
             variables=self._notebook.shell.user_ns,
             by_mode=by_mode,
@@ -82,7 +82,7 @@ class CellPlanner:
     def _transfers(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> CellTransfers | None:
         if not options.push and not options.pull:
             return None
-        with of_a_line():
+        with as_usage_errors():
             pushed = self._notebook.values_of(options.push)
             return CellTransfers(
                 *(mesh, region.ranks(), self._notebook.shell.user_ns, pushed, options.pull),

@@ -9,9 +9,9 @@ import msgspec
 
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.requests import carry_out_in_loop, of_a_line, raise_refusals
+from meshbook.magics.variables.requests import as_usage_errors, raise_refusals, run_steps_async
 from meshbook.runtime.cells.outcome import CellOutcome
 from meshbook.runtime.cells.variables import Transfer
 
@@ -39,7 +39,7 @@ class CellTransfers:
         # Names that all ranks return are sent once; the others each to its own rank.
         common = tuple(name for name, sources in self._sources.items() if len(sources) == len(ranks))
         rare = operations.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
-        limit = operations.MOST_UNASKED / max(len(ranks), 1)
+        limit = operations.CONFIRM_ABOVE / max(len(ranks), 1)
         parcel = operations.pack_all(mesh, pushed) if pushed else None
         self.there = Transfer(parcel.copied() if parcel and in_turns else parcel, common, rare, limit)
         self._answers: dict[int, Any] = {}
@@ -63,10 +63,10 @@ class CellTransfers:
     async def complete(self, ask: operations.Ask) -> None:
         """Set the pulled variables, all or none, after a cell without errors."""
         answers, self._answers = self._answers, {}
-        with of_a_line():
+        with as_usage_errors():
             try:
                 raise_refusals(f"pull {', '.join(self._sources)}", answers)
                 steps = operations.collect(self._mesh, self._wanted, self._sources, answers, ask=ask)
-                self._namespace.update(await carry_out_in_loop(steps))
+                self._namespace.update(await run_steps_async(steps))
             except VariableError as error:
                 raise VariableError(f"the cell ran, but nothing was pulled: {error}") from None

@@ -20,7 +20,7 @@ from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
-from meshbook.magics.syntax.argparsing import HelpRequested, quoted
+from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 
@@ -40,12 +40,12 @@ class CellRunner:
         `timer` is a line above the cell: `%%time` or `%%timeit`. `by_mode`: the cell has no `%%mesh` line of its own.
         Returns the result if the cell has a value, or a job for a cell with `-a`.
         """
-        options = parse_cell_options(line, self._notebook.preferences.of_cells)
+        options = parse_cell_options(line, self._notebook.settings.of_cells)
         asked = parse_timer(timer) if timer else None
-        if isinstance(asked, HelpRequested):
+        if isinstance(asked, HelpText):
             print(asked.text)
             return None
-        if isinstance(options, HelpRequested):
+        if isinstance(options, HelpText):
             print(options.text)
             return None
         await self._planner.bring_up_default()
@@ -90,7 +90,7 @@ class CellRunner:
         selection, _, code = line.strip().partition(" ")
         if not code.strip():
             raise UsageError(f"%on needs ranks and code, such as `%on 0 print(x)`, got {quoted(line)}")
-        options = CellOptions(selection, **dict(self._notebook.preferences.of_cells))
+        options = CellOptions(selection, **dict(self._notebook.settings.of_cells))
         return _shown_value(self._run_blocking(options, code.lstrip()))
 
     def run_within(self, line: str, source: str, timer: str = "") -> MeshResult | Job | None:
@@ -98,8 +98,8 @@ class CellRunner:
 
         No loop is free there that could await it.
         """
-        options = parse_cell_options(line, self._notebook.preferences.of_cells)
-        if isinstance(options, HelpRequested):
+        options = parse_cell_options(line, self._notebook.settings.of_cells)
+        if isinstance(options, HelpText):
             print(options.text)
             return None
         if timer or options.local or options.profile:

@@ -14,7 +14,7 @@ from IPython.core.magics.execution import TimeitResult
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, count, read, variable, words
+from meshbook.magics.syntax.argparsing import HelpRequested, HelpText, Parser, count, parse_words, split_words, variable
 from meshbook.runtime.amounts import format_seconds
 
 SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython
@@ -34,7 +34,7 @@ class Timer:
     name: str | None = None
 
 
-def parse_timer(line: str) -> Timer | HelpRequested:
+def parse_timer(line: str) -> Timer | HelpText:
     """Parse a line such as `%%time` or `%%timeit -n 10`; UsageError for anything else."""
     word, *rest = line.removeprefix("%%").split(maxsplit=1)
     text = rest[0] if rest else ""
@@ -43,9 +43,9 @@ def parse_timer(line: str) -> Timer | HelpRequested:
             raise UsageError(f"%%time above a mesh cell takes no arguments, got {text!r}")
         return Timer(repeats=False)
     try:
-        return Timer(repeats=True, **vars(read(_timeit_parser(), words(text))))
-    except HelpAsked as asked:
-        return HelpRequested(asked.text)
+        return Timer(repeats=True, **vars(parse_words(_timeit_parser(), split_words(text))))
+    except HelpRequested as asked:
+        return HelpText(asked.text)
 
 
 async def time_once(run: Run) -> MeshResult:

@@ -56,7 +56,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         client: Client | None = None,
     ) -> None:
         super().__init__()
-        self._calls = list(calls)
+        self.calls = list(calls)
         self._fname = name
         self._make = make
         self._single = single
@@ -64,13 +64,13 @@ class AsyncResult(concurrent.futures.Future[Any]):
         self._abort = abort
         self._client = client
         self._lock = threading.Lock()  # guards `_open`
-        self._open = len(self._calls)
-        if not self._calls:
+        self._open = len(self.calls)
+        if not self.calls:
             self._resolve()
-        for call in self._calls:
-            call.add_done_callback(self._note)
+        for call in self.calls:
+            call.add_done_callback(self._note_end)
 
-    def _note(self, _: concurrent.futures.Future[Any]) -> None:
+    def _note_end(self, _: concurrent.futures.Future[Any]) -> None:
         with self._lock:
             self._open -= 1
             is_last = not self._open
@@ -84,16 +84,16 @@ class AsyncResult(concurrent.futures.Future[Any]):
             self.set_exception(error)
 
     def _collect(self, return_exceptions: bool) -> Any:
-        failed = [call for call in self._calls if call.exception() is not None]
+        failed = [call for call in self.calls if call.exception() is not None]
         if not failed:
-            return self._make([call.result() for call in self._calls])
+            return self._make([call.result() for call in self.calls])
         if return_exceptions:
-            values = [call.exception() or call.result() for call in self._calls]
+            values = [call.exception() or call.result() for call in self.calls]
             return values[0] if self._single else self._flatten(values)
-        told = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
-        if any(error is None or error.type_name == TaskAborted.__name__ for _, error in told):
+        reports = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
+        if any(error is None or error.type_name == TaskAborted.__name__ for _, error in reports):
             raise failed[0].exception() or RuntimeError(self._fname)
-        raise make_remote_failure([(rank, error) for rank, error in told if error is not None], self._fname)
+        raise make_remote_failure([(rank, error) for rank, error in reports if error is not None], self._fname)
 
     def _flatten(self, values: list[Any]) -> list[Any]:
         return values
@@ -106,7 +106,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         """Wait for the result; TimeoutError after so many seconds. Raises the errors of engines."""
         if return_when == concurrent.futures.FIRST_EXCEPTION:
             self.wait(timeout, return_when)
-            for call in self._calls:
+            for call in self.calls:
                 if call.done() and call.exception() is not None:
                     return self._collect(bool(return_exceptions))
         if not self.wait(timeout):
@@ -152,7 +152,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     def done(self) -> bool:
         """Return whether all calls have ended."""
-        return super().done() or (bool(self._calls) and all(call.done() for call in self._calls))
+        return super().done() or (bool(self.calls) and all(call.done() for call in self.calls))
 
     ready = done
 
@@ -160,7 +160,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
         """Return whether no call has raised; RuntimeError if some are pending."""
         if not self.done():
             raise RuntimeError("Cannot check successful() if not done.")
-        return all(call.exception() is None for call in self._calls)
+        return all(call.exception() is None for call in self.calls)
 
     def abort(self) -> None:
         """Cancel calls that have not begun, and interrupt those of a direct view; RuntimeError if all are done."""
@@ -177,21 +177,19 @@ class AsyncResult(concurrent.futures.Future[Any]):
 
     def split(self) -> tuple[AsyncResult, ...]:
         """Return a result for each call."""
-        if len(self._calls) == 1:
+        if len(self.calls) == 1:
             return (self,)
         return tuple(
-            AsyncResult([call], self._fname, self._make_one(), single=True, client=self._client) for call in self._calls
+            AsyncResult([call], self._fname, lambda values: values[0], single=True, client=self._client)
+            for call in self.calls
         )
-
-    def _make_one(self) -> Make:
-        return lambda values: values[0]
 
     @classmethod
     def join(cls, *results: AsyncResult) -> AsyncResult:
         """Return the results of several as one list."""
         if not results:
             raise ValueError("Must specify at least one AsyncResult to join")
-        return AsyncResult([call for each in results for call in each._calls], results[0]._fname)
+        return AsyncResult([call for each in results for call in each.calls], results[0]._fname)
 
     def wait_interactive(
         self,
@@ -224,18 +222,18 @@ class AsyncResult(concurrent.futures.Future[Any]):
     @property
     def msg_ids(self) -> list[str]:
         """The ids of the calls."""
-        return [call.msg_id for call in self._calls]
+        return [call.msg_id for call in self.calls]
 
     @property
     def metadata(self) -> Any:
         """The time, rank and output of each call: a list, or one entry for a single call."""
-        found = [call.metadata for call in self._calls]
+        found = [call.metadata for call in self.calls]
         return found[0] if self._single else found
 
     def get_dict(self, timeout: float | None = FOREVER) -> dict[int, Any]:
         """Return the results by engine; ValueError if an engine has several."""
         found = self.get(None if timeout is None or timeout < 0 else timeout)
-        engines = [call.engine for call in self._calls]
+        engines = [call.engine for call in self.calls]
         results = [found] if self._single else found
         made: dict[int, Any] = {}
         for engine, result in zip(engines, results, strict=False):
@@ -252,27 +250,27 @@ class AsyncResult(concurrent.futures.Future[Any]):
     @property
     def progress(self) -> int:
         """The number of items that are done."""
-        return sum(call.size for call in self._calls if call.done())
+        return sum(call.size for call in self.calls if call.done())
 
     @property
     def elapsed(self) -> float:
         """Seconds from sending the first call until now, or until the last answer."""
         if self.done():
             return self.wall_time
-        return time.time() - min(call.submitted for call in self._calls)
+        return time.time() - min(call.submitted for call in self.calls)
 
     @property
     def serial_time(self) -> float:
         """The sum of the seconds that the calls took; TimeoutError if some are pending."""
         self._check_ready()
-        return sum(call.recorded.seconds for call in self._calls if call.recorded is not None)
+        return sum(call.recorded.seconds for call in self.calls if call.recorded is not None)
 
     @property
     def wall_time(self) -> float:
         """Seconds from the first call until the last answer; TimeoutError if some are pending."""
         self._check_ready()
-        first = min((call.submitted for call in self._calls), default=0.0)
-        return max((call.received or first for call in self._calls), default=0.0) - first
+        first = min((call.submitted for call in self.calls), default=0.0)
+        return max((call.received or first for call in self.calls), default=0.0) - first
 
     def timedelta(
         self, start: Any, end: Any, start_key: Callable[[Any], Any] = min, end_key: Callable[[Any], Any] = max
@@ -298,9 +296,9 @@ class AsyncResult(concurrent.futures.Future[Any]):
             self._show_result,
         ]
         if groupby == "engine":
-            pairs = [(kind, call) for call in self._calls for kind in kinds]
+            pairs = [(kind, call) for call in self.calls for kind in kinds]
         else:
-            pairs = [(kind, call) for kind in kinds for call in self._calls]
+            pairs = [(kind, call) for kind in kinds for call in self.calls]
         for kind, call in pairs:
             kind(call)
 
@@ -336,7 +334,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
     def __getitem__(self, key: Any) -> Any:
         """Return a result by its index, or an entry of the metadata by its key."""
         if isinstance(key, str):
-            values = [call.metadata[key] for call in self._calls]
+            values = [call.metadata[key] for call in self.calls]
             return values[0] if self._single else values
         self._check_ready()
         return self.get()[key]
@@ -349,12 +347,12 @@ class AsyncResult(concurrent.futures.Future[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._single:
             raise TypeError("AsyncResults with a single result are not iterable.")
-        for call in self._calls:
+        for call in self.calls:
             with self._aborted_by_interrupt():
                 yield call.result()
 
     def __len__(self) -> int:
-        return sum(call.size for call in self._calls)
+        return sum(call.size for call in self.calls)
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "finished" if self.successful() else "failed"
@@ -378,7 +376,7 @@ class AsyncMapResult(AsyncResult):
         return _chain([[each] if isinstance(each, Exception) else each for each in values]) if self._chunked else values
 
     def __iter__(self) -> Iterator[Any]:
-        calls = self._calls if self.ordered else concurrent.futures.as_completed(self._calls)
+        calls = self.calls if self.ordered else concurrent.futures.as_completed(self.calls)
         for call in calls:
             with self._aborted_by_interrupt():
                 error = call.exception()

@@ -72,7 +72,7 @@ class LoadBalancedView(View):
         if not columns:
             raise ValueError("must have some sequences to map onto!")
         rows: list[Arguments] = [(row, {}) for row in zip(*columns, strict=False)]
-        scheduler = self._make_scheduler(self._ranks, chunksize)
+        scheduler = self._make_scheduler(self.ranks, chunksize)
         calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, label)
         result = AsyncMapResult(
             *(calls, name_of(function)),
@@ -81,14 +81,14 @@ class LoadBalancedView(View):
             abort=lambda: scheduler.cancel(numbers),
             client=self.client,
         )
-        return self._answer(result, block)
+        return self.wait_if_blocking(result, block)
 
-    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+    def call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
         size = chunksize or 1
         count = -(-len(sequences[0]) // size)
         pieces = [split(sequence, count) for sequence in sequences]
         rows: list[Arguments] = [(row, {}) for row in zip(*pieces, strict=True)]
-        scheduler = self._make_scheduler(self._ranks, 1)
+        scheduler = self._make_scheduler(self.ranks, 1)
         calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, None)
         return AsyncMapResult(
             *(calls, name_of(function)), chunked=True, abort=lambda: scheduler.cancel(numbers), client=self.client
@@ -126,7 +126,7 @@ class LoadBalancedView(View):
 
     def register_joblib_backend(self, name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on this view: `with joblib.parallel_backend("ipyparallel")`."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
+        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
 
         register(lambda: self, name, make_default=make_default)
 
@@ -154,7 +154,7 @@ class _ViewTask:
         self._call = call
         self._function = function
         self._arguments = arguments
-        self._ranks = view._ranks
+        self._ranks = view.ranks
         self._retries = view.retries
         self._is_aborted = False
         self._cancel: Callable[[], object] = lambda: None
@@ -166,7 +166,7 @@ class _ViewTask:
 
         def look(_: Any) -> None:
             if next(left) == 0:
-                found = {call.engine for each in places for call in each._calls}
+                found = {call.engine for each in places for call in each.calls}
                 self._ranks = [rank for rank in self._ranks if rank in found] if places else self._ranks
                 self._submit()
 
@@ -181,7 +181,7 @@ class _ViewTask:
 
     def _submit(self) -> None:
         if self._is_aborted:
-            self._call.follow(Future.failed(CallCancelled("the task was aborted before it began")))
+            self._call.follow(Future.failed(CallCancelled("the task was aborted before it started")))
             return
         try:
             scheduler = self._view.scheduler_of(self._ranks)

@@ -113,9 +113,9 @@ class ViewCall(concurrent.futures.Future[Any]):
         made["engine_uuid"] = None if self.engine is None else f"{self.client.name}.{self.engine}"
         if self.done():
             made["status"] = "ok" if self.error is None else "error"
-        if (told := self.recorded) is not None:
-            made.update(started=_date(told.began), completed=_date(told.began + told.seconds))
-            made.update(stdout=told.stdout, stderr=told.stderr, outputs=list(told.outputs))
+        if (recorded := self.recorded) is not None:
+            made.update(started=_date(recorded.began), completed=_date(recorded.began + recorded.seconds))
+            made.update(stdout=recorded.stdout, stderr=recorded.stderr, outputs=list(recorded.outputs))
         if self.shows_value and self.done() and self.error is None:
             made["execute_result"] = ExecuteReply(self.result(), self.engine).execute_result
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import threading
 import weakref
@@ -18,6 +19,7 @@ from meshbook.magics.compat.balanced import LoadBalancedView, count_open
 from meshbook.magics.compat.calls import ViewCall
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
+from meshbook.magics.compat.translation import Rewriting
 from meshbook.magics.compat.views import Targets
 from meshbook.magics.errors import NoEnginesRegistered
 from meshbook.magics.meshes.registry import DEFAULT_NAME, MeshRegistry, NotebookMesh
@@ -38,8 +40,9 @@ class Client:
 
     block = False
 
-    def __init__(self, meshes: MeshRegistry, mesh: NotebookMesh) -> None:
+    def __init__(self, meshes: MeshRegistry, mesh: NotebookMesh, rewriting: Rewriting) -> None:
         self._meshes = meshes
+        self._rewriting = rewriting
         self.mesh = mesh
         self.history: list[str] = []
         self.schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
@@ -106,10 +109,16 @@ class Client:
         return ranks[0] if isinstance(targets, int) else ranks
 
     def activate(self, targets: Targets = "all", suffix: str = "") -> DirectView:
-        """Return the view; `%px` always uses the mesh that came up last."""
+        """Make these ranks the default targets of `%px`, and return their view."""
         view = self.direct_view(targets)
         view.activate(suffix)
         return view
+
+    def set_px_targets(self, ranks: Sequence[int]) -> None:
+        """Set the default targets of `%px`: these ranks, or all ranks of the current mesh."""
+        is_whole = list(ranks) == self.ids and self.mesh is self._meshes.get()
+        targets = "all" if is_whole else f"{self.name}[{','.join(map(str, ranks))}]"
+        self._rewriting.defaults = dataclasses.replace(self._rewriting.defaults, targets=targets)
 
     # -- calls in progress -----------------------------------------------------------------
 
@@ -150,7 +159,7 @@ class Client:
 
     def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
         """Wait as `wait` does, and show the progress."""
-        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each._calls)]
+        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each.calls)]
         if calls:
             AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
 
@@ -173,9 +182,7 @@ class Client:
             raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
         with self._lock:
             if msg_id not in self._known:
-                raise KeyError(
-                    f"No such msg: {msg_id!r}; the results of calls are kept as long as the program has them"
-                )
+                raise KeyError(f"No such msg: {msg_id!r}; a result is kept as long as the program refers to it")
             return self._known[msg_id]
 
     def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
@@ -206,7 +213,7 @@ class Client:
     def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
         """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
         if n is not None and n > len(self):
-            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks: start it with {n}")
+            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
         """Interrupt these ranks, whatever the signal."""
@@ -242,8 +249,8 @@ class Client:
         self.close()
 
 
-def make_module(notebook: Notebook) -> ModuleType:
-    """Return the module that replaces ipyparallel in this notebook."""
+def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
+    """Return the module that replaces ipyparallel in this notebook; its views set the defaults of `rewriting`."""
 
     class Cluster:
         """A mesh of `n` ranks, once it has started."""
@@ -259,7 +266,7 @@ def make_module(notebook: Notebook) -> ModuleType:
             mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, _free_name(notebook.meshes))
             notebook.bind(mesh)
             notebook.meshes.use(mesh.name)  # a view of the last cluster is the active one
-            self._client = Client(notebook.meshes, mesh)
+            self._client = Client(notebook.meshes, mesh, rewriting)
             return self
 
         async def start_cluster(self, n: int | None = None) -> Cluster:
@@ -268,7 +275,7 @@ def make_module(notebook: Notebook) -> ModuleType:
 
         def connect_client_sync(self, **_: Any) -> Client:
             """Return the client of the started mesh."""
-            return self._client or _connect(notebook)
+            return self._client or _connect(notebook, rewriting)
 
         async def connect_client(self, **_: Any) -> Client:
             """Return the client of the started mesh."""
@@ -302,15 +309,17 @@ def make_module(notebook: Notebook) -> ModuleType:
             self.stop_cluster_sync()
 
     def connect(*_: Any, **__: Any) -> Client:
-        return _connect(notebook)
+        return _connect(notebook, rewriting)
 
     def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on the ranks of the mesh."""
-        from meshbook.magics.compat.joblib import register  # weight: joblib, which few sessions need
+        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
 
-        register(functools.cache(lambda: _connect(notebook).load_balanced_view()), name, make_default=make_default)
+        register(
+            functools.cache(lambda: _connect(notebook, rewriting).load_balanced_view()), name, make_default=make_default
+        )
 
-    module = _StandIn("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
+    module = _StandInModule("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
     known = dict(errors.names()) | {"UnmetDependency": UnmetDependency}
     module.__dict__.update(
         known,
@@ -345,21 +354,21 @@ def interactive(function: Any) -> Any:
     return function
 
 
-class _StandIn(ModuleType):
+class _StandInModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"ipyparallel.{name} is not part of meshbook's stand-in. What meshbook has for it may be in the README; "
-            f"%unload_ext meshbook.magics.compat gives ipyparallel itself back, where it is installed"
+            f"ipyparallel.{name} is not part of meshbook's stand-in, whose parts docs/ipyparallel.md lists. "
+            f"To use an installed ipyparallel itself, run %unload_ext meshbook.magics.compat"
         )
 
 
-def _connect(notebook: Notebook) -> Client:
+def _connect(notebook: Notebook, rewriting: Rewriting) -> Client:
     notebook.session()
     if not len(notebook.meshes):
         notebook.bind(notebook.meshes.up())
-    return Client(notebook.meshes, notebook.meshes.get())
+    return Client(notebook.meshes, notebook.meshes.get(), rewriting)
 
 
 def _free_name(meshes: MeshRegistry) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from meshbook.magics.compat.calls import ExecuteReply, ViewCall
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
 from meshbook.magics.variables import operations
-from meshbook.magics.variables.reduce import merge
-from meshbook.magics.variables.requests import RankRequest, carry_out
+from meshbook.magics.variables.reduce import reduce_values
+from meshbook.magics.variables.requests import RankRequest, run_steps
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.function_calls import Apply, Evaluate, Execute
 from meshbook.runtime.cells.packed_values import pack
@@ -37,8 +38,8 @@ class DirectView(View):
 
     def apply_async(self, function: Function, /, *arguments: Any, **keywords: Any) -> AsyncResult:
         """Call the function on each rank; returns at once."""
-        request = _call_of(function, arguments, keywords)
-        return self._ask(dict.fromkeys(self._ranks, request), name_of(function))
+        request = _make_request(function, arguments, keywords)
+        return self._ask(dict.fromkeys(self.ranks, request), name_of(function))
 
     def execute(
         self,
@@ -62,7 +63,7 @@ class DirectView(View):
     ) -> AsyncResult:
         view = self._at(targets)
         view.label = label or self.label
-        result = view._ask(dict.fromkeys(view._ranks, Execute(code, name, silent)), "execute", replies=True)
+        result = view._ask(dict.fromkeys(view.ranks, Execute(code, name, silent)), "execute", replies=True)
         if self.block if block is None else block:
             result.get()
         return result
@@ -79,21 +80,21 @@ class DirectView(View):
     ) -> Any:
         """Call the function with each element, a piece of the sequences on each rank; returns the results in order."""
         requests, sizes = self._pieces(function, sequences, each=True)
-        calls, exchange = self._send(requests, name_of(function), sizes, label=label)
+        calls, request = self._send(requests, name_of(function), sizes, label=label)
         result = AsyncMapResult(
             calls,
             name_of(function),
             ordered=ordered,
             chunked=True,
             return_exceptions=return_exceptions,
-            abort=exchange.interrupt,
+            abort=request.interrupt,
             client=self.client,
         )
-        return self._answer(result, block)
+        return self.wait_if_blocking(result, block)
 
-    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+    def call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
         requests, _ = self._pieces(function, sequences, each=False)
-        return self._ask(requests, name_of(function), lambda values: merge(values, "cat"))
+        return self._ask(requests, name_of(function), lambda values: reduce_values(values, "cat"))
 
     def _pieces(
         self, function: Function, sequences: Sequence[Any], *, each: bool
@@ -104,12 +105,12 @@ class DirectView(View):
         if each:
             least = min(map(len, columns), default=0)
             columns = [column[:least] for column in map(list, columns)]
-        pieces = [split(column, len(self._ranks)) for column in columns]
-        sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self._ranks)}
-        busy = {rank: size for rank, size in sizes.items() if size} or {self._ranks[0]: 0}
+        pieces = [split(column, len(self.ranks)) for column in columns]
+        sizes = {rank: len(pieces[0][index]) for index, rank in enumerate(self.ranks)}
+        busy = {rank: size for rank, size in sizes.items() if size} or {self.ranks[0]: 0}
         requests = {
-            rank: _call_of(function, [piece[index] for piece in pieces], {}, each=each)
-            for index, rank in enumerate(self._ranks)
+            rank: _make_request(function, [piece[index] for piece in pieces], {}, each=each)
+            for index, rank in enumerate(self.ranks)
             if rank in busy
         }
         return requests, busy
@@ -117,17 +118,17 @@ class DirectView(View):
     def _ask(
         self, requests: Mapping[int, Any], what: str, make: Make | None = None, *, replies: bool = False
     ) -> AsyncResult:
-        calls, exchange = self._send(requests, what, {}, label=self.label)
+        calls, request = self._send(requests, what, {}, label=self.label)
         if replies:
             for call in calls:
                 call.shows_value = True
             make = functools.partial(_reply_all, list(requests), self._is_single)
         elif make is None and self._is_single:
-            make = _first
+            make = operator.itemgetter(0)
         return AsyncResult(
             *(calls, what, make or list),
             single=self._is_single,
-            abort=exchange.interrupt,
+            abort=request.interrupt,
             client=self.client,
         )
 
@@ -135,15 +136,15 @@ class DirectView(View):
         self, requests: Mapping[int, Any], what: str, sizes: Mapping[int, int], *, label: str | None
     ) -> tuple[list[ViewCall], RankRequest]:
         submitted = time.time()  # before the ranks can begin
-        exchange = RankRequest(self.client.mesh, requests, f"call {what}")
+        request = RankRequest(self.client.mesh, requests, f"call {what}")
         calls = [
             ViewCall(self.client, rank, size=sizes.get(rank, 1), label=label or self.label, submitted=submitted)
             for rank in requests
         ]
         for call, rank in zip(calls, requests, strict=True):
-            call.abort = exchange.interrupt
-            call.follow(exchange.futures[rank])
-        return calls, exchange
+            call.abort = request.interrupt
+            call.follow(request.futures[rank])
+        return calls, request
 
     # -- variables ---------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class DirectView(View):
         if not isinstance(values, Mapping):
             raise TypeError(f"Must be a dict, not {type(values)}")
         view = self._at(targets)
-        carry_out(operations.push(self.client.mesh, view._ranks, values))
+        run_steps(operations.push(self.client.mesh, view.ranks, values))
         return self._done(view, None, "push", block)
 
     def update(self, values: Mapping[str, Any]) -> Any:
@@ -167,13 +168,13 @@ class DirectView(View):
         if bad := [name for name in wanted if not isinstance(name, str)]:
             raise TypeError(f"keys must be str, not type {type(bad[0])!r}")
         view = self._at(targets)
-        requests = dict.fromkeys(view._ranks, Evaluate(tuple(wanted)))
+        requests = dict.fromkeys(view.ranks, Evaluate(tuple(wanted)))
 
         def make(rows: list[Any]) -> Any:
             values = [row[0] for row in rows] if isinstance(names, str) else rows
             return values[0] if view._is_single else values
 
-        return self._answer(view._ask(requests, "pull", make), block)
+        return self.wait_if_blocking(view._ask(requests, "pull", make), block)
 
     def get(self, names: str | Sequence[str]) -> Any:
         """Pull, and wait."""
@@ -193,11 +194,11 @@ class DirectView(View):
         view = self._at(targets)
         # pieces of a range cannot be joined again
         sequence = list(sequence) if isinstance(sequence, range) else sequence
-        if flatten and len(sequence) == len(view._ranks):
-            for rank, element in zip(view._ranks, sequence, strict=True):
-                carry_out(operations.push(self.client.mesh, [rank], {name: element}))
+        if flatten and len(sequence) == len(view.ranks):
+            for rank, element in zip(view.ranks, sequence, strict=True):
+                run_steps(operations.push(self.client.mesh, [rank], {name: element}))
         else:
-            carry_out(operations.scatter(self.client.mesh, view._ranks, name, sequence, 0))
+            run_steps(operations.scatter(self.client.mesh, view.ranks, name, sequence, 0))
         return self._done(view, None, "scatter", block)
 
     def gather(self, name: str, dist: str = "b", targets: Targets = None, block: bool | None = None) -> Any:
@@ -205,9 +206,9 @@ class DirectView(View):
         view = self._at(targets)
         request = Evaluate((name,))
         made = view._ask(
-            dict.fromkeys(view._ranks, request), "gather", lambda rows: merge([row[0] for row in rows], "cat")
+            dict.fromkeys(view.ranks, request), "gather", lambda rows: reduce_values([row[0] for row in rows], "cat")
         )
-        return self._answer(made, block)
+        return self.wait_if_blocking(made, block)
 
     def clear(self, targets: Targets = None, block: bool | None = None) -> Any:
         """Delete the variables that programs have made on each rank."""
@@ -220,8 +221,8 @@ class DirectView(View):
         self.push({name: value})
 
     def _done(self, view: DirectView, value: Any, name: str, block: bool | None) -> Any:
-        made = ready_result(self.client, dict.fromkeys(view._ranks), name, lambda values: value, single=False)
-        return self._answer(made, block)
+        made = ready_result(self.client, dict.fromkeys(view.ranks), name, lambda values: value, single=False)
+        return self.wait_if_blocking(made, block)
 
     def _at(self, targets: Targets) -> DirectView:
         """Return a view of these ranks, by default of the same ones."""
@@ -237,7 +238,8 @@ class DirectView(View):
             module = real(name, *arguments, **keywords)
             caller = arguments[0] if arguments else keywords.get("globals") or {}
             if caller.get("__name__") == "__main__" and name not in taken:
-                taken.append(_line_of(name, arguments[2] if len(arguments) > 2 else keywords.get("fromlist")))
+                fromlist = arguments[2] if len(arguments) > 2 else keywords.get("fromlist")
+                taken.append(f"from {name} import {', '.join(fromlist)}" if fromlist else f"import {name}")
             return module
 
         builtins.__import__ = note
@@ -261,9 +263,10 @@ class DirectView(View):
     use_dill = use_pickle = use_cloudpickle
 
     def activate(self, suffix: str = "") -> None:
-        """Do nothing: `%px` already uses all ranks of the mesh; ValueError for a suffix, which is not supported."""
+        """Make these ranks the default targets of `%px`. Raises ValueError for a suffix, which is not supported."""
         if suffix:
-            raise ValueError(f"%px{suffix} is not there: %%px --targets says which ranks are meant")
+            raise ValueError(f"%px{suffix} is not supported; select ranks with %%px --targets")
+        self.client.set_px_targets(self.ranks)
 
 
 class BroadcastView(DirectView):
@@ -272,18 +275,13 @@ class BroadcastView(DirectView):
     is_coalescing = False
 
 
-def _call_of(function: Function, arguments: Sequence[Any], keywords: Mapping[str, Any], *, each: bool = False) -> Apply:
-    return Apply(pack({"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}))
-
-
-def _first(values: list[Any]) -> Any:
-    return values[0]
+def _make_request(
+    function: Function, arguments: Sequence[Any], keywords: Mapping[str, Any], *, each: bool = False
+) -> Apply:
+    content = {"function": function, "arguments": tuple(arguments), "keywords": dict(keywords), "each": each}
+    return Apply(pack(content))
 
 
 def _reply_all(ranks: Sequence[int], single: bool, values: list[Any]) -> Any:
     replies = [ExecuteReply(value, rank) for rank, value in zip(ranks, values, strict=True)]
     return replies[0] if single else replies
-
-
-def _line_of(name: str, fromlist: Sequence[str] | None) -> str:
-    return f"from {name} import {', '.join(fromlist)}" if fromlist else f"import {name}"

@@ -23,7 +23,7 @@ def as_rank_error(rank: int, error: BaseException | RankError | RequestError) ->
     if isinstance(error, ItemError):
         return RankError("raised", error.type_name, error.text, rendered=tuple(error.trace.splitlines()[:-1]))
     if isinstance(error, CallCancelled):
-        return RankError("skipped", TaskAborted.__name__, "the task was aborted before it began")
+        return RankError("skipped", TaskAborted.__name__, "the task was aborted before it started")
     if isinstance(error, MeshbookError):
         return error_of_lost(rank, error)
     return RankError("raised", type(error).__name__, headline(error))

@@ -9,13 +9,13 @@ from typing import Any
 from meshbook.magics.compat.clients import make_module
 from meshbook.magics.compat.distributed import DistributedMagics
 from meshbook.magics.compat.parallel import ParallelMagics
-from meshbook.magics.compat.rewriting import REFUSE, Rewriting, refuse
+from meshbook.magics.compat.translation import REFUSE, Rewriting, refuse
 from meshbook.magics.extension import load as load_meshbook
 
 _LOADED = "__meshbook_compat__"  # a hidden name of the shell
-_STOOD_IN = "ipyparallel"
+_REPLACED = "ipyparallel"
 # Extensions that a notebook may load at its start; this extension replaces them.
-_OTHERS = ("ipyparallel", "nbdistributed")
+_OTHER_EXTENSIONS = ("ipyparallel", "nbdistributed")
 
 
 class Loaded:
@@ -25,13 +25,13 @@ class Loaded:
         notebook = load_meshbook(shell)
         self._shell = shell
         self._rewriting = Rewriting()
-        self._before: ModuleType | None = sys.modules.get(_STOOD_IN)
-        self._extensions = {name for name in _OTHERS if name not in shell.extension_manager.loaded}
+        self._before: ModuleType | None = sys.modules.get(_REPLACED)
+        self._extensions = {name for name in _OTHER_EXTENSIONS if name not in shell.extension_manager.loaded}
         shell.input_transformers_cleanup.insert(0, self._rewriting)
         shell.push({REFUSE: refuse, _LOADED: self}, interactive=False)
         shell.register_magics(ParallelMagics(shell, notebook, self._rewriting), DistributedMagics(shell, notebook))
         shell.extension_manager.loaded |= self._extensions
-        sys.modules[_STOOD_IN] = make_module(notebook)
+        sys.modules[_REPLACED] = make_module(notebook, self._rewriting)
 
     def unload(self) -> None:
         """Undo the changes; the magics stay registered, those of the last extension that registered them."""
@@ -39,9 +39,9 @@ class Loaded:
         self._shell.extension_manager.loaded -= self._extensions
         self._shell.drop_by_id({_LOADED: self})
         if self._before is None:
-            del sys.modules[_STOOD_IN]
+            del sys.modules[_REPLACED]
         else:
-            sys.modules[_STOOD_IN] = self._before
+            sys.modules[_REPLACED] = self._before
 
 
 def load(shell: Any) -> None:

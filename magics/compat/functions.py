@@ -81,7 +81,7 @@ class ParallelFunction(RemoteFunction):
         if len(set(lengths)) > 1:
             raise ValueError(f"all sequences must have equal length, but have {lengths}")
         with self._flags():
-            return self.view._answer(self.view._call_with_pieces(self.func, sequences, self.chunksize))
+            return self.view.wait_if_blocking(self.view.call_with_pieces(self.func, sequences, self.chunksize))
 
     def map(self, *sequences: Any) -> Any:
         """Call the function with each element."""

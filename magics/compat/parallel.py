@@ -6,15 +6,14 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from meshbook.magics.compat.rewriting import Rewriting
-from meshbook.magics.compat.translation import translate_px, translate_pxconfig
+from meshbook.magics.compat.translation import Rewriting, translate_px, translate_pxconfig
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import HelpAsked
+from meshbook.magics.syntax.argparsing import HelpRequested
 
 
 @magics_class
 class ParallelMagics(Magics):
-    """ipyparallel's magics; a cell's `%%px` is rewritten before it is a magic (`rewriting`)."""
+    """ipyparallel's magics; a cell's `%%px` is rewritten before it is a magic (`translation`)."""
 
     def __init__(self, shell: Any, notebook: Notebook, rewriting: Rewriting) -> None:
         super().__init__(shell)
@@ -33,30 +32,29 @@ class ParallelMagics(Magics):
         """Run a cell on the ranks, and wait. Programs call it by `run_cell_magic`; a cell's own `%%px` is rewritten."""
         try:
             ours = translate_px(line, self._rewriting.defaults)
-        except HelpAsked as asked:
+        except HelpRequested as asked:
             print(asked.text)
             return None
         return self.shell.run_cell_magic("mesh", ours, cell)
 
     @line_magic  # type: ignore[untyped-decorator]
     def autopx(self, line: str) -> None:
-        """Let all cells run on the ranks, as under `%%px`; the second time let them run here again."""
+        """Run all cells on the ranks, as with `%%px`; the second time, run them in the notebook again."""
         is_on = self._notebook.mode.line is not None
-        self.shell.run_line_magic("mesh", "mode off" if is_on else f"mode on {self._like_px()}")
+        self.shell.run_line_magic(
+            "mesh", "mode off" if is_on else f"mode on {translate_px('', self._rewriting.defaults)}"
+        )
 
     @line_magic  # type: ignore[untyped-decorator]
     def pxresult(self, line: str) -> None:
-        """Wait for the last `%%px --noblock`, and show what came of it."""
+        """Wait for the last `%%px --noblock`, and show its output and result."""
         self.shell.run_line_magic("mesh", f"result {line}")
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic  # type: ignore[untyped-decorator]
     def pxconfig(self, line: str) -> None:
-        """What %px and %%px do unless they say otherwise: `%pxconfig --targets 0:2 --noblock`."""
+        """Set the defaults of %px and %%px: `%pxconfig --targets 0:2 --noblock`."""
         try:
             self._rewriting.defaults = translate_pxconfig(line, self._rewriting.defaults)
-        except HelpAsked as asked:
+        except HelpRequested as asked:
             print(asked.text)
-
-    def _like_px(self) -> str:
-        return translate_px("", self._rewriting.defaults)

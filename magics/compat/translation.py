@@ -1,6 +1,7 @@
-"""Translate option lines of ipyparallel's and nbdistributed's magics into those of `%%mesh`. Pure.
+"""Translate magics of ipyparallel and nbdistributed: their cell magics and option lines become those of `%%mesh`.
 
-This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`).
+This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`). Pure, but for the
+defaults that `Rewriting` holds.
 """
 
 from __future__ import annotations
@@ -9,11 +10,50 @@ import functools
 import re
 import shlex
 from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import Parser, count, quoted, read, variable, words
+from meshbook.magics.syntax.argparsing import HelpRequested, Parser, count, parse_words, quoted, split_words, variable
+
+REFUSE = "__mesh_refuse__"
+_MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")
+
+
+class Rewriting:
+    """An input transformer that runs before meshbook's. `defaults` are those of `%pxconfig`."""
+
+    has_side_effects = True  # as meshbook's transformer: completeness is checked on the text that the user typed
+
+    def __init__(self) -> None:
+        self.defaults = PxDefaults()
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        first = next((index for index, line in enumerate(lines) if line.strip()), None)
+        found = _MAGICS.match(lines[first].rstrip("\r\n")) if first is not None else None
+        if first is None or found is None:
+            return lines
+        try:
+            ours = self._translations()[found["name"]](found["line"])
+        except UsageError as error:
+            return [f"{REFUSE}({str(error)!r})\n"]
+        except HelpRequested as asked:
+            return [f"print({asked.text!r})\n"]
+        return [*lines[:first], f"%%mesh {ours}\n", *lines[first + 1 :]]
+
+    def _translations(self) -> dict[str, Callable[[str], str]]:
+        return {
+            "px": lambda line: translate_px(line, self.defaults),
+            "rank": translate_rank,
+            "distributed": lambda line: "all",
+        }
+
+
+def refuse(text: str) -> None:
+    """Raise the usage error of a cell whose magic line is invalid."""
+    raise UsageError(text)
+
 
 # ipyparallel's grouping -> ours: by type is its default, and ours for output of any kind.
 _GROUPINGS = {"type": "auto", "engine": "rank", "order": "order"}
@@ -38,8 +78,8 @@ class Init:
 
 
 def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
-    """Return the option line of `%%mesh` for one of `%%px`; raises UsageError or HelpAsked."""
-    asked = vars(read(_px_parser(), words(line)))
+    """Return the option line of `%%mesh` for one of `%%px`; raises UsageError or HelpRequested."""
+    asked = vars(parse_words(_px_parser(), split_words(line)))
     parts = [asked.get("targets", defaults.targets)]
     parts += [] if asked.get("block", defaults.block) else ["-a"]
     parts += ["-o", asked["out"]] if "out" in asked else []
@@ -49,8 +89,8 @@ def translate_px(line: str, defaults: PxDefaults = PxDefaults()) -> str:
 
 
 def translate_pxconfig(line: str, defaults: PxDefaults) -> PxDefaults:
-    """Return the new defaults; raises UsageError or HelpAsked."""
-    asked = vars(read(_pxconfig_parser(), words(line)))
+    """Return the new defaults; raises UsageError or HelpRequested."""
+    asked = vars(parse_words(_pxconfig_parser(), split_words(line)))
     return PxDefaults(asked.get("targets", defaults.targets), asked.get("block", defaults.block))
 
 
@@ -62,38 +102,40 @@ def translate_rank(line: str) -> str:
     found = _RANKS.fullmatch(line)
     ranks = "" if found is None else "".join(found["ranks"].split())
     if not ranks:
-        raise UsageError(f"%%rank{line}: it needs ranks in brackets, such as %%rank[0,2] or %%rank[0-2]")
+        raise UsageError(f"%%rank{line}: expected ranks in brackets, such as %%rank[0,2] or %%rank[0-2]")
     return _RANGE.sub(lambda ends: f"{ends[1]}:{int(ends[2]) + 1}", ranks)
 
 
 def read_init(line: str) -> Init:
-    """Parse the line of `%dist_init`; raises UsageError or HelpAsked."""
-    return Init(int(read(_init_parser(), words(line)).processes))
+    """Parse the line of `%dist_init`; raises UsageError or HelpRequested."""
+    return Init(int(parse_words(_init_parser(), split_words(line)).processes))
 
 
 def read_switch(line: str) -> bool | None:
-    """Parse the line of `%dist_mode`: on, off, or None to show the mode; raises UsageError or HelpAsked."""
-    found: bool | None = read(_switch_parser(), words(line)).switch
+    """Parse the line of `%dist_mode`: on, off, or None to show the mode; raises UsageError or HelpRequested."""
+    found: bool | None = parse_words(_switch_parser(), split_words(line)).switch
     return found
 
 
 @functools.cache
 def _px_parser() -> Parser:
-    parser = Parser("%%px", "Run this cell on ranks of the mesh, by ipyparallel's options.")
+    parser = Parser("%%px", "Run this cell on ranks of the mesh, with the options of ipyparallel.")
     _add_execution(parser)
     grouping = parser.add_mutually_exclusive_group()
-    _add_flag(grouping, "-r", dest="grouping", const="order", help="output in the order in which it came")
-    _add_flag(grouping, "-e", dest="grouping", const="engine", help="output by rank")
+    _add_flag(grouping, "-r", dest="grouping", const="order", help="show output in order of arrival")
+    _add_flag(grouping, "-e", dest="grouping", const="engine", help="group output by rank")
     grouping.add_argument("--group-outputs", dest="grouping", choices=tuple(_GROUPINGS), default=SUPPRESS)
-    parser.add_argument("-o", "--out", metavar="NAME", type=variable, default=SUPPRESS, help="keep the result")
-    _add_flag(parser, "--local", dest="local", const=True, help="run here as well")
-    _add_flag(parser, "--remote", dest="remote", const=True, help="as always: not here")
+    parser.add_argument(
+        "-o", "--out", metavar="NAME", type=variable, default=SUPPRESS, help="store the result in this variable"
+    )
+    _add_flag(parser, "--local", dest="local", const=True, help="run the cell in the notebook as well")
+    _add_flag(parser, "--remote", dest="remote", const=True, help="do not run the cell in the notebook (default)")
     return parser
 
 
 @functools.cache
 def _pxconfig_parser() -> Parser:
-    parser = Parser("%pxconfig", "What %px and %%px do unless they say otherwise.")
+    parser = Parser("%pxconfig", "Set the defaults of %px and %%px.")
     _add_execution(parser)
     return parser
 
@@ -101,10 +143,12 @@ def _pxconfig_parser() -> Parser:
 def _add_execution(parser: Parser) -> None:
     block = parser.add_mutually_exclusive_group()
     _add_flag(block, "-b", "--block", dest="block", const=True, help="wait for the ranks (default)")
-    _add_flag(block, "-a", "--noblock", dest="block", const=False, help="go on at once")
+    _add_flag(block, "-a", "--noblock", dest="block", const=False, help="return at once")
     parser.add_argument("-t", "--targets", type=_targets, default=SUPPRESS, help="which ranks: 0, 0:2, [0,2], all")
     for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
-        _add_flag(parser, flag, dest="ignored", const=True, help="taken, and without effect: output is always live")
+        _add_flag(
+            parser, flag, dest="ignored", const=True, help="accepted for compatibility, ignored: output is always live"
+        )
     parser.add_argument("--progress-after", metavar="S", dest="ignored", type=float, default=SUPPRESS)
     parser.add_argument("--signal-on-interrupt", dest="ignored", choices=("SIGINT", "2"), default=SUPPRESS)
 
@@ -112,18 +156,24 @@ def _add_execution(parser: Parser) -> None:
 @functools.cache
 def _init_parser() -> Parser:
     parser = Parser("%dist_init", "Start a mesh with a process group, and run all cells on it.")
-    parser.add_argument("-n", "--num-processes", dest="processes", type=count, default=2, help="how many (default: 2)")
-    parser.add_argument("-a", "--master-addr", dest="ignored", help="taken, and without effect")
-    parser.add_argument("-g", "--gpu-ids", dest="ignored", help="taken, and without effect: rank r has GPU r")
+    parser.add_argument(
+        "-n", "--num-processes", dest="processes", type=count, default=2, help="number of workers (default: 2)"
+    )
+    parser.add_argument("-a", "--master-addr", dest="ignored", help="accepted for compatibility, ignored")
+    parser.add_argument("-g", "--gpu-ids", dest="ignored", help="accepted for compatibility, ignored: rank r has GPU r")
     return parser
 
 
 @functools.cache
 def _switch_parser() -> Parser:
-    parser = Parser("%dist_mode", "Whether all cells run on the mesh.")
+    parser = Parser("%dist_mode", "Set whether all cells run on the mesh.")
     switch = parser.add_mutually_exclusive_group()
-    switch.add_argument("-e", "--enable", dest="switch", action="store_const", const=True, help="from now on")
-    switch.add_argument("-d", "--disable", dest="switch", action="store_const", const=False, help="no more")
+    switch.add_argument(
+        "-e", "--enable", dest="switch", action="store_const", const=True, help="run all cells on the mesh"
+    )
+    switch.add_argument(
+        "-d", "--disable", dest="switch", action="store_const", const=False, help="run cells in the notebook"
+    )
     return parser
 
 
@@ -137,4 +187,4 @@ def _targets(text: str) -> str:
     bare = "".join(bare.split())
     if bare == "all" or (bare and _TARGETS.fullmatch(bare)):
         return bare
-    raise ArgumentTypeError(f"{quoted(text)} names no ranks: it needs all, 0, 0:2, ::2 or [0,2]")
+    raise ArgumentTypeError(f"{quoted(text)} is not a valid target; examples: all, 0, 0:2, ::2, [0,2]")

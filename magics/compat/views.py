@@ -32,13 +32,14 @@ class View:
         self.set_flags(**flags)
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self.ranks)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.targets}>"
 
     @property
-    def _ranks(self) -> list[int]:
+    def ranks(self) -> list[int]:
+        """The ranks of the targets."""
         return self.client.ranks_of(self.targets)
 
     @property
@@ -68,7 +69,7 @@ class View:
 
     def apply(self, function: Function, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a function; returns the results, or an AsyncResult if the view does not block."""
-        return self._answer(self.apply_async(function, *arguments, **keywords))
+        return self.wait_if_blocking(self.apply_async(function, *arguments, **keywords))
 
     def apply_sync(self, function: Function, /, *arguments: Any, **keywords: Any) -> Any:
         """Call the function and wait."""
@@ -101,7 +102,8 @@ class View:
         """Return a decorator: the function is called with pieces of sequences; `.map` calls it with each element."""
         return lambda function: ParallelFunction(self, function, block=block, **flags)
 
-    def _call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+    def call_with_pieces(self, function: Function, sequences: Sequence[Any], chunksize: int | None) -> AsyncResult:
+        """Call the function with pieces of the sequences; returns at once."""
         raise NotImplementedError
 
     # -- waiting and control -----------------------------------------------------
@@ -129,5 +131,6 @@ class View:
         """Stop the mesh."""
         self.client.shutdown(**options)
 
-    def _answer(self, result: AsyncResult, block: bool | None = None) -> Any:
+    def wait_if_blocking(self, result: AsyncResult, block: bool | None = None) -> Any:
+        """Return the value if the call blocks (by default as the view does), else the result itself."""
         return result.get() if (self.block if block is None else block) else result

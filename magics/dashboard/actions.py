@@ -9,16 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from meshbook.magics.cells.jobs import Job
-from meshbook.magics.dashboard.active_cells import cell_of, holds_the_notebook, jobs_on
-from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.dashboard.source import NotebookSource, blocks_notebook, cell_of, jobs_on
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of
 from meshbook.magics.meshes.whereabouts import count_ranks
 from meshbook.magics.output.messages import Publication
-from meshbook.magics.tracing.profiler import ProfileTarget, profile_for, slice_of, taking_of
+from meshbook.magics.tracing.profiler import ProfileTarget, make_profile_run, profile_for, slice_of
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
@@ -27,7 +25,7 @@ from meshbook.widgets.source import BackendReply, StackGroup, Stacks
 
 PROFILE_SECONDS: Final = 3.0
 SENDER: Final = "the dashboard"  # the sender in the errors of cells whose ranks the dashboard ends
-EVERYONE: Final = ("", "all")  # selectors that mean the whole mesh and its cell, not ranks that the user selected
+WHOLE_MESH: Final = ("", "all")  # selectors that mean the whole mesh and its cell, not ranks that the user selected
 
 
 if TYPE_CHECKING:  # circular: it has the dashboards
@@ -48,11 +46,12 @@ class DashboardActions:
         """
         known = next((each for each in ACTIONS if each == action), None)
         if known is None:
-            raise ValueError(f"a dashboard does not {action!r}; it does {', '.join(ACTIONS)}")
+            raise ValueError(f"unknown dashboard action {action!r}; the actions are {', '.join(ACTIONS)}")
         ranks = list(mesh.resolve(selector or "all"))
-        if known == "interrupt" and cell is not None and cell != self._present_cell(mesh):
-            return BackendReply({"text": f"cell {cell} had ended by then: nothing was interrupted"})
-        if known == "interrupt" and selector in EVERYONE:
+        present = cell_of(self._notebook, mesh)
+        if known == "interrupt" and cell is not None and (present is None or cell != present.number):
+            return BackendReply({"text": f"cell {cell} had already ended; nothing was interrupted"})
+        if known == "interrupt" and selector in WHOLE_MESH:
             return BackendReply({"text": self._interrupt_cell(mesh, ranks)})
         if known == "profile":
             return self._profile(mesh, ranks)
@@ -75,20 +74,13 @@ class DashboardActions:
 
     def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         """Interrupt like Ctrl-C, which escalates each time; if no cell blocks the notebook, interrupt the jobs."""
-        if holds_the_notebook(self._notebook, mesh):
+        if blocks_notebook(self._notebook, mesh):
             os.kill(os.getpid(), signal.SIGINT)
             return f"interrupted cell {self._notebook.cell_number}"
-        if jobs := self._jobs(mesh):
+        runs = jobs_on(self._notebook, mesh)
+        if jobs := [job for job in self._notebook.jobs if job.run in runs]:
             return f"interrupted {', '.join(job.title for job in jobs if job.cancel())}"
         return _interrupt(mesh, ranks)
-
-    def _present_cell(self, mesh: NotebookMesh) -> int | None:
-        cell = cell_of(self._notebook, mesh)
-        return None if cell is None else cell.number
-
-    def _jobs(self, mesh: NotebookMesh) -> list[Job]:
-        runs = jobs_on(self._notebook, mesh)
-        return [job for job in self._notebook.jobs if job.run in runs]
 
     def _take_stacks(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         living = _living(mesh, ranks)
@@ -102,11 +94,11 @@ class DashboardActions:
 
     def _profile(self, mesh: NotebookMesh, ranks: Sequence[int]) -> BackendReply:
         living = _living(mesh, ranks)
-        told = ProfileTarget(mesh.name, living, _Nowhere())
-        taking = taking_of(mesh, living, torch=False)
-        profile = lifecycle.wait_for(profile_for(taking, PROFILE_SECONDS, threading.Event(), told))
+        target = ProfileTarget(mesh.name, living, _DiscardingPublisher())
+        run = make_profile_run(mesh, living, torch=False)
+        profile = lifecycle.wait_for(profile_for(run, PROFILE_SECONDS, threading.Event(), target))
         self._notebook.profiling.last = profile
-        text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE keeps it"
+        text = f"profiled {count_ranks(living)} for {PROFILE_SECONDS:g} s; %mesh profile --save FILE saves the profile"
         return BackendReply({"text": text, "html": profile.summary.html()})
 
 
@@ -130,19 +122,19 @@ def kill(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         ended.get(timeout=lifecycle.DEATH_WITHIN)
     except TimeoutError:
         raise MeshError(
-            f"{name_ranks(living)} of {mesh.name} did not end within {lifecycle.DEATH_WITHIN:g} s of a kill"
+            f"{name_ranks(living)} of {mesh.name} did not exit within {lifecycle.DEATH_WITHIN:g} s of a kill"
         )
-    return f"killed {count_ranks(living)}: Heal starts the dead again"
+    return f"killed {count_ranks(living)}; restart them with Heal"
 
 
 def _living(mesh: NotebookMesh, ranks: Sequence[int]) -> list[int]:
     """Return the ranks that are not dead. Raises MeshError if none is left."""
     if living := [rank for rank in ranks if rank not in mesh.dead]:
         return living
-    raise MeshError(f"{name_ranks(ranks)} of {mesh.name} died already: Heal starts the dead again")
+    raise MeshError(f"{name_ranks(ranks)} of {mesh.name}: already dead; restart dead ranks with Heal")
 
 
-class _Nowhere:
+class _DiscardingPublisher:
     """A publisher that discards: the dashboard shows the profile, and no cell does."""
 
     updates = False

@@ -1,4 +1,7 @@
-"""The backend of a dashboard for a notebook's mesh: its data, and the requests of its views."""
+"""The backend of a dashboard for a notebook's mesh: its data, and the requests of its views.
+
+`TextDashboard` shows a snapshot of it as text, on terminals without widgets.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
 from meshbook.widgets.sections import answer_logs
-from meshbook.widgets.source import BackendReply
+from meshbook.widgets.snapshot import at_rest, snapshot_text
+from meshbook.widgets.source import BackendReply, DashboardBackend
 
-if TYPE_CHECKING:  # circular: it has the dashboards
+if TYPE_CHECKING:
     from meshbook.magics.notebook import Notebook
 
 
@@ -28,7 +32,7 @@ class NotebookBackend:
         self._notebook = notebook
         self._name = name
         self.source = NotebookSource(notebook, name)
-        self._acts = DashboardActions(notebook, self.source)
+        self._actions = DashboardActions(notebook, self.source)
         self._lock = threading.Lock()  # guards the following: any thread may see a new mesh first
         self._wake: Callable[[], object] | None = None
         self._watched: Session | None = None
@@ -63,7 +67,7 @@ class NotebookBackend:
         selector = str(request.get("sel") or "").strip()
         match request.get("kind"):
             case "act":
-                return self._acts.do(str(request.get("action")), mesh, selector, request.get("cell"))
+                return self._actions.do(str(request.get("action")), mesh, selector, request.get("cell"))
             case "logs":
                 return self._logs(mesh, selector, request)
             case _:
@@ -81,28 +85,45 @@ class NotebookBackend:
     def _mesh(self) -> NotebookMesh:
         mesh = self.source.mesh
         if mesh is None:
-            raise MeshError(f"{self._name} is down: %mesh up --name {self._name} starts it again")
+            raise MeshError(f"mesh {self._name} is down; start it with %mesh up --name {self._name}")
         return mesh
 
 
 def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], None]:
     """Watch the measurements and events of a session closely; return the function that ends this."""
 
-    def hear(report: Any) -> None:
+    def on_event(report: Any) -> None:
         wake()
 
-    heard: tuple[list[Any], ...] = (
+    sources: tuple[list[Any], ...] = (
         session.node.peers.when_down,
         session.node.peers.when_restarted,
         session.events.when_added,
     )
-    for listeners in heard:
-        listeners.append(hear)
+    for listeners in sources:
+        listeners.append(on_event)
     session.watch(True)
 
     def end() -> None:
         session.watch(False)
-        for listeners in heard:
-            listeners.remove(hear)
+        for listeners in sources:
+            listeners.remove(on_event)
 
     return end
+
+
+class TextDashboard:
+    """A dashboard that takes a new snapshot each time it is displayed."""
+
+    def __init__(self, board: DashboardBackend) -> None:
+        self._board = board
+
+    def __repr__(self) -> str:
+        return snapshot_text(at_rest(self._board.source.snapshot()))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"text/plain": repr(self)}, {}
+
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return the outputs to display, as data and metadata."""
+        return [self._repr_mimebundle_()]

@@ -17,7 +17,7 @@ class DashboardRegistry:
         self._notebook = notebook
         self._lock = threading.Lock()  # guards the dashboards
         self._by_name: dict[str, Any] = {}
-        self._hears_of_cells = False
+        self._watches_cells = False
 
     def open(self, name: str) -> Any:
         """Return the dashboard of a mesh: a widget; in IPython on a terminal a snapshot."""
@@ -25,7 +25,7 @@ class DashboardRegistry:
         from meshbook.magics.dashboard.backend import NotebookBackend
 
         if getattr(self._notebook.shell, "kernel", None) is None:
-            from meshbook.magics.dashboard.text_view import TextDashboard
+            from meshbook.magics.dashboard.backend import TextDashboard
 
             return TextDashboard(NotebookBackend(self._notebook, name))
         from meshbook.widgets.dashboard import MeshDashboard
@@ -34,18 +34,18 @@ class DashboardRegistry:
             known = self._by_name.get(name)
             if known is None or known.comm is None:  # the user closed it
                 known = self._by_name[name] = MeshDashboard(NotebookBackend(self._notebook, name))
-                self._hear_of_cells()
+                self._watch_cells()
             return known
 
-    def _hear_of_cells(self) -> None:
+    def _watch_cells(self) -> None:
         """Update at once when a cell begins or ends, not at the next poll."""
-        if not self._hears_of_cells:
-            self._hears_of_cells = True
+        if not self._watches_cells:
+            self._watches_cells = True
             atexit.register(self.close)  # otherwise a running thread would find the kernel's sockets closed
             for moment in ("pre_run_cell", "post_run_cell"):
                 self._notebook.shell.events.register(moment, self._wake)
 
-    def _wake(self, told: Any = None) -> None:
+    def _wake(self, info: Any = None) -> None:
         for dashboard in list(self._by_name.values()):
             dashboard.wake()
 

@@ -1,4 +1,4 @@
-"""The data that a dashboard shows of a mesh: the vitals of its processes, and the state of its cells in the notebook.
+"""The data that a dashboard shows of a mesh: the vitals of its processes, its running cells and their progress bars.
 
 The dashboard's thread reads it several times a second, so all of it is in memory.
 """
@@ -6,7 +6,7 @@ The dashboard's thread reads it several times a second, so all of it is in memor
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,15 +14,28 @@ from urllib.parse import urlsplit
 import numpy
 
 from meshbook.magics.cells.execution import CellExecution
-from meshbook.magics.dashboard.active_cells import cell_of, runs_on
-from meshbook.magics.dashboard.progress import bars_of
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.runtime.cells.outcome import RankError
+from meshbook.magics.output.ansi import strip_colours
+from meshbook.magics.output.progress_bars import MergedBar as RankBar
+from meshbook.magics.output.progress_bars import merge_bars, parse_bar
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
-from meshbook.widgets.source import MeshEvent, MeshFacts, MeshSnapshot, PausedRanks, RankConditions, Stacks
+from meshbook.widgets.source import (
+    CellFacts,
+    MeshEvent,
+    MeshFacts,
+    MeshSnapshot,
+    PausedRanks,
+    ProgressBar,
+    RankConditions,
+    Stacks,
+)
+
+if TYPE_CHECKING:
+    from meshbook.magics.notebook import Notebook
+
 
 MOST_EVENTS = 10
 
@@ -62,12 +75,12 @@ class NotebookSource:
         """Return the present state of the mesh."""
         mesh = self.mesh
         if mesh is None:
-            return self._look_at_none()
+            return self._look_without_mesh()
         known = self._learn(mesh)
         runs = runs_on(self._notebook, mesh)
         return MeshSnapshot(
             mesh=known.facts,
-            vitals=_vitals(mesh, known.nodes),
+            vitals=mark_idle(mesh.session.history.vitals(known.nodes), mesh.queues.seconds_free(known.nodes)),
             conditions=_conditions(mesh, runs),
             cell=cell_of(self._notebook, mesh),
             pauses=list(_pauses(runs)),
@@ -80,7 +93,7 @@ class NotebookSource:
         """Return float32 values of shape [ranks, metrics, points]: one per second, the newest last; NaN if unknown."""
         mesh = self.mesh
         if mesh is None:
-            return _filled((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
+            return _full((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
         nodes = self._known.nodes
         return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
 
@@ -91,13 +104,16 @@ class NotebookSource:
 
     # -- helpers -----------------------------------------------------------------
 
-    def _look_at_none(self) -> MeshSnapshot:
+    def _look_without_mesh(self) -> MeshSnapshot:
         """Return the ranks in their last known layout, and nothing else."""
         facts = self._known.facts
         if facts.alive:
             facts = replace(facts, alive=False)
             self._known, self.stacks = _Known(facts), None
-        return MeshSnapshot(facts, _unknown(facts.size), RankConditions(dead=range(facts.size)))
+        size = facts.size
+        metrics = {name: _full(size, numpy.nan) for name in METRICS}
+        unknown = Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
+        return MeshSnapshot(facts, unknown, RankConditions(dead=range(size)))
 
     def _learn(self, mesh: NotebookMesh) -> _Known:
         known, procs = self._known, mesh.procs
@@ -117,11 +133,7 @@ def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
     return MeshFacts(mesh.name, tuple(procs.extent.items()), names, tuple(places[host] for host in procs.host_ranks))
 
 
-def _vitals(mesh: NotebookMesh, nodes: Sequence[str]) -> Vitals:
-    return freed(mesh.session.history.vitals(nodes), mesh.queues.seconds_free(nodes))
-
-
-def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
+def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
     """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
     is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
     return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
@@ -129,17 +141,11 @@ def freed(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
 
 def _host_name(history: History, address: Address) -> str:
     """Return the name that the host's agent reports; its address for a mesh that has just started."""
-    told = history.detail(address.node)
-    return (told.host if told is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
+    detail = history.detail(address.node)
+    return (detail.host if detail is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
 
 
-def _unknown(size: int) -> Vitals:
-    """Return vitals of processes without any measurements."""
-    metrics = {name: _filled(size, numpy.nan) for name in METRICS}
-    return Vitals(metrics, numpy.zeros(size, numpy.uint8), _filled(size, numpy.inf))
-
-
-def _filled(shape: Any, value: float) -> Any:
+def _full(shape: Any, value: float) -> Any:
     return numpy.full(shape, value, numpy.float32)
 
 
@@ -150,14 +156,12 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankCondit
     failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
     for run in runs:  # show failed ranks before the others are done
         answers = run.answers
-        failed = (failed - answers.keys()) | {rank for rank, error in answers.items() if _is_failure(error)}
+        errors = {rank: error.kind for rank, error in answers.items() if error is not None}
+        # A dead rank is shown as dead until it is healed, an interrupted one as idle.
+        failures = {rank for rank, kind in errors.items() if kind not in ("died", "interrupted")}
+        failed = (failed - answers.keys()) | failures
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
     return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
-
-
-def _is_failure(error: RankError | None) -> bool:
-    # A dead rank is shown as dead until it is healed, an interrupted one as idle.
-    return error is not None and error.kind not in ("died", "interrupted")
 
 
 def _pauses(runs: Sequence[CellExecution]) -> Iterator[PausedRanks]:
@@ -171,3 +175,50 @@ def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
     for event in of_mesh[-MOST_EVENTS:]:
         clock = str(event).partition(" ")[0]
         yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])
+
+
+def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running cells that block the notebook, then the others."""
+    beside = [running.run for running in list(notebook.background.running)]
+    return [run for run in (*notebook.foreground_cells, *beside) if run.mesh is mesh]
+
+
+def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running jobs, which do not block the notebook."""
+    jobs = {job.run for job in notebook.jobs if not job.done()}
+    return [run for run in runs_on(notebook, mesh) if run in jobs]
+
+
+def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
+    """Whether a cell runs that Ctrl-C would end, and that does not belong to another mesh."""
+    if any(run.mesh is not mesh for run in notebook.foreground_cells):
+        return False
+    return notebook.cell_times.seconds > 0
+
+
+def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
+    """Return the cell that blocks the notebook, or the first of the jobs."""
+    jobs = jobs_on(notebook, mesh)
+    for run in (*[run for run in runs_on(notebook, mesh) if run not in jobs], *jobs):
+        return CellFacts(run.cell.number, run.title, run.seconds, tuple(run.ranks), run.waits_for, len(jobs))
+    if not blocks_notebook(notebook, mesh):
+        return None
+    number = notebook.cell_number
+    return CellFacts(number, f"cell {number}, in the notebook", notebook.cell_times.seconds, ())
+
+
+MOST = 12  # bars shown
+
+
+def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
+    """Return the merged bars in the ranks' rows that may still change, in the order of the ranks."""
+    alike: dict[str, dict[int, RankBar]] = {}
+    for rank, text in sorted(rows.items()):
+        for line in text.splitlines():
+            if (bar := parse_bar(strip_colours(line).rstrip())) is not None and bar.total:
+                alike.setdefault(bar.key, {})[rank] = bar
+    merged: list[ProgressBar] = []
+    for bars in list(alike.values())[:MOST]:
+        done = sorted(bar.progress for bar in bars.values())
+        merged.append(ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1]))
+    return merged

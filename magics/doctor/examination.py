@@ -17,7 +17,7 @@ CHECKS: tuple[Check, ...] = (
     machine.open_files,
     machine.locked_memory,
     machine.name_service,
-    processes.memory_of_others,
+    processes.process_memory,
     processes.folder_of_runs,
     processes.a_worker,
 )

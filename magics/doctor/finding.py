@@ -41,7 +41,7 @@ def _findings_of(check: Check) -> list[Finding]:
         return list(check())
     except Exception as error:  # any error: a check that raises must not end the examination
         name = check.__name__.replace("_", " ")
-        return [Finding("warning", name, f"could not be looked at: {type(error).__name__}: {error}")]
+        return [Finding("warning", name, f"the check failed: {type(error).__name__}: {error}")]
 
 
 def worst_of(findings: Iterable[Finding]) -> Level:
@@ -49,13 +49,13 @@ def worst_of(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
 
 
-def render(findings: Sequence[Finding]) -> str:
+def format_report(findings: Sequence[Finding]) -> str:
     """Return the findings as a text table, with a summary as its last line."""
     wide = max((len(finding.subject) for finding in findings), default=0)
-    return "\n".join([*(_render_one(finding, wide) for finding in findings), "", _verdict(findings)])
+    return "\n".join([*(_format_finding(finding, wide) for finding in findings), "", _format_summary(findings)])
 
 
-def _render_one(finding: Finding, wide: int) -> str:
+def _format_finding(finding: Finding, wide: int) -> str:
     start = f"{finding.level:<8} {finding.subject:<{wide}}  "
     room = max(WIDTH - len(start), 40)
     lines = textwrap.wrap(finding.text, room, break_on_hyphens=False) or [""]
@@ -66,13 +66,13 @@ def _render_one(finding: Finding, wide: int) -> str:
     return start + ("\n" + " " * len(start)).join(lines)
 
 
-def _verdict(findings: Iterable[Finding]) -> str:
+def _format_summary(findings: Iterable[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
     if counts["problem"]:
-        return f"{_count(counts['problem'], 'problem')} to solve before meshes work"
+        return f"{_count(counts['problem'], 'problem')} to fix before meshes work"
     if counts["warning"]:
         return f"meshes work; {_count(counts['warning'], 'warning')} above"
-    return "all is well"
+    return "no problems found"
 
 
 def _count(number: int, noun: str) -> str:

@@ -25,20 +25,18 @@ NAME_PATIENCE = 6.0
 
 def cores() -> Iterator[Finding]:
     """Check the CPU cores that the processes of a mesh share."""
-    yield judge_cores(count_cores(), _quota())
+    yield judge_cores(count_cores(), _cpu_quota())
 
 
 def judge_cores(present: int, quota: float | None) -> Finding:
     """Judge the CPU cores; `quota`: how many cores' time the container may use, None without a limit."""
     if quota is not None and quota < present:
-        text = (
-            f"{present} are seen, but this container may use the time of {quota:g}: more ranks only wait for each other"
-        )
+        text = f"{present} are visible, but this container may use only {quota:g}; further ranks wait for a core"
         return Finding("note", "cores", text, "raise the container's limit (docker run --cpus, a pod's limits.cpu)")
     return Finding("ok", "cores", str(present))
 
 
-def _quota() -> float | None:
+def _cpu_quota() -> float | None:
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -48,7 +46,7 @@ def _quota() -> float | None:
 
 def memory() -> Iterator[Finding]:
     """Check the free memory, and the container's limit."""
-    yield judge_memory(psutil.virtual_memory().available, _room_in_group())
+    yield judge_memory(psutil.virtual_memory().available, _free_in_container())
 
 
 def judge_memory(free: int, allowed: int | None) -> Finding:
@@ -58,11 +56,11 @@ def judge_memory(free: int, allowed: int | None) -> Finding:
     if allowed is not None and allowed < free:
         text += f" of this container's limit (the machine has {free / GIB:.1f} free)"
     if room < LEAST_MEMORY:
-        return Finding("warning", "memory", f"{text}: a rank with torch takes some 0.1 GiB before its first tensor")
+        return Finding("warning", "memory", f"{text}: a rank with torch needs about 0.1 GiB before its first tensor")
     return Finding("ok", "memory", text)
 
 
-def _room_in_group() -> int | None:
+def _free_in_container() -> int | None:
     root = Path("/sys/fs/cgroup")
     try:
         most, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
@@ -79,11 +77,11 @@ def shared_memory() -> Iterator[Finding]:
 
 def judge_shared_memory(total: int | None) -> Finding:
     """Judge its size in bytes; None if it does not exist."""
-    remedy = "give it more: docker run --shm-size=8g, or an emptyDir with medium: Memory at /dev/shm in a pod"
+    remedy = "increase its size: docker run --shm-size=8g, or an emptyDir with medium: Memory at /dev/shm in a pod"
     if total is None:
-        return Finding("warning", "/dev/shm", "is not there: DataLoader workers and NCCL cannot share memory", remedy)
+        return Finding("warning", "/dev/shm", "does not exist: DataLoader workers and NCCL cannot share memory", remedy)
     if total < LEAST_SHARED:
-        text = f"{total / (1 << 20):.0f} MiB in all: DataLoader workers end with 'Bus error' where it is full"
+        text = f"{total / (1 << 20):.0f} MiB in all: DataLoader workers fail with 'Bus error' when it is full"
         return Finding("warning", "/dev/shm", text, remedy)
     return Finding("ok", "/dev/shm", f"{total / GIB:.1f} GiB")
 
@@ -99,7 +97,7 @@ def judge_open_files(most: int) -> Finding:
         return Finding("ok", "open files", "unlimited")
     peers = max(0, most - SPARE_FILES) // FILES_PER_PEER
     if peers < LEAST_PEERS:
-        text = f"at most {most}: room for a mesh of some {peers} ranks"
+        text = f"at most {most}: enough for a mesh of about {peers} ranks"
         return Finding(
             "warning", "open files", text, "raise the hard limit (ulimit -Hn, docker run --ulimit nofile=65536)"
         )
@@ -118,13 +116,16 @@ def locked_memory() -> Iterator[Finding]:
 def judge_nic(ports: int, active: int, lockable: int) -> Finding:
     """Judge the RDMA ports, the number that are up, and the bytes that a process may lock."""
     if not ports:
-        return Finding("note", "RDMA NIC", "none here: data goes between hosts by TCP")
+        return Finding("note", "RDMA NIC", "none: data between hosts is sent by TCP")
     if not active:
         return Finding(
-            "warning", "RDMA NIC", f"{ports} ports, none of them active", "see ibstat, and ask who runs the network"
+            "warning",
+            "RDMA NIC",
+            f"{ports} ports, none of them active",
+            "see ibstat, and ask the administrator of the network",
         )
     if lockable != resource.RLIM_INFINITY:
-        text = f"{active} active ports, but a process may lock only {lockable >> 20} MiB of memory for it"
+        text = f"{active} active ports, but a process may lock only {lockable >> 20} MiB of memory"
         return Finding("warning", "RDMA NIC", text, "ulimit -l unlimited (docker run --ulimit memlock=-1)")
     return Finding("ok", "RDMA NIC", f"{active} active ports")
 
@@ -146,6 +147,8 @@ def name_service() -> Iterator[Finding]:
 def judge_name_service(name: str, seconds: float) -> Finding:
     """Judge the seconds that the look-up took."""
     if seconds > SLOW_NAME:
-        text = f"the name of this machine ({name}) takes {seconds:.1f} s to look up, and so does each meeting of ranks"
+        text = (
+            f"the name of this machine ({name}) takes {seconds:.1f} s to look up, and delays each rendezvous of ranks"
+        )
         return Finding("warning", "name service", text, f"add the line '127.0.1.1 {name}' to /etc/hosts")
     return Finding("ok", "name service", f"{name} in {seconds * 1000:.0f} ms")

@@ -47,36 +47,36 @@ if read(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
 """
 
 
-def memory_of_others() -> Iterator[Finding]:
+def process_memory() -> Iterator[Finding]:
     """Check by trial whether one worker may read another's memory, as py-spy and Cross Memory Attach do."""
     if sys.platform == "linux":
-        refusal = _try_to_read()
-        yield judge_memory_of_others(refusal)
+        refusal = _find_refusal()
+        yield judge_process_memory(refusal)
         yield judge_bulk_data(refusal, why_no_ibverbs(), lacks_nixl=has_nic() and not is_installed())
 
 
-def judge_memory_of_others(refusal: str) -> Finding:
+def judge_process_memory(refusal: str) -> Finding:
     """Judge the attempt; `refusal`: the system's error, empty if the memory was read."""
     if not refusal:
-        return Finding("ok", "ptrace", "workers may read each other's memory")
-    text = f"workers may not read each other's memory ({refusal}): ranks that are stuck in C cannot be looked at"
+        return Finding("ok", "ptrace", "workers can read each other's memory")
+    text = f"workers cannot read each other's memory ({refusal}): ranks that are stuck in C cannot be inspected"
     remedy = "docker run --cap-add SYS_PTRACE; or sysctl kernel.yama.ptrace_scope=0"
     return Finding("note", "ptrace", text, remedy)
 
 
 def judge_bulk_data(refusal: str, no_nic: str, *, lacks_nixl: bool) -> Finding:
     """Judge the backends for bulk data. `no_nic`: why no RDMA NIC is used; `lacks_nixl`: there is a NIC but no NIXL."""
-    within = "by messages, which is several times slower" if refusal else "from memory to memory"
+    within = "by messages, several times slower" if refusal else "from memory to memory"
     between = f"by TCP ({no_nic})" if no_nic else "by RDMA (NIXL)"
     text = f"within a host {within}; between hosts {between}"
     if refusal:
-        return Finding("note", "bulk data", text, "let workers read each other's memory: see ptrace")
+        return Finding("note", "bulk data", text, "allow workers to read each other's memory: see ptrace")
     if lacks_nixl:
         return Finding("note", "bulk data", text, "pip install 'meshbook[rdma]', on each host")
     return Finding("ok", "bulk data", text)
 
 
-def _try_to_read() -> str:
+def _find_refusal() -> str:
     """Let one child process read another's memory; return the error, or an empty string."""
     python = [sys.executable, "-S", "-E", "-c"]
     with subprocess.Popen([*python, _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -97,12 +97,12 @@ def judge_folder(root: Path, free: int, file_system: str) -> Finding:
     """Judge its path, the free bytes of its disk, and the kind of its file system."""
     remedy = "set MESHBOOK_RUNTIME_DIR to a short path on a local disk"
     if len(os.fsencode(root)) + _LONGEST_TAIL > _MOST_BYTES:
-        text = f"{root} is too long a path: a socket's has at most {_MOST_BYTES} bytes"
+        text = f"the path {root} is too long: a socket's path has at most {_MOST_BYTES} bytes"
         return Finding("problem", "folder of runs", text, remedy)
     if file_system in _REMOTE:
         return Finding("problem", "folder of runs", f"{root} is on {file_system}, where sockets do not work", remedy)
     if free < LEAST_DISK:
-        text = f"{root} has {free >> 20} MiB free: what ranks print is kept there until it was read"
+        text = f"{root} has {free >> 20} MiB free; it stores the output of ranks until it is read"
         return Finding("warning", "folder of runs", text, remedy)
     return Finding("ok", "folder of runs", f"{root} ({free / (1 << 30):.0f} GiB free)")
 
@@ -117,7 +117,7 @@ def _file_system_of(folder: Path) -> str:
     return max(around, default=(0, ""))[1]
 
 
-class _Examined(Actor):
+class _ProbeActor(Actor):
     @endpoint
     def answer(self) -> None:
         """Return nothing: only the round trip is measured."""
@@ -129,24 +129,24 @@ def a_worker() -> Iterator[Finding]:
     try:
         procs = current_session().host.spawn_procs(per_host={"gpus": 1}, name="doctor")
     except (MeshbookError, OSError) as error:
-        yield Finding("problem", "a worker", f"none can be started: {error}")
+        yield Finding("problem", "a worker", f"does not start: {error}")
         return
     try:
         procs.initialized.get()
         ready = time.monotonic() - started
-        yield judge_worker(ready, _round_trip(procs.spawn("examined", _Examined)))
+        yield judge_worker(ready, _round_trip(procs.spawn("examined", _ProbeActor)))
     except (MeshbookError, OSError) as error:
-        yield Finding("problem", "a worker", f"did not come up: {error}")
+        yield Finding("problem", "a worker", f"failed: {error}")
     finally:
-        procs.stop("the examination is over").get()
+        procs.stop("the check ended").get()
 
 
 def judge_worker(ready: float, round_trip: float) -> Finding:
     """Judge the seconds until it was ready, and the seconds of a round trip."""
-    return Finding("ok", "a worker", f"is up after {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
+    return Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
 
 
-def _round_trip(examined: _Examined) -> float:
+def _round_trip(examined: _ProbeActor) -> float:
     """Return the median seconds of a round trip."""
     taken: list[float] = []
     for _ in range(CALLS):

@@ -18,8 +18,8 @@ from meshbook.runtime.hosts.machine import count_gpus
 KERNEL = "meshbook"
 # Optional packages: their purpose, and how to install them.
 OPTIONAL = {
-    "py-spy": ("sees ranks that are stuck in C, and profiles them", "pip install 'meshbook[debug]'"),
-    "matplotlib": ("figures of ranks", "pip install matplotlib"),
+    "py-spy": ("shows and profiles ranks that are stuck in C", "pip install 'meshbook[debug]'"),
+    "matplotlib": ("plots on ranks", "pip install matplotlib"),
 }
 
 
@@ -27,9 +27,7 @@ def python() -> Iterator[Finding]:
     """Check the interpreter."""
     yield Finding("ok", "Python", f"{platform.python_version()} ({sys.executable}) on {platform.platform()}")
     if sys.platform != "linux":
-        yield Finding(
-            "warning", "system", f"{platform.system()} is supported as far as it costs little; Linux is whole"
-        )
+        yield Finding("warning", "system", f"{platform.system()} is supported in part; Linux is fully supported")
 
 
 def packages() -> Iterator[Finding]:
@@ -42,17 +40,17 @@ def packages() -> Iterator[Finding]:
 
 def judge_packages(needed: list[Requirement], installed: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each requirement that is missing or does not fit; or one for all, if all fit."""
-    wrong = [each for each in needed if not _fits(each, installed)]
+    wrong = [
+        each
+        for each in needed
+        if each.name not in installed or not each.specifier.contains(installed[each.name], prereleases=True)
+    ]
     for each in wrong:
         found = f"{installed[each.name]} is installed" if each.name in installed else "is not installed"
         yield Finding("problem", each.name, f"{found}; meshbook needs {each}", f'pip install "{each}"')
     if not wrong:
         listed = ", ".join(f"{each.name} {installed[each.name]}" for each in needed)
         yield Finding("ok", "packages", listed)
-
-
-def _fits(wanted: Requirement, installed: Mapping[str, str]) -> bool:
-    return wanted.name in installed and wanted.specifier.contains(installed[wanted.name], prereleases=True)
 
 
 def _version_of(package: str) -> str:
@@ -69,7 +67,7 @@ def extras() -> Iterator[Finding]:
         if version:
             yield Finding("ok", package, version)
         else:
-            yield Finding("note", package, f"is not installed; it is for: {purpose}", remedy)
+            yield Finding("note", package, f"is not installed; needed for: {purpose}", remedy)
 
 
 def gpus() -> Iterator[Finding]:
@@ -83,11 +81,11 @@ def gpus() -> Iterator[Finding]:
 def judge_gpus(present: int, torch_version: str, torch_built_for: str | None) -> Finding:
     """Judge whether torch's build fits the driver."""
     if present and torch_built_for is None:
-        text = f"{present} here, but torch {torch_version} is built for the CPU alone: ranks compute on the CPU"
+        text = f"{present} found, but torch {torch_version} is built for CPUs only: ranks compute on the CPU"
         return Finding("warning", "GPUs", text, "install a build of torch with CUDA (pytorch.org/get-started)")
     if present:
         return Finding("ok", "GPUs", f"{present}; torch {torch_version} is built for CUDA {torch_built_for}")
-    return Finding("note", "GPUs", f"none here: each rank computes on the CPU (torch {torch_version})")
+    return Finding("note", "GPUs", f"none: each rank computes on the CPU (torch {torch_version})")
 
 
 def kernelspec() -> Iterator[Finding]:
@@ -95,7 +93,7 @@ def kernelspec() -> Iterator[Finding]:
     try:
         spec = KernelSpecManager().get_kernel_spec(KERNEL)
     except NoSuchKernel:
-        text = "Jupyter knows no kernel named meshbook; %load_ext meshbook works in others"
+        text = "Jupyter has no kernel named meshbook; in other kernels, use %load_ext meshbook"
         yield Finding("warning", "kernelspec", text, f"{sys.executable} -m meshbook install --user")
         return
     # Jupyter replaces a bare "python" with the server's own interpreter, whatever the path says.
@@ -107,9 +105,9 @@ def judge_kernelspec(folder: str, started: str | None, written: str) -> Finding:
     """Judge a kernelspec that starts `written`; `started` is the interpreter found under that name."""
     remedy = f"{sys.executable} -m meshbook install --user"
     if started is None:
-        return Finding("problem", "kernelspec", f"{folder} starts {written}, which is not there", remedy)
+        return Finding("problem", "kernelspec", f"{folder} starts {written}, which does not exist", remedy)
     # Not resolved: the python of a virtual environment is a link, whose place identifies the environment.
     if Path(started).parent != Path(sys.executable).parent:
-        text = f"{folder} starts {started}, and this is {sys.executable}: the kernel may be another meshbook"
+        text = f"{folder} starts {started}, but this is {sys.executable}: the kernel may use another meshbook"
         return Finding("note", "kernelspec", text, remedy)
     return Finding("ok", "kernelspec", folder)

@@ -14,9 +14,8 @@ from typing import Any
 
 from IPython.utils.tokenutil import token_at_cursor
 
-from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, place_of
-from meshbook.magics.introspection.ranks import BUDGET, RankNames, answer_of
-from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.introspection.cursor import InBody, OnOptions, OnSelector, OnVerb, place_of
+from meshbook.magics.introspection.ranks import ANSWER_SECONDS, RankNames, answer_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.verbs.registry import VERBS, overview
@@ -50,7 +49,7 @@ class Inspector:
 
         return do_inspect
 
-    def inspect_beside(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
+    def inspect_while_busy(self, cell: str, cursor: int, detail: int, omitted: Collection[str]) -> dict[str, Any]:
         """Return the content of an `inspect_reply` while the user's code runs in this process."""
         data = self.inspect(cell, cursor, detail, omitted)
         if data is None and (name := token_at_cursor(cell, cursor)):
@@ -78,54 +77,42 @@ class Inspector:
         if targets is None:
             return {}
         mesh, ranks = targets[0], targets[1][:MOST_RANKS]
-        until = time.monotonic() + BUDGET
-        asked = self._ranks.ask_inspections(mesh, ranks, name, detail, omitted)
-        said: dict[int, Inspected | None] = {rank: answer_of(asked[rank], until) for rank in ranks}
-        first = said[ranks[0]]
+        until = time.monotonic() + ANSWER_SECONDS
+        futures = self._ranks.ask_inspections(mesh, ranks, name, detail, omitted)
+        answers: dict[int, Inspected | None] = {rank: answer_of(futures[rank], until) for rank in ranks}
+        first = answers[ranks[0]]
         if first is None:
-            return self._told(mesh, ranks[0], name)
+            kind = self._ranks.cached_kind(mesh, ranks[0], name)
+            if kind is None:
+                return {}
+            text = f"no answer from {ranks[0]}, which had `{name}` ({kind}) after its last cell"
+            return {"text/plain": f"{_HEAD} {text}"}
         others = sorted(set(targets[1]) - set(ranks))
-        line = format_agreement(said, ranks[0]) + (f"; {len(others)} more were not asked" if others else "")
-        return _with_line(line, first.data) if first.data is not None else {}
-
-    def _told(self, mesh: NotebookMesh, rank: int, name: str) -> dict[str, str]:
-        kind = self._ranks.cached_kind(mesh, rank, name)
-        if kind is None:
-            return {}
-        return {"text/plain": f"{_HEAD} no answer from {rank}, which had `{name}` ({kind}) after its last cell"}
+        line = format_agreement(answers, ranks[0]) + (f"; {len(others)} more were not queried" if others else "")
+        # Only plain text: IPython's kernel does not show HTML, either.
+        return {"text/plain": f"{_HEAD} {line}\n{first.data['text/plain']}"} if first.data is not None else {}
 
 
 def _reply(data: dict[str, str]) -> dict[str, Any]:
     return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
 
 
-def _with_line(line: str, data: Any) -> dict[str, str]:
-    # Only plain text: IPython's kernel does not show HTML, either.
-    return {"text/plain": f"{_HEAD} {line}\n{data['text/plain']}"}
-
-
 MOST_KINDS = 3  # of differing objects that are described
 
 
-def format_agreement(said: Mapping[int, Inspected | None], first: int) -> str:
+def format_agreement(answers: Mapping[int, Inspected | None], first: int) -> str:
     """Compare the ranks' answers with that of `first`; None marks a rank that has not answered."""
-    mark = _mark_of(said[first])
-    same = [rank for rank, each in said.items() if each is not None and each.mark == mark]
-    other = {rank: each for rank, each in said.items() if each is not None and each.mark not in (mark, "")}
+    inspected = answers[first]
+    mark = inspected.mark if inspected is not None else ""
+    same = [rank for rank, each in answers.items() if each is not None and each.mark == mark]
+    other = {rank: each for rank, each in answers.items() if each is not None and each.mark not in (mark, "")}
     parts = [f"same on {format_ranks(same)}" if len(same) > 1 else f"on {first}"]
     if other:
-        parts.append(f"differs on {format_ranks(other)} ({_format_kinds(list(other.values()))})")
-    if missing := [rank for rank, each in said.items() if each is not None and not each.mark]:
-        parts.append(f"not there on {format_ranks(missing)}")
-    if silent := [rank for rank, each in said.items() if each is None]:
+        kinds = list(dict.fromkeys(each.summary for each in other.values()))
+        some = ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")
+        parts.append(f"differs on {format_ranks(other)} ({some})")
+    if missing := [rank for rank, each in answers.items() if each is not None and not each.mark]:
+        parts.append(f"not defined on {format_ranks(missing)}")
+    if silent := [rank for rank, each in answers.items() if each is None]:
         parts.append(f"no answer from {format_ranks(silent)}")
     return ", ".join(parts)
-
-
-def _mark_of(inspected: Inspected | None) -> str:
-    return inspected.mark if inspected is not None else ""
-
-
-def _format_kinds(others: Sequence[Inspected]) -> str:
-    kinds = list(dict.fromkeys(each.summary for each in others))
-    return ", ".join(kinds[:MOST_KINDS]) + (", …" if len(kinds) > MOST_KINDS else "")

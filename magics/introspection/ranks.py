@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshbook.magics.errors import UserError
-from meshbook.magics.introspection.cached import complete_told
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import Context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.completion import Match, Snapshot
+from meshbook.runtime.cells.completion import Match, Snapshot, kind_of
 from meshbook.runtime.cells.object_info import Inspected
 from meshbook.runtime.errors import MeshbookError
 
-BUDGET = 0.15  # seconds: a longer wait disturbs typing
+ANSWER_SECONDS = 0.15  # seconds: a longer wait disturbs typing
 
 
 class RankNames:
@@ -36,9 +38,9 @@ class RankNames:
         """Return the ranks of an option line, dead ranks last; all if it selects none. None if no mesh is up."""
         for line in (options, ""):
             try:
-                asked = parse_cell_options(line)
+                parsed = parse_cell_options(line)
                 mesh, ranks = self._notebook.meshes.ranks_of(
-                    asked.selection if isinstance(asked, CellOptions) else "all"
+                    parsed.selection if isinstance(parsed, CellOptions) else "all"
                 )
             except UserError:
                 continue
@@ -58,14 +60,15 @@ class RankNames:
 
     def cached_kind(self, mesh: NotebookMesh, rank: int, name: str) -> str | None:
         """Return the kind of a name that this rank had after its last cell; None if it had no such name."""
-        told = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
-        return told[0].kind if told else None
+        found = [match for match in self.cached_matches(mesh, rank, name) if match.text == name]
+        return found[0].kind if found else None
 
     def cached_matches(self, mesh: NotebookMesh, rank: int, before: str) -> list[Match]:
         """Return the completions from the rank's last snapshot."""
         kept = self._snapshots.get(mesh.procs.nodes[rank].node)
-        snapshot = kept.get() if kept is not None and _is_good(kept) else None
-        return complete_told(before, mesh.names.get(rank, ()), snapshot or Snapshot())
+        is_usable = kept is not None and kept.done() and kept.exception() is None
+        snapshot = kept.get() if kept is not None and is_usable else None
+        return complete_cached(before, mesh.names.get(rank, ()), snapshot or Snapshot())
 
     def after_cell(self) -> None:
         """Request a snapshot after a cell that made names, while there is time."""
@@ -78,8 +81,8 @@ class RankNames:
                 continue
             rank = min(ranks)
             node, names = _node_of(mesh, rank), mesh.names.get(rank, ())  # a restarted rank has reported none
-            if names is not self._names.get(node, ()) and (asked := self._ask(mesh, rank, "snapshot")) is not None:
-                self._names[node], self._snapshots[node] = names, asked
+            if names is not self._names.get(node, ()) and (future := self._ask(mesh, rank, "snapshot")) is not None:
+                self._names[node], self._snapshots[node] = names, future
 
     def _ask(self, mesh: NotebookMesh, rank: int, what: str, *arguments: Any) -> Future[Any] | None:
         node = _node_of(mesh, rank)
@@ -87,34 +90,59 @@ class RankNames:
         if rank in mesh.dead or (before is not None and not before.done()):
             return None
         try:
-            asked = ask(mesh, [rank], what, *arguments)[0]
+            future = request(mesh, [rank], what, *arguments)[0]
         except MeshbookError:  # the mesh is stopping
             return None
-        self._open[node] = asked
-        return asked
+        self._open[node] = future
+        return future
 
 
-def ask(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
+def request(mesh: NotebookMesh, ranks: Sequence[int], what: str, *arguments: Any) -> list[Future[Any]]:
     """Send a request to these ranks beside their cells, from any thread; return one future per rank."""
-    ranks_asked: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
+    inspection: Any = mesh.inspection._with_region(mesh.procs.region.pick(ranks))
     client = Context(mesh.session.context.actor_instance)
-    return list(client.run(getattr(ranks_asked, what).call_each, *arguments))
+    return list(client.run(getattr(inspection, what).call_each, *arguments))
 
 
-def answer_of(asked: Future[Any] | None, until: float) -> Any:
+def answer_of(future: Future[Any] | None, until: float) -> Any:
     """Return the answer if it arrives by then (on the monotonic clock), else None."""
-    if asked is None:
+    if future is None:
         return None
     try:
-        asked.wait_here(max(0.0, until - time.monotonic()))
+        future.wait_here(max(0.0, until - time.monotonic()))
     except (TimeoutError, MeshbookError):
         return None
-    return asked.get()
-
-
-def _is_good(asked: Future[Any]) -> bool:
-    return asked.done() and asked.exception() is None
+    return future.get()
 
 
 def _node_of(mesh: NotebookMesh, rank: int) -> str:
     return mesh.procs.nodes[rank].node
+
+
+BUILT_IN_NAMES = ("device", "local_rank", "point", "rank", "world_size")  # names that each rank has from its start
+_NAME = r"[^\W\d]\w*"
+_ATTRIBUTE = re.compile(rf"(?<![\w.\])])({_NAME})\.(\w*)\Z")
+_BARE = re.compile(rf"(?<![\w.])(?:{_NAME})?\Z")
+
+
+def complete_cached(before: str, names: Iterable[str], snapshot: Snapshot) -> list[Match]:
+    """Complete the name at the end of the source: to a name, or to a public attribute of a name."""
+    end = len(before)
+    if attribute := _ATTRIBUTE.search(before):
+        start = attribute.start(2)
+        return [
+            Match(each, start, end) for each in snapshot.attributes.get(attribute[1], ()) if _fits(each, before, start)
+        ]
+    if (bare := _BARE.search(before)) is None:
+        return []
+    start = bare.start()
+    known = dict.fromkeys(keyword.kwlist, "keyword") | {name: kind_of(value) for name, value in vars(builtins).items()}
+    known |= dict.fromkeys((*BUILT_IN_NAMES, *names), "instance") | {
+        name: snapshot.kinds[name] for name in names if name in snapshot.kinds
+    }
+    offered = (name for name in known if _fits(name, before, start) and (start < end or not name.startswith("_")))
+    return [Match(name, start, end, known[name]) for name in sorted(offered)]
+
+
+def _fits(name: str, before: str, start: int) -> bool:
+    return name.startswith(before[start:])

@@ -1,6 +1,6 @@
-"""argparse for a notebook, and the types of arguments in option lines.
+"""argparse for a notebook, and the types of arguments in option lines: text -> values.
 
-Help is a value (`HelpRequested`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
+Help is a value (`HelpText`) and a mistake is an exception (`UsageError`), since a notebook must not exit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from meshbook.magics.errors import UsageError
+from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.runtime.geometry import Extent
 
 # argparse takes a word that begins with "-" for an option, unless it looks like *one* negative number. `-1,0` and `-2:`
@@ -25,7 +26,7 @@ _LONGEST_QUOTE = 60
 
 
 @dataclass(frozen=True)
-class HelpRequested:
+class HelpText:
     """The line has a help option: show the text, and do nothing else."""
 
     text: str
@@ -49,7 +50,7 @@ def job_name(text: str) -> str:
     return text
 
 
-def preference(text: str) -> str:
+def setting_name(text: str) -> str:
     """The name of a setting; the lookup checks whether it exists."""
     return text
 
@@ -62,7 +63,7 @@ def remote_variable(text: str) -> str:
 def variable(text: str) -> str:
     """A valid variable name."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a name that a variable can have")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid variable name")
     return text
 
 
@@ -82,14 +83,14 @@ def port(text: str) -> int:
     """A port of this machine; 0 selects a free one."""
     number = _whole_number(text, least=0)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no port: these go up to 65535")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid port (0 to 65535)")
     return number
 
 
 def seconds(text: str) -> float:
     """A number of seconds above zero."""
     if not re.fullmatch(r"[0-9]{0,9}\.?[0-9]{0,9}", text) or not any(map(str.isdigit, text)) or not float(text):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds above zero")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a positive number of seconds")
     return float(text)
 
 
@@ -98,7 +99,7 @@ def shape(text: str) -> Extent:
     pairs = [part.partition("=") for part in text.split(",")]
     for name, equals, size in pairs:
         if not equals or not name.isidentifier() or not size:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a shape such as hosts=2,gpus=4")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid shape; example: hosts=2,gpus=4")
     try:
         return Extent([name for name, _, _ in pairs], [count(size) for _, _, size in pairs])
     except ValueError as error:  # a duplicate dimension
@@ -108,8 +109,8 @@ def shape(text: str) -> Extent:
 # --- argparse for a notebook ---
 
 
-class HelpAsked(Exception):
-    """The line has a help option; the caller of the parser converts this to a `HelpRequested`."""
+class HelpRequested(Exception):
+    """The line has a help option; the caller of the parser converts this to a `HelpText`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -126,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         # A fixed width: the server's terminal has no relation to the notebook.
         formatter = functools.partial(argparse.HelpFormatter, width=100, max_help_position=28)
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False)
-        self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this, and run nothing")
+        self.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show this help, and run nothing")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_with_minus(message)}")
@@ -154,38 +155,32 @@ class _HelpAction(argparse.Action):
         super().__init__(default=argparse.SUPPRESS, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise HelpAsked(parser.format_help())
+        raise HelpRequested(parser.format_help())
 
 
-def read(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words of a line. Raises UsageError, or HelpAsked."""
+def parse_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of a line. Raises UsageError, or HelpRequested."""
     if "?" in words:
-        raise HelpAsked(parser.format_help())
-    found, left = parser.parse_known_args([_without_minus(word) for word in words])
+        raise HelpRequested(parser.format_help())
+    found, left = parser.parse_known_args(
+        [_HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word for word in words]
+    )
     if left:
         # An unknown option first: the word after it may have been meant as its value.
         odd = next((word for word in left if word.startswith("-")), left[0])
-        parser.error(_about_leftover(odd, parser.option_names()))
+        if not odd.startswith("-"):
+            parser.error(f"unexpected argument {quoted(_with_minus(odd))} (names and selectors cannot contain spaces)")
+        name, options = odd.partition("=")[0], parser.option_names()
+        parser.error(f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}.")
     return found
 
 
-def _about_leftover(word: str, options: Sequence[str]) -> str:
-    if not word.startswith("-"):
-        return f"{quoted(_with_minus(word))} is one word too many (names and selectors have no blanks in them)"
-    name = word.partition("=")[0]
-    return f"no option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}."
-
-
-def words(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
     """Split a line into words, as a shell does. UsageError for an unclosed quotation."""
     try:
         return shlex.split(line)
     except ValueError as error:  # an unclosed quotation
-        raise UsageError(f"cannot read {quoted(line.strip())}: {str(error).lower()}")
-
-
-def _without_minus(word: str) -> str:
-    return _HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word
+        raise UsageError(f"cannot parse {quoted(line.strip())}: {str(error).lower()}")
 
 
 def _with_minus(text: str) -> str:
@@ -201,3 +196,45 @@ def suggestion(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     """Return the end of a message about an unknown word, with the closest known one."""
     close = difflib.get_close_matches(word[:_LONGEST_QUOTE], list(known), n=1)
     return f". Did you mean {close[0]!r}?" if close else "."
+
+
+@dataclass(frozen=True)
+class PullSpec:
+    """A variable to pull: from each rank (`how` None), from one rank, or reduced over all ranks."""
+
+    name: str
+    how: Reduction | int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.how is None else f"{self.name}@{self.how}"
+
+
+def push_names(text: str) -> tuple[str, ...]:
+    """Parse names of variables, `a,b`."""
+    return tuple(variable(name) for name in _parts(text))
+
+
+def pull_specs(text: str) -> tuple[PullSpec, ...]:
+    """Parse names of variables, each with its rank or reduction, `a,b@0,c@mean`."""
+    wanted: list[PullSpec] = []
+    for part in _parts(text):
+        name, at, how = part.partition("@")
+        wanted.append(PullSpec(variable(name), _how(how.strip(), part) if at else None))
+    names = [each.name for each in wanted]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise argparse.ArgumentTypeError(f"{twice[0]} is given twice; the notebook has one variable of that name")
+    return tuple(wanted)
+
+
+def _how(how: str, part: str) -> Reduction | int:
+    if re.fullmatch("-?[0-9]{1,9}", how):
+        return int(how)
+    if how in REDUCTIONS:
+        return cast("Reduction", how)
+    raise argparse.ArgumentTypeError(
+        f"{quoted(part)}: expected a rank after @, or one of {', '.join(REDUCTIONS)}{suggestion(how, REDUCTIONS)}"
+    )
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()] or [text]

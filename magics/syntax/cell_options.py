@@ -11,12 +11,23 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from meshbook.magics.errors import UsageError
+from meshbook.magics.output.grouping import GroupMode
 from meshbook.magics.prompts.queue import Sharing
-from meshbook.magics.syntax.argparsing import HelpAsked, HelpRequested, Parser, read, seconds, selector, variable, words
-from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.syntax.argparsing import (
+    HelpRequested,
+    HelpText,
+    Parser,
+    PullSpec,
+    parse_words,
+    pull_specs,
+    push_names,
+    seconds,
+    selector,
+    split_words,
+    variable,
+)
 
 OnError: TypeAlias = Literal["stop", "finish", "debug"]
-Grouping: TypeAlias = Literal["auto", "same", "rank", "order", "none"]
 _COMMENT = re.compile(r"# ?mesh:(.*)")
 
 
@@ -30,7 +41,7 @@ class CellOptions:
     quiet: bool = False
     time: bool = False
     on_error: OnError = "stop"
-    group: Grouping = "auto"
+    group: GroupMode = "auto"
     timeout: float | None = None  # seconds
     block: bool = True
     first: str | None = None
@@ -44,16 +55,16 @@ class CellOptions:
 
 
 @functools.lru_cache(maxsize=256)  # saves half a millisecond of argparse in every cell
-def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpRequested:
+def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) -> CellOptions | HelpText:
     """Parse the text after `%%mesh`; `defaults` are the user's own (`settings`)."""
     parser = cell_parser()
     parser.set_defaults(**dict(defaults))
     try:
-        found = read(parser, words(line))
-    except HelpAsked as asked:
-        return HelpRequested(asked.text)
+        found = parse_words(parser, split_words(line))
+    except HelpRequested as asked:
+        return HelpText(asked.text)
     if found.local and not found.block:
-        raise UsageError("%%mesh: --local runs in this cell, for which -a would not wait: take one of them")
+        raise UsageError("%%mesh: --local and -a cannot be combined")
     return CellOptions(**vars(found))
 
 
@@ -72,7 +83,7 @@ def cell_parser() -> Parser:
         nargs="?",
         default="all",
         type=selector,
-        help="which ranks: all, 0, -1, 0,3, 0-3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], failed, ok, changed"
+        help="ranks to run on: all, 0, -1, 0,3, 0-3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], failed, ok, changed"
         " (default: all)",
     )
     waiting = parser.add_mutually_exclusive_group()
@@ -81,67 +92,74 @@ def cell_parser() -> Parser:
         "--noblock",
         dest="block",
         action="store_false",
-        help="return at once with a job: await it, job.result(), job.cancel(), %%mesh jobs",
+        help="return a job at once: await it, job.result(), job.cancel(), %%mesh jobs",
     )
-    waiting.add_argument("-b", "--block", dest="block", action="store_true", help="wait for the end (default)")
+    waiting.add_argument("-b", "--block", dest="block", action="store_true", help="wait until the cell ends (default)")
     parser.set_defaults(block=True)
-    parser.add_argument("-o", "--out", metavar="NAME", type=variable, help="keep the result object in this variable")
+    parser.add_argument("-o", "--out", metavar="NAME", type=variable, help="store the result object in this variable")
     parser.add_argument(
         "--push",
         metavar="NAMES",
-        type=pushed,
+        type=push_names,
         default=(),
-        help="first set these variables on the ranks to what they are in the notebook: a,b",
+        help="before the cell, set these variables on the ranks to their values in the notebook: a,b",
     )
     parser.add_argument(
         "--pull",
         metavar="NAMES",
-        type=pulled,
+        type=pull_specs,
         default=(),
-        help="then, if all went well, set these in the notebook: c to a list in rank order, c@0 to that of rank 0,"
-        " c@mean, c@cat, c@stack or c@first to one value made of all",
+        help="after the cell, if it succeeds, set these variables in the notebook: c to a list in rank order, "
+        "c@0 to the"
+        " value of rank 0, c@mean, c@cat, c@stack or c@first to one value reduced from all ranks",
     )
     printing = parser.add_mutually_exclusive_group()
     printing.add_argument(
-        "--show", metavar="SEL", type=selector, help="print only what these ranks write; nothing is lost"
+        "--show", metavar="SEL", type=selector, help="print only the output of these ranks; the result keeps all of it"
     )
     printing.add_argument(
-        "-q", "--quiet", action="store_true", help="print nothing that the ranks write; nothing is lost"
+        "-q", "--quiet", action="store_true", help="print no output of the ranks; the result keeps it"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="show in which functions each rank spent the time, and where they differ"
+        "--profile",
+        action="store_true",
+        help="show in which functions each rank spent its time, and where ranks differ",
     )
-    parser.add_argument("-T", "--time", action="store_true", help="a table of the time that each rank took")
+    parser.add_argument("-T", "--time", action="store_true", help="print a table of the time that each rank took")
     parser.add_argument(
         "--first",
         metavar="SEL",
         type=selector,
-        help="these ranks run to their end before the others begin, and have to succeed (downloads, caches)",
+        help="run these ranks to completion before the others start; they must succeed (downloads, caches)",
     )
     parser.add_argument(
-        "--seq", action="store_true", help="rank by rank; the first error ends it, unless --on-error finish"
+        "--seq",
+        action="store_true",
+        help="run one rank after another; the first error ends the cell, unless --on-error is finish",
     )
     parser.add_argument(
-        "--local", action="store_true", help="run here as well, beside the ranks; its value is result['local']"
+        "--local",
+        action="store_true",
+        help="run the cell in the notebook as well, at the same time; its value is result['local']",
     )
     parser.add_argument(
         "--on-error",
         choices=("stop", "finish", "debug"),
         default="stop",
-        help="the first error interrupts the other ranks; or all finish; or the debugger opens where ranks fail,"
-        " and the others finish (default: %(default)s)",
+        help="on the first error, stop interrupts the other ranks, finish lets them finish, debug lets them finish and"
+        " opens the debugger where ranks fail (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=seconds,
-        help="after so many seconds say where each rank is, and interrupt all",
+        help="after S seconds, show where each rank is and interrupt all ranks",
     )
     parser.add_argument(
         "--stdin",
         choices=("same", "ask", "error"),
         default="same",
-        help="of input() and getpass: a prompt that ranks share is shown once, or for each rank, or is an error"
+        help="how to handle input() and getpass: same asks once for identical prompts, ask asks each rank, error raises"
         " (default: %(default)s)",
     )
     parser.add_argument(
@@ -149,13 +167,15 @@ def cell_parser() -> Parser:
         dest="breaks",
         metavar="SEL",
         type=selector,
-        help="the ranks whose breakpoint() stops; others pass it (default: all)",
+        help="ranks whose breakpoint() stops; the others skip it (default: all)",
     )
     parser.add_argument(
         "-g",
         "--group",
         choices=("auto", "same", "rank", "order", "none"),
         default="auto",
-        help="how output is grouped (default: %(default)s)",
+        help="how to group the output of ranks: same joins equal output, auto also joins output that differs only in"
+        " numbers, rank shows each rank separately, order and none keep the order of arrival, with and without labels"
+        " (default: %(default)s)",
     )
     return parser

@@ -34,7 +34,10 @@ class MeshMode:
     @property
     def line_now(self) -> str | None:
         """The option line for the cell that is about to run; None if it runs in the notebook."""
-        return self.line if not self.is_within and not self._is_silent() else None
+        kernel = getattr(self._shell, "kernel", None)
+        content = kernel.get_parent("shell").get("content", {}) if kernel is not None else {}
+        is_silent = bool(content.get("silent")) or content.get("store_history") is False
+        return None if self.is_within or is_silent else self.line
 
     @property
     def is_within(self) -> bool:
@@ -50,11 +53,6 @@ class MeshMode:
 
     def _end(self, result: Any) -> None:
         self._cells.depth = max(0, self._depth - 1)
-
-    def _is_silent(self) -> bool:
-        kernel = getattr(self._shell, "kernel", None)
-        content = kernel.get_parent("shell").get("content", {}) if kernel is not None else {}
-        return bool(content.get("silent")) or content.get("store_history") is False
 
 
 def count_local_lines(lines: list[str]) -> int:

@@ -27,7 +27,7 @@ from meshbook.runtime.geometry import Region
 _OUTCOMES = {
     "failed": "no rank failed in the last cell",
     "ok": "no rank succeeded in the last cell",
-    "changed": "the last cell has bound no variable anew",
+    "changed": "the last cell changed no variable",
 }
 WORDS = ("all", *_OUTCOMES)
 
@@ -183,7 +183,7 @@ def _tokens(text: str) -> list[_Token]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            _complain(text, position + 1, f"I do not understand {text[position]!r}")
+            _fail(text, position + 1, f"unexpected character {text[position]!r}")
         kind, word = str(found.lastgroup), found.group()
         if kind != "blank":
             tokens.append(_Token(word if kind == "mark" else kind, word, position + 1))
@@ -200,15 +200,11 @@ class _Parser:
         self._next = 0
 
     def selection(self) -> Selection:
-        selection = self._named() if self._names_a_mesh() else Selection(self._text, None, self._part())
+        first, second = self._peek(), self._peek(1)
+        has_mesh = first.kind == "name" and second.kind != "=" and (second.kind == "[" or first.text not in WORDS)
+        selection = self._named() if has_mesh else Selection(self._text, None, self._part())
         self._expect("end", "a comma or the end")
         return selection
-
-    def _names_a_mesh(self) -> bool:
-        first, second = self._peek(), self._peek(1)
-        if first.kind != "name" or second.kind == "=":
-            return False
-        return second.kind == "[" or first.text not in WORDS
 
     def _named(self) -> Selection:
         name = self._take()
@@ -234,7 +230,7 @@ class _Parser:
         token = self._take()
         if token.text not in WORDS:
             hint = _suggestion(token.text, WORDS)
-            self._complain(token, f"{_quoted(token.text)} is no selector here; there are {', '.join(WORDS)}{hint}")
+            self._fail(token, f"{_quoted(token.text)} is not a selector; the words are {', '.join(WORDS)}{hint}")
         return Everything() if token.text == "all" else OutcomeSelector(token.text, token.column)
 
     def _dimensions(self) -> Dimensions:
@@ -270,14 +266,14 @@ class _Parser:
         token = self._peek()
         last = self._number()
         if last is None or not 0 <= first <= last:
-            self._complain(token, f"a range such as 0-3 goes up, and {first}-{token.text} does not")
+            self._fail(token, f"a range must ascend, as 0-3 does; {first}-{token.text} does not")
         return Range(first, last, column)
 
     def _step(self) -> int | None:
         token = self._peek()
         step = self._number()
         if step is not None and step < 1:
-            self._complain(token, f"the step {step} must be 1 or more")
+            self._fail(token, f"the step {step} must be 1 or more")
         return step
 
     def _number(self) -> int | None:
@@ -285,7 +281,7 @@ class _Parser:
         if token is None:
             return None
         if len(token.text) > _MOST_DIGITS:
-            self._complain(token, f"the number {_quoted(token.text)} is too large")
+            self._fail(token, f"the number {_quoted(token.text)} is too large")
         return int(token.text)
 
     def _peek(self, ahead: int = 0) -> _Token:
@@ -305,11 +301,11 @@ class _Parser:
         return self._take()
 
     def _unexpected(self, token: _Token, wanted: str) -> NoReturn:
-        found = "it ends" if token.kind == "end" else f"there is {_quoted(token.text)}"
-        self._complain(token, f"expected {wanted}, but {found}")
+        found = "the selector ends" if token.kind == "end" else f"found {_quoted(token.text)}"
+        self._fail(token, f"expected {wanted}, but {found}")
 
-    def _complain(self, token: _Token, problem: str) -> NoReturn:
-        _complain(self._text, token.column, problem)
+    def _fail(self, token: _Token, problem: str) -> NoReturn:
+        _fail(self._text, token.column, problem)
 
 
 # --- Selection -> ranks ---
@@ -326,14 +322,13 @@ class _Resolver:
     def part(self, part: Choice | Except) -> Region:
         if not isinstance(part, Except):
             return self._choice(part)
-        left = frozenset(self._region().ranks()).difference(self._excluded(part.choice))
-        if not left:
-            self._complain(part.column, "it leaves no rank")
-        return self._region().pick(left)
-
-    def _excluded(self, choice: Choice) -> Iterable[int]:
         # `!failed` after a cell without failures selects all: here an outcome may select no rank.
-        return self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
+        choice = part.choice
+        excluded = self._ranks_with(choice) if isinstance(choice, OutcomeSelector) else self._choice(choice).ranks()
+        left = frozenset(self._region().ranks()).difference(excluded)
+        if not left:
+            self._fail(part.column, "the selector excludes all ranks")
+        return self._region().pick(left)
 
     def _choice(self, choice: Choice) -> Region:
         match choice:
@@ -348,28 +343,28 @@ class _Resolver:
 
     def _region(self) -> Region:
         if self.mesh not in self.meshes:
-            self._complain(self.selection.column, self._what_is_missing())
+            self._fail(self.selection.column, self._format_unknown_mesh())
         return self.meshes[self.mesh]
 
-    def _what_is_missing(self) -> str:
+    def _format_unknown_mesh(self) -> str:
         if not self.meshes:
-            return f"there is no mesh {_quoted(self.mesh)}, nor any other"
-        problem = f"there is no mesh {_quoted(self.mesh)}; the meshes are {_listed(self.meshes)}"
+            return f"unknown mesh {_quoted(self.mesh)}; no mesh is up"
+        problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {', '.join(map(_quoted, self.meshes))}"
         if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
-            return f"{problem} (it is a dimension: write {self.mesh}=0 or {self.mesh}=0:2)"
+            return f"{problem} (it is a dimension; write {self.mesh}=0 or {self.mesh}=0:2)"
         return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
 
     def _outcome(self, outcome: OutcomeSelector) -> Region:
         ranks = self._ranks_with(outcome)
         if not ranks:
-            self._complain(outcome.column, _OUTCOMES[outcome.word])
+            self._fail(outcome.column, _OUTCOMES[outcome.word])
         return self._region().pick(ranks)
 
     def _ranks_with(self, outcome: OutcomeSelector) -> frozenset[int]:
         cells_mesh = self.default if self.history.mesh is None else self.history.mesh
         if cells_mesh != self.mesh:
             problem = f"the last cell ran on {_quoted(cells_mesh)}, not on {_quoted(self.mesh)}"
-            self._complain(outcome.column, f"{problem}; write {_quoted(f'{cells_mesh}[{outcome.word}]')}")
+            self._fail(outcome.column, f"{problem}; write {_quoted(f'{cells_mesh}[{outcome.word}]')}")
         by_word = {"failed": self.history.failed, "ok": self.history.ok, "changed": self.history.changed}
         return by_word[outcome.word].intersection(self._region().ranks())
 
@@ -383,15 +378,15 @@ class _Resolver:
         cuts: dict[str, int | slice] = {}
         for dimension in dimensions.items:
             if dimension.name in cuts:
-                self._complain(dimension.column, f"the dimension {_quoted(dimension.name)} is there twice")
+                self._fail(dimension.column, f"dimension {_quoted(dimension.name)} is given twice")
             cuts[dimension.name] = self._cut(dimension)
         return self._region().slice(**cuts)
 
     def _cut(self, dimension: Dimension) -> int | slice:
         sizes = self._region().sizes
         if dimension.name not in sizes:
-            problem = f"there is no dimension {_quoted(dimension.name)}; {self._mesh_size()}"
-            self._complain(dimension.column, problem + _suggestion(dimension.name, sizes))
+            problem = f"unknown dimension {_quoted(dimension.name)}; {self._mesh_size()}"
+            self._fail(dimension.column, problem + _suggestion(dimension.name, sizes))
         size = sizes[dimension.name]
         places = self._places(dimension.item, range(size), dimension.name, f"the size of {dimension.name} is {size}")
         return places[0] if isinstance(dimension.item, Index) else slice(places.start, places.stop, places.step)
@@ -401,14 +396,14 @@ class _Resolver:
         if isinstance(item, SpanSelector):
             chosen = places[item.start : item.stop : item.step]
             if not chosen:
-                self._complain(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
+                self._fail(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
             return chosen
         if isinstance(item, Range):
             if item.last >= len(places):
-                self._complain(item.column, f"{meaning} {item.last} is out of range; {size}")
+                self._fail(item.column, f"{meaning} {item.last} is out of range; {size}")
             return places[item.first : item.last + 1]
         if not -len(places) <= item.value < len(places):
-            self._complain(item.column, f"{meaning} {item.value} is out of range; {size}")
+            self._fail(item.column, f"{meaning} {item.value} is out of range; {size}")
         place = places[item.value]
         return range(place, place + 1)
 
@@ -417,14 +412,14 @@ class _Resolver:
         sizes = ", ".join(f"{label}={size}" for label, size in region.sizes.items())
         return f"the mesh {_quoted(self.mesh)} has {len(region)} ranks ({sizes or 'no dimensions'})"
 
-    def _complain(self, column: int, problem: str) -> NoReturn:
-        _complain(self.selection.text, column, problem)
+    def _fail(self, column: int, problem: str) -> NoReturn:
+        _fail(self.selection.text, column, problem)
 
 
 # --- text of messages ---
 
 
-def _complain(text: str, column: int, problem: str) -> NoReturn:
+def _fail(text: str, column: int, problem: str) -> NoReturn:
     raise SelectionError(f"selector {_quoted(text)}, column {column}: {problem}")
 
 
@@ -435,10 +430,6 @@ def _quoted(text: str) -> str:
 def _written(span: SpanSelector) -> str:
     ends = ["" if end is None else str(end) for end in (span.start, span.stop)]
     return ":".join(ends if span.step is None else [*ends, str(span.step)])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from meshbook.magics.errors import UsageError
+from meshbook.magics.output.grouping import GroupMode
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.syntax.argparsing import quoted, seconds, suggestion
-from meshbook.magics.syntax.cell_options import Grouping, OnError
+from meshbook.magics.syntax.cell_options import OnError
 
 UNSET = "default"  # the word that resets a setting
 SWITCH = ("on", "off")
@@ -35,7 +36,7 @@ class Setting:
 def _choice(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise argparse.ArgumentTypeError(f"{quoted(text)} is none of {', '.join(words)}")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not one of {', '.join(words)}")
         return text
 
     return read
@@ -49,13 +50,13 @@ def _limit(text: str) -> float | None:
     return None if text == "none" else seconds(text)
 
 
-_ALL = (
+_ALL_SETTINGS = (
     Setting(
         "group",
         "auto",
-        f"how output is grouped: {', '.join(get_args(Grouping))}",
-        _choice(*get_args(Grouping)),
-        offers=get_args(Grouping),
+        f"how output is grouped: {', '.join(get_args(GroupMode))}",
+        _choice(*get_args(GroupMode)),
+        offers=get_args(GroupMode),
     ),
     Setting(
         "on_error",
@@ -66,41 +67,45 @@ _ALL = (
     ),
     Setting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
     Setting(
-        "block", True, "whether a cell waits for its ranks (on), or is a job, as with -a (off)", _switch, offers=SWITCH
+        "block",
+        True,
+        "whether a cell waits for its ranks (on) or runs as a job, as with -a (off)",
+        _switch,
+        offers=SWITCH,
     ),
     Setting(
         "plain_time",
         OutputLimits().plain_time,
-        "seconds: a cell that ends sooner prints plain text, a longer one has an area of its own",
+        "seconds: a cell that ends sooner prints plain text, a longer one has a live area",
         seconds,
         is_option=False,
     ),
     Setting(
         NEST_ASYNCIO,
         False,
-        "whether asyncio.run() works inside cells (on); that changes asyncio itself until the kernel ends",
+        "whether asyncio.run() works inside cells (on); this patches asyncio until the kernel ends",
         _switch,
         is_option=False,
         offers=SWITCH,
     ),
 )
-PREFERENCES = {each.name: each for each in _ALL}
+SETTINGS = {each.name: each for each in _ALL_SETTINGS}
 
 
-def find(name: str) -> Setting:
+def find_setting(name: str) -> Setting:
     """Return the setting of this name, in which hyphens may replace underscores. UsageError if there is none."""
     known = name.replace("-", "_")
-    if known not in PREFERENCES:
-        hint = suggestion(known, PREFERENCES)
-        raise UsageError(f"%mesh config: nothing is called {quoted(name)}{hint} There are {', '.join(PREFERENCES)}.")
-    return PREFERENCES[known]
+    if known not in SETTINGS:
+        hint = suggestion(known, SETTINGS)
+        raise UsageError(f"%mesh config: unknown setting {quoted(name)}{hint} The settings are {', '.join(SETTINGS)}.")
+    return SETTINGS[known]
 
 
 class NotebookSettings:
     """The settings of one notebook."""
 
     def __init__(self) -> None:
-        self._values = {each.name: each.default for each in _ALL}
+        self._values = {each.name: each.default for each in _ALL_SETTINGS}
 
     def __getitem__(self, name: str) -> Any:
         """The value of a setting."""
@@ -108,32 +113,32 @@ class NotebookSettings:
 
     def set(self, name: str, text: str) -> None:
         """Set a value by a word of the user. UsageError if it is invalid."""
-        preference = find(name)
+        setting = find_setting(name)
         try:
-            value = preference.default if text == UNSET else preference.read(text)
+            value = setting.default if text == UNSET else setting.read(text)
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"%mesh config {preference.name}: {error}") from None
-        if preference.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
-            raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be taken back; restart the kernel")
-        self._values[preference.name] = value
+            raise UsageError(f"%mesh config {setting.name}: {error}") from None
+        if setting.name == NEST_ASYNCIO and self._values[NEST_ASYNCIO] and not value:
+            raise UsageError(f"%mesh config {NEST_ASYNCIO}: it cannot be turned off; restart the kernel")
+        self._values[setting.name] = value
 
     @property
     def of_cells(self) -> tuple[tuple[str, Any], ...]:
         """The defaults of `%%mesh`'s options that the user has changed."""
         return tuple(
             (each.name, self._values[each.name])
-            for each in _ALL
+            for each in _ALL_SETTINGS
             if each.is_option and self._values[each.name] != each.default
         )
 
-    def describe(self, names: Iterable[str] = PREFERENCES) -> str:
+    def format(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
-        rows = [(name, _as_word(self._values[name]), PREFERENCES[name].meaning) for name in names]
+        rows = [(name, _format_value(self._values[name]), SETTINGS[name].meaning) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
 
 
-def _as_word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -17,7 +17,7 @@ import msgspec
 
 from meshbook.magics.tracing.collect import ReplyTimes, Trace, TracedProcess, cell_of
 from meshbook.runtime.actor.context import name_of
-from meshbook.runtime.telemetry.spans import CallMark, Span
+from meshbook.runtime.telemetry.spans import Span
 
 MOST_SPANS = 300_000  # in a file; of more, the shortest are left out
 MOST_ROWS = 100  # of a thread, for messages that overlap on a loop; viewers truncate what does not fit
@@ -34,7 +34,7 @@ def write_trace(trace: Trace, path: Path) -> int:
 
 def make_chrome_trace(trace: Trace) -> dict[str, Any]:
     """Return the content of the file."""
-    kept, left_out = _bounded(trace)
+    kept, left_out = _limit_spans(trace)
     about = {
         "cells": list(trace.cells),
         "begin_unix_ns": trace.window.start + trace.epoch,
@@ -45,7 +45,7 @@ def make_chrome_trace(trace: Trace) -> dict[str, Any]:
     return {"traceEvents": list(_events(trace, kept)), "displayTimeUnit": "ms", "otherData": about}
 
 
-def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
+def _limit_spans(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
     """Return the spans of each process, and the number of those left out."""
     spans = {each.node: tuple(filter(trace.window.has, each.recording.spans)) for each in trace.processes}
     if (count := sum(map(len, spans.values()))) <= MOST_SPANS:
@@ -58,20 +58,18 @@ def _bounded(trace: Trace) -> tuple[dict[str, tuple[Span, ...]], int]:
 
 def _events(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> Iterator[Event]:
     serial = itertools.count(1)
-    ran = _ran(trace, spans)
+    # The execution of each call, by calling node, number and actor.
+    every_span = (span for process in trace.processes for span in spans[process.node])
+    executions = {span.link: span for span in every_span if span.kind in ("run", "cell") and span.link}
     for pid, process in enumerate(trace.processes, 1):
-        rows = lay_out(span for span in spans[process.node] if not _is_beside(span))
-        yield from _names(process, pid, rows)
+        # Waits without a thread were added for the controller; the bars of its calls show them.
+        rows = lay_out(span for span in spans[process.node] if span.kind != "wait" or span.thread)
+        yield from _name_events(process, pid, rows)
         for row, own in rows.items():
             for span in own:
-                yield from _slice(span, process, pid, _tid(row), trace, ran)
-        yield from _in_flight(process, spans[process.node], pid, trace, serial)
-        yield from _queued(process, spans[process.node], pid, trace, serial)
-
-
-def _is_beside(span: Span) -> bool:
-    """Whether the span is a wait added for the controller; in the file, the bars of its calls show it."""
-    return span.kind == "wait" and not span.thread
+                yield from _slice_events(span, process, pid, _tid(row), trace, executions)
+        yield from _in_flight_events(process, spans[process.node], pid, trace, serial)
+        yield from _queued_events(process, spans[process.node], pid, trace, serial)
 
 
 def lay_out(spans: Iterable[Span]) -> dict[Row, list[Span]]:
@@ -97,7 +95,7 @@ def _tid(row: Row) -> int:
     return (hash((thread, layer)) & 0x3FFFFFFF) + 1
 
 
-def _names(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
+def _name_events(process: TracedProcess, pid: int, rows: Mapping[Row, object]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.label}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for (thread, layer), index in zip(sorted(rows), itertools.count(), strict=False):
@@ -122,12 +120,12 @@ def name_span(span: Span) -> str:
         case "call":
             return f"call {name_of(span.link[2])}.{span.name}"
         case "wait":
-            return "wait for an answer"
+            return "wait for a reply"
     return span.name
 
 
-def _slice(
-    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, ran: Mapping[tuple[Any, ...], Span]
+def _slice_events(
+    span: Span, process: TracedProcess, pid: int, tid: int, trace: Trace, executions: Mapping[tuple[Any, ...], Span]
 ) -> Iterator[Event]:
     number = span.origin.partition(".")[0]
     args: dict[str, Any] = {"cell": int(number)} if number.isdecimal() else {}
@@ -147,26 +145,16 @@ def _slice(
         "args": args,
     }
     if span.kind == "call":
-        for called in _numbers(span):
-            if (process.node, called, span.link[2]) in ran:
+        first, last, actor = span.link
+        for called in range(first, last + 1) if first else ():
+            if (process.node, called, actor) in executions:
                 yield {"ph": "s", "name": "call", "cat": "call", "id": f"{process.node}:{called}", "ts": start, **place}
     elif span.kind in ("run", "cell") and span.link and span.link[1]:
         flow = f"{span.link[0]}:{span.link[1]}"
         yield {"ph": "f", "bp": "e", "name": "call", "cat": "call", "id": flow, "ts": start, **place}
 
 
-def _ran(trace: Trace, spans: Mapping[str, Sequence[Span]]) -> dict[tuple[Any, ...], Span]:
-    """Map each call (calling node, number, actor) to the span of its execution."""
-    own = (span for process in trace.processes for span in spans[process.node])
-    return {span.link: span for span in own if span.kind in ("run", "cell") and span.link}
-
-
-def _numbers(call: Span) -> range:
-    first, last, _ = call.link
-    return range(first, last + 1) if first else range(0)
-
-
-def _in_flight(
+def _in_flight_events(
     process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     answers = ReplyTimes(process.recording)
@@ -174,24 +162,21 @@ def _in_flight(
         if call.kind == "call" and call.link[0]:
             name = f"{name_of(call.link[2])}.{call.name} in flight"
             end = min(answers.end_of(call), trace.window.end)
-            yield from _bar(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
+            yield from _bar_events(name, "in flight", call.start, max(call.end, end), pid, trace, serial)
 
 
-def _queued(
+def _queued_events(
     process: TracedProcess, spans: Sequence[Span], pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     begun = {span.link[:2]: span for span in spans if span.kind in ("run", "cell") and span.link}
     for mark in process.recording.marks:
-        if (span := begun.get((mark.node, mark.call))) is not None and _is_before(mark, span):
+        span = begun.get((mark.node, mark.call))
+        if span is not None and mark.node and mark.call and mark.time < span.start:
             name = f"{name_of(span.link[2])}.{span.name} queued"
-            yield from _bar(name, "queued", mark.time, span.start, pid, trace, serial)
+            yield from _bar_events(name, "queued", mark.time, span.start, pid, trace, serial)
 
 
-def _is_before(mark: CallMark, span: Span) -> bool:
-    return bool(mark.node and mark.call) and mark.time < span.start
-
-
-def _bar(
+def _bar_events(
     name: str, category: str, start: int, end: int, pid: int, trace: Trace, serial: Iterator[int]
 ) -> Iterator[Event]:
     number = next(serial)

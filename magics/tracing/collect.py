@@ -28,7 +28,7 @@ from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
 MOST_CELLS = 1000  # whose times are kept
-ANSWER_WITHIN = 3.0  # seconds for a process to send its recording
+ANSWER_SECONDS = 3.0  # seconds for a process to send its recording
 PINGS = 5  # of a clock; the quickest counts
 CONTROLLER = "controller"
 
@@ -140,12 +140,12 @@ def choose(times: Sequence[CellTime], calls: Sequence[Span], *, number: int | No
     if number is not None:
         found = [each for each in times if each.number == number][-1:]
         if not found:
-            known = f": the last {len(times)} are known" if times else ""
+            known = f"; the last {len(times)} cells are known" if times else ""
             raise MeshError(f"no cell {number} was run in this notebook{known}")
         return found
     used = [each for each in times if any(each.start <= call.start <= each.end for call in calls)]
     if not used:
-        raise MeshError("no cell has used a mesh yet: run one that begins with %%mesh, or that calls actors")
+        raise MeshError("no cell has used a mesh yet; run one that begins with %%mesh or calls actors")
     return used[-last:]
 
 
@@ -168,32 +168,29 @@ async def take_trace(
     `ranks` maps nodes to mesh name and rank. Raises MeshError if nothing was recorded.
     """
     if not session.node.recorder.on:
-        raise MeshError("nothing is recorded, since MESHBOOK_SPANS is 0")
+        raise MeshError("tracing is off because MESHBOOK_SPANS is 0")
     own = session.node.recorder.recording(0)
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start
     addresses = [each for each in session.workers() if only is None or each.node in only]
-    told = await _ask(session, addresses, start)
+    traced = await _request_recordings(session, addresses, start)
     numbers = {each.number for each in chosen}
-    window = TimeWindow(start, max([chosen[-1].end, *(_end_of(each.recording, numbers) for each in told)]))
-    processes = [_named(each, ranks) for each in told if any(map(window.has, each.recording.spans))]
+    # A cell that was not awaited may end later on a rank than here.
+    ends = [span.end for each in traced for span in each.recording.spans if cell_of(span) in numbers]
+    window = TimeWindow(start, max([chosen[-1].end, *ends]))
+    processes = [_name_process(each, ranks) for each in traced if any(map(window.has, each.recording.spans))]
     controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
-    silent = {address.node for address in addresses} - {each.node for each in told}
+    silent = {address.node for address in addresses} - {each.node for each in traced}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
-    gone = _asked(controller.recording, window) - len(order) - len(silent) if only is None else 0
+    gone = _count_ranks_used(controller.recording, window) - len(order) - len(silent) if only is None else 0
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
 
 
-def _asked(own: SpanRecording, window: TimeWindow) -> int:
+def _count_ranks_used(own: SpanRecording, window: TimeWindow) -> int:
     """Return the number of ranks of the largest `%%mesh` cell."""
     calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
     of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
     return max((last - first + 1 for first, last, _ in of_cells), default=0)
-
-
-def _end_of(recording: SpanRecording, numbers: set[int]) -> int:
-    """Return the end of the last of these cells there: a cell that was not awaited may end later than here."""
-    return max((span.end for span in recording.spans if cell_of(span) in numbers), default=0)
 
 
 def cell_of(span: Span) -> int | None:
@@ -202,7 +199,7 @@ def cell_of(span: Span) -> int | None:
     return int(number) if span.kind == "cell" and number.isdecimal() else None
 
 
-def _named(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
+def _name_process(process: TracedProcess, ranks: Mapping[str, tuple[str, int]]) -> TracedProcess:
     """Name a worker by its mesh and rank; a node unknown to the notebook by the mesh and number in its name."""
     mesh, _, number = process.node.rpartition(".")
     rank = int(number) if number.isdecimal() else 0
@@ -257,16 +254,16 @@ class ReplyTimes:
 # -- requests ------------------------------------------------------------------------------
 
 
-async def _ask(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
+async def _request_recordings(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
     """Return the recordings of these processes, by our clock; processes that do not answer are left out."""
     clocks = await _clocks(session.node.address, addresses)
     asked = [
-        _keeper(address).recording.call_one(since + clocks[host_of(address)].offset)
+        _control_actor(address).recording.call_one(since + clocks[host_of(address)].offset)
         for address in addresses
         if host_of(address) in clocks
     ]
     reached = [address for address in addresses if host_of(address) in clocks]
-    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_WITHIN)
+    answers: list[SpanRecording | None] = await answers_of(asked, ANSWER_SECONDS)
     return [
         TracedProcess(address.node, "", 0, shift(recording, clocks[host_of(address)].offset), clocks[host_of(address)])
         for address, recording in zip(reached, answers, strict=True)
@@ -274,7 +271,7 @@ async def _ask(session: Session, addresses: Sequence[Address], since: int) -> li
     ]
 
 
-def _keeper(address: Address) -> Any:
+def _control_actor(address: Address) -> Any:
     return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
 
 
@@ -282,17 +279,17 @@ async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, Cloc
     """Return the clock of each host; processes of one host share it."""
     clocks = {host_of(here): ClockOffset()}
     for address in addresses:
-        if host_of(address) not in clocks and (clock := await read_clock(_keeper(address))) is not None:
+        if host_of(address) not in clocks and (clock := await read_clock(_control_actor(address))) is not None:
             clocks[host_of(address)] = clock
     return clocks
 
 
-async def read_clock(keeper: Any) -> ClockOffset | None:
+async def read_clock(control: Any) -> ClockOffset | None:
     """Measure another process's clock offset with a few pings, of which the quickest counts; None without an answer."""
     pings: list[tuple[int, int, int]] = []
     for _ in range(PINGS):
         sent = now()
-        (there,) = await answers_of([keeper.clock.call_one()], ANSWER_WITHIN)
+        (there,) = await answers_of([control.clock.call_one()], ANSWER_SECONDS)
         if there is None:
             return None
         pings.append((sent, there, now()))

@@ -72,12 +72,12 @@ class ProfileSummary:
         seen = [line for line in self.lines if any(self.share(line.own, rank) >= LEAST for rank in self.ranks)]
         largest = sorted(seen, key=lambda line: -max(line.own.values(), default=0.0))[:MOST_ROWS]
         has_totals = any(line.total for line in largest)
-        heading = ("own time", *(["total"] if has_totals else []), "", *_ends_heading(self.ranks))
-        return [heading, *(self._row(line, has_totals) for line in largest)]
-
-    def _row(self, line: ProfileLine, has_totals: bool) -> tuple[str, ...]:
-        totals = [f"{self.mean(line.total):.0%}"] if has_totals else []
-        return (f"{self.mean(line.own):.0%}", *totals, line.name, *self._ends(line))
+        ends = ("lowest", "highest") if len(self.ranks) > 1 else ()
+        rows: list[tuple[str, ...]] = [("own time", *(["total"] if has_totals else []), "", *ends)]
+        for line in largest:
+            totals = [f"{self.mean(line.total):.0%}"] if has_totals else []
+            rows.append((f"{self.mean(line.own):.0%}", *totals, line.name, *self._ends(line)))
+        return rows
 
     def _ends(self, line: ProfileLine) -> tuple[str, ...]:
         if len(self.ranks) < 2:
@@ -96,9 +96,9 @@ class ProfileSummary:
         much, little = ([rank for rank in own if (own[rank] > middle) is wanted] for wanted in (True, False))
         if not much or not little:
             return 0.0, ""
-        told = [f"{_span([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
+        groups = [f"{_format_range([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
         share = (max(own.values()) - min(own.values())) / max(self.ranks.values())
-        return share, f"ranks differ in {line.name}: {told[0]}, {told[1]}"
+        return share, f"ranks differ in {line.name}: {groups[0]}, {groups[1]}"
 
     def text(self) -> str:
         """Render for terminals, and for front ends without HTML."""
@@ -111,21 +111,16 @@ class ProfileSummary:
 
     def html(self) -> str:
         """Render as a table, which needs neither scripts nor a kernel."""
-        rows = "".join(f"<tr>{''.join(map(_field, row))}</tr>" for row in (self.rows() if self.lines else []))
+        rows = ""
+        for row in self.rows() if self.lines else []:
+            fields = "".join(f'<td style="text-align:left">{html.escape(field)}</td>' for field in row)
+            rows += f"<tr>{fields}</tr>"
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in [*self.differences(), *self.notes])
         table = f"<table style='color:inherit;font:inherit'>{rows}</table>"
         return f'<div style="{_STYLE}"><div>{html.escape(self.title)}</div>{table}{notes}</div>'
 
 
-def _field(text: str) -> str:
-    return f'<td style="text-align:left">{html.escape(text)}</td>'
-
-
-def _ends_heading(ranks: Mapping[int, float]) -> tuple[str, ...]:
-    return ("lowest", "highest") if len(ranks) > 1 else ()
-
-
-def _span(times: Sequence[float]) -> str:
+def _format_range(times: Sequence[float]) -> str:
     low, high = format_seconds(min(times)), format_seconds(max(times))
     return high if low == high else f"{low} to {high}"
 
@@ -157,7 +152,8 @@ class SampleProfile:
         for rank, stack, seconds in self._seen():
             innermost = stack[-1]
             own[_function(innermost)][rank] += seconds
-            hottest[_function(innermost)][_users_line(stack)] += 1
+            users_line = next((line for line in reversed(stack) if is_user_code(line.filename)), innermost)
+            hottest[_function(innermost)][users_line] += 1
             for function in set(map(_function, stack)):
                 total[function][rank] += seconds
         lines = [ProfileLine(_name(function, hottest[function]), own[function], total[function]) for function in own]
@@ -175,7 +171,7 @@ class SampleProfile:
         """Return speedscope's format: a profile for each rank, and one for each of its other threads."""
         frames: dict[CodeLine, int] = {}
         profiles = [
-            _lane(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
+            _rank_profile(f"rank {rank}" + ("" if thread.thread == MAIN else f", {thread.thread}"), thread, frames)
             for rank, samples in sorted(self.by_rank.items())
             for thread in sorted(samples.threads, key=lambda thread: thread.thread != MAIN)
         ]
@@ -184,7 +180,7 @@ class SampleProfile:
         return {**about, "shared": {"frames": shared}, "profiles": profiles}
 
 
-def _lane(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]:
+def _rank_profile(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]:
     stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in thread.stacks]
     return {
         "type": "sampled",
@@ -199,11 +195,6 @@ def _lane(name: str, thread: Any, frames: dict[CodeLine, int]) -> dict[str, Any]
 
 def _function(line: CodeLine) -> tuple[str, str]:
     return line.function, line.filename
-
-
-def _users_line(stack: Sequence[CodeLine]) -> CodeLine:
-    """Return the innermost line of user code."""
-    return next((line for line in reversed(stack) if is_user_code(line.filename)), stack[-1])
 
 
 def _name(function: tuple[str, str], lines: Counter[CodeLine]) -> str:
@@ -245,7 +236,7 @@ class TorchProfile:
         """Return torch's format, with separate processes for each rank."""
         events: list[dict[str, Any]] = []
         for rank, profile in sorted(self.by_rank.items()):
-            events += _of_rank(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
+            events += _with_rank_ids(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
         first = min((event["ts"] for event in events if event.get("ph") == "X"), default=0)
         for event in events:
             if "ts" in event:
@@ -253,7 +244,7 @@ class TorchProfile:
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": self.title}}
 
 
-def _of_rank(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _with_rank_ids(rank: int, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a rank's events, with process numbers and flow ids that no other rank has."""
     base = content.get("baseTimeNanoseconds", 0) / 1000
     pids: dict[Any, int] = {}

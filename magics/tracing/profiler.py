@@ -31,7 +31,7 @@ from meshbook.runtime.hosts.profiler import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 
-WITHIN = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
+ANSWER_SECONDS = 10.0  # seconds for ranks and hosts to begin, or to return their samples; it takes less than one
 T = TypeVar("T")
 Title = Callable[[float], str]  # of a profile that took this many seconds
 
@@ -68,24 +68,28 @@ class ProfilerState:
         return request if request is not None or not wanted else ProfileRequest()
 
     async def around(
-        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, told: ProfileTarget
+        self, work: Coroutine[Any, Any, T], mesh: NotebookMesh, request: ProfileRequest, target: ProfileTarget
     ) -> T:
         """Run and profile a cell, and show the profile below its output, however it ends."""
-        taking = taking_of(mesh, told.ranks, torch=request.torch)
+        run = make_profile_run(mesh, target.ranks, torch=request.torch)
         try:
-            await taking.begin()
+            await run.begin()
         except BaseException:
             work.close()
-            await taking.end(str, 0.0)
+            await run.end(str, 0.0)
             raise
         started = time.monotonic()
         try:
             return await work
         finally:
-            profile = await taking.end(told.title, time.monotonic() - started)
-            self.show(profile, told.publisher)
+            profile = await run.end(target.title, time.monotonic() - started)
+            self.show(profile, target.publisher)
             if request.out is not None:
-                told.publisher.publish([Stream("stdout", f"{_try_to_save(profile, request.out)}\n")])
+                try:
+                    text = save_as(profile, request.out)
+                except MeshError as error:  # printed, so that the cell keeps its result
+                    text = str(error)
+                target.publisher.publish([Stream("stdout", f"{text}\n")])
 
     def show(self, profile: Profile, publisher: Publisher) -> None:
         """Show the summary, and keep the profile for `--save`."""
@@ -107,37 +111,29 @@ class ProfileTarget:
         return f"profile of {self.what}: {format_seconds(seconds)} on {count_ranks(self.ranks)}"
 
 
-def _try_to_save(profile: Profile, name: str) -> str:
-    """Save the profile; return its location or the error as text, because the cell keeps its result."""
-    try:
-        return save_as(profile, name)
-    except MeshError as error:
-        return str(error)
-
-
 def save_as(profile: Profile, name: str) -> str:
     """Save the profile; return its location as a line. Raises MeshError if it cannot be saved."""
     path = Path(name).expanduser()
     try:
         size = save(profile, path)
     except OSError as error:
-        raise MeshError(f"the profile cannot be saved as {path}: {error.strerror or error}") from error
-    return f"saved as {path} ({format_bytes(size)}): open it in {profile.viewer}"
+        raise MeshError(f"cannot save the profile as {path}: {error.strerror or error}") from error
+    return f"saved as {path} ({format_bytes(size)}); open it in {profile.viewer}"
 
 
-async def profile_for(taking: ProfileRun, seconds: float, stop: threading.Event, told: ProfileTarget) -> Profile:
+async def profile_for(run: ProfileRun, seconds: float, stop: threading.Event, target: ProfileTarget) -> Profile:
     """Profile for this many seconds, or until `stop` is set."""
     started = time.monotonic()
     try:
-        await taking.begin()
+        await run.begin()
         started = time.monotonic()
         await asyncio.to_thread(stop.wait, seconds)
     finally:
-        profile = await taking.end(told.title, time.monotonic() - started)
+        profile = await run.end(target.title, time.monotonic() - started)
     return profile
 
 
-def taking_of(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
+def make_profile_run(mesh: NotebookMesh, ranks: Sequence[int], *, torch: bool) -> ProfileRun:
     """Return a profile run of these ranks, by samples or of torch's operators."""
     return OperatorProfileRun(mesh, ranks) if torch else SampleProfileRun(mesh, ranks)
 
@@ -154,14 +150,14 @@ class SampleProfileRun:
 
     async def begin(self) -> None:
         procs = slice_of(self._mesh, self._ranks)
-        told = [each or {} for each in await answers_of(begin_spying(procs, self._rate), WITHIN)]
-        why = {node: reason for each in told for node, reason in each.items()}
+        answers = [each or {} for each in await answers_of(begin_spying(procs, self._rate), ANSWER_SECONDS)]
+        why = {node: reason for each in answers for node, reason in each.items()}
         nodes = self._mesh.procs.nodes
         found = {rank: why.get(nodes[rank].node, "its host did not answer") for rank in self._ranks}
         self._why = {rank: reason for rank, reason in found.items() if reason}
         if self._why:
             self._samplers = spawn_on(self._mesh, list(self._why), "sampler", Sampler)
-            await answers_of(self._samplers.begin.call_each(self._rate), WITHIN)
+            await answers_of(self._samplers.begin.call_each(self._rate), ANSWER_SECONDS)
 
     async def end(self, title: Title, seconds: float) -> SampleProfile:
         spied = await self._end_spies()
@@ -169,28 +165,30 @@ class SampleProfileRun:
         return SampleProfile(f"{title(seconds)}, {self._rate} samples a second", seen, tuple(self._notes(seen)))
 
     async def _end_spies(self) -> dict[int, RankSamples]:
-        told = [each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), WITHIN)]
-        data = {node: content for each in told for node, content in each.items()}
+        answers = [
+            each or {} for each in await answers_of(end_spying(slice_of(self._mesh, self._ranks)), ANSWER_SECONDS)
+        ]
+        data = {node: content for each in answers for node, content in each.items()}
         found = {rank: _read(data.get(self._mesh.procs.nodes[rank].node, b"")) for rank in self._ranks}
         return {rank: samples for rank, samples in found.items() if samples is not None}
 
     async def _end_samplers(self) -> dict[int, RankSamples]:
         if self._samplers is None:
             return {}
-        answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), WITHIN)
-        self._samplers.stop("the profile is over")
+        answers: list[RankSamples | None] = await answers_of(self._samplers.end.call_each(), ANSWER_SECONDS)
+        self._samplers.stop("the profile ended")
         return {rank: each for rank, each in zip(self._why, answers, strict=True) if each is not None}
 
     def _notes(self, seen: Mapping[int, RankSamples]) -> list[str]:
         reasons: dict[str, list[int]] = {}
         for rank, why in self._why.items():
             reasons.setdefault(why, []).append(rank)
-        notes = [f"{name_ranks(ranks)} sampled themselves, since {why}" for why, ranks in reasons.items()]
-        notes += ["what holds the GIL in C is not seen from within"] if reasons else []
+        notes = [f"{name_ranks(ranks)} sampled themselves, because {why}" for why, ranks in reasons.items()]
+        notes += ["such samples do not show C code that holds the GIL"] if reasons else []
         if missing := [rank for rank in self._ranks if rank not in seen]:
-            notes.append(f"nothing was seen of {name_ranks(missing)}")
+            notes.append(f"no profile from {name_ranks(missing)}")
         if seen and not any(thread.length for each in seen.values() for thread in each.threads):
-            notes.append("no code of yours was seen to run: it was too short, or the ranks were idle")
+            notes.append("no samples in your code: it was too short, or the ranks were idle")
         return notes
 
 
@@ -211,17 +209,17 @@ class OperatorProfileRun:
 
     async def begin(self) -> None:
         self._profilers = spawn_on(self._mesh, self._ranks, "operators", OperatorProfiler)
-        await answers_of(self._profilers.begin.call_each(), WITHIN)
+        await answers_of(self._profilers.begin.call_each(), ANSWER_SECONDS)
 
     async def end(self, title: Title, seconds: float) -> TorchProfile:
         asked = self._profilers.end.call_each() if self._profilers is not None else []
-        answers: list[OperatorProfile | None] = await answers_of(asked, 6 * WITHIN)
+        answers: list[OperatorProfile | None] = await answers_of(asked, 6 * ANSWER_SECONDS)
         if self._profilers is not None:
-            self._profilers.stop("the profile is over")
+            self._profilers.stop("the profile ended")
         seen = {rank: each for rank, each in zip(self._ranks, answers, strict=False) if each is not None}
         missing = [rank for rank in self._ranks if rank not in seen]
         took = max((each.seconds for each in seen.values()), default=seconds)
-        return TorchProfile(title(took), seen, (f"nothing was seen of {name_ranks(missing)}",) if missing else ())
+        return TorchProfile(title(took), seen, (f"no profile from {name_ranks(missing)}",) if missing else ())
 
 
 def slice_of(mesh: NotebookMesh, ranks: Sequence[int]) -> ProcMesh:

@@ -13,7 +13,7 @@ from meshbook.magics.tracing.collect import Trace, ranks_of, take_trace
 from meshbook.magics.tracing.timeline_svg import Timeline
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.timeline_lanes import Lane, thin_out
-from meshbook.widgets.protocol import TimelineLane, TimelineReply, TimelineSpan
+from meshbook.widgets.protocol import TimelineReply, TimelineSpan
 
 if TYPE_CHECKING:
     from meshbook.magics.meshes.registry import NotebookMesh
@@ -42,18 +42,17 @@ def timeline_of(trace: Trace, mesh: str) -> TimelineReply:
     timeline = Timeline(trace)
     lanes = timeline.lanes.get(mesh, {})
     most = min(MOST_SPANS, max(FEWEST_SPANS, MOST_IN_ALL // max(1, len(lanes))))
-    notes = list(timeline.notes_on_trace()) if lanes else [f"no rank of {mesh} took part in it"]
+    notes = list(timeline.notes_on_trace()) if lanes else [f"no rank of {mesh} took part in this cell"]
     return {
         "cell": trace.cells[-1],
         "seconds": round(trace.window.length / 1e9, 6),
         "open": trace.is_open,
-        "lanes": [_describe(rank, thin_out(lane, most), trace.window.start) for rank, lane in sorted(lanes.items())],
+        "lanes": [
+            {"label": f"rank {rank}", "rank": rank, "spans": list(_spans_of(thin_out(lane, most), trace.window.start))}
+            for rank, lane in sorted(lanes.items())
+        ],
         "notes": notes,
     }
-
-
-def _describe(rank: int, lane: Lane, start: int) -> TimelineLane:
-    return {"label": f"rank {rank}", "rank": rank, "spans": list(_spans_of(lane, start))}
 
 
 def _spans_of(lane: Lane, start: int) -> Iterator[TimelineSpan]:

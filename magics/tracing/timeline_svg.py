@@ -75,8 +75,8 @@ class NamedLane:
         """`running 0.41 s · waiting 2.70 s`: the time by state, without negligible states."""
         totals = self.totals
         least = sum(totals.values()) / 1000
-        told = [f"{_WORDS[state]} {seconds(totals[state])}" for state in STATES if totals[state] > least]
-        return " · ".join(told)
+        parts = [f"{_WORDS[state]} {seconds(totals[state])}" for state in STATES if totals[state] > least]
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +128,25 @@ class Timeline:
         """Yield the waits for other ranks, then remarks on the trace and on the picture."""
         yield from self.notes_on_trace()
         if self.left_out:
-            yield f"{self.left_out} more ranks are not drawn: %mesh trace SEL shows those that you select"
+            yield f"{self.left_out} more ranks are not drawn; select ranks with %mesh trace SEL"
 
     def notes_on_trace(self) -> Iterator[str]:
         """Yield the waits for other ranks, and what is missing from the trace."""
         for mesh, blame in self.blames:
-            yield self._tell(mesh, blame)
+            yield self._format_wait(mesh, blame)
         if self._trace.gone:
             have = "have" if self._trace.gone > 1 else "has"
-            yield f"{self._trace.gone} of its ranks {have} ended since, and what was recorded there is lost"
+            yield f"{self._trace.gone} of its ranks {have} ended since; their records are lost"
         if self._trace.silent:
-            yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}: not shown"
+            yield f"no answer from {', '.join(self._trace.silent[:MOST_LINES])}; not shown"
         forgotten = max((each.recording.since for each in self._trace.processes), default=0)
         if forgotten > self._trace.window.start:
             since = seconds(forgotten - self._trace.window.start)
-            yield f"some of the first {since} is forgotten: MESHBOOK_SPANS sets how many spans a process keeps"
+            yield f"part of the first {since} was discarded; MESHBOOK_SPANS sets how many spans a process keeps"
         if error := self._trace.clock_error:
-            yield f"clocks of different hosts agree to within {seconds(error)}"
+            yield f"the clocks of the hosts agree to within {seconds(error)}"
 
-    def _tell(self, mesh: str, blame: WaitBlame) -> str:
+    def _format_wait(self, mesh: str, blame: WaitBlame) -> str:
         who = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")
         calls = f", {blame.times} calls" if blame.times > 1 else ""
         up_to = "up to " if len(blame.ranks) > 1 else ""
@@ -201,10 +201,14 @@ class Timeline:
         for each in self.shown:
             marks = "".join(_MARKS[state] for state in states_of(each.lane, MOST_MARKS))
             lines.append(f"{each.label:<{width}}  {marks}  {each.share}")
-        used = _used(self.shown)
+        used = _used_states(self.shown)
         lines.append(" " * (width + 2) + "  ".join(f"{_MARKS[state]} {_WORDS[state]}" for state in used))
         lines += self.notes()
-        lines += _align(self._rows()) if self.spent else []
+        if self.spent:
+            rows = self._rows()
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for row in rows:
+                lines.append("  " + "  ".join(f"{field:<{width}}" for field, width in zip(row, widths, strict=True)))
         return "\n".join(line.rstrip() for line in lines)
 
     # -- as HTML ----------------------------------------------------------------------
@@ -213,14 +217,19 @@ class Timeline:
         """Render a static picture, with the notes below it."""
         label_width = 8 * max(len(each.label) for each in self.shown) + 8
         height = _LANE * len(self.shown) + 18
-        lanes = "".join(_draw(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown))
-        axis = _axis(self._trace.window, label_width, height - 4)
+        lanes = "".join(
+            _draw_lane(each, at * _LANE, label_width, self._trace.window) for at, each in enumerate(self.shown)
+        )
+        axis = _draw_axis(self._trace.window, label_width, height - 4)
+        legend = " &nbsp; ".join(
+            f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in _used_states(self.shown)
+        )
         notes = "".join(f"<div>{_escape(note)}</div>" for note in self.notes())
         return (
             f'<div style="{_STYLE}"><div>{_escape(self.title)}</div>'
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_escape(self.title)}" width="100%"'
             f' style="max-width:{_WIDTH + label_width}px" viewBox="0 0 {_WIDTH + label_width} {height}">'
-            f"{lanes}{axis}</svg><div>{_legend(self.shown)}</div>{notes}{self._table()}</div>"
+            f"{lanes}{axis}</svg><div>{legend}</div>{notes}{self._table()}</div>"
         )
 
     def _table(self) -> str:
@@ -250,41 +259,32 @@ def spent_in(recordings: Mapping[int, SpanRecording], window: TimeWindow) -> lis
     ]
 
 
-def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(f"{field:<{width}}" for field, width in zip(row, widths, strict=True))
-
-
 # -- drawing ---------------------------------------------------------------------------------
 
 
-def _draw(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
+def _draw_lane(shown: NamedLane, top: int, left: int, window: TimeWindow) -> str:
     scale = _WIDTH / max(1, window.length)
-    bars = "".join(_bar(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
-    return f"{_label(shown.label, top, left)}{bars}"
+    bars = "".join(_draw_segment(each, window, scale, top, left) for each in thin_out(shown.lane, MOST_BARS))
+    label = (
+        f'<text x="{left - 6}" y="{top + 13}" text-anchor="end" font-size="12"'
+        f' style="fill:var(--jp-content-font-color1,currentColor)">{_escape(shown.label)}</text>'
+    )
+    return f"{label}{bars}"
 
 
-def _bar(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
+def _draw_segment(segment: LaneSegment, window: TimeWindow, scale: float, top: int, left: int) -> str:
     height = _HEIGHTS[segment.state]
     x, width = left + (segment.start - window.start) * scale, max(0.3, segment.length * scale)
-    told = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
+    label = _WORDS[segment.state] + (f": {segment.name}" if segment.name else "")
     awaited = f", for {name_ranks(segment.awaited)}" if segment.awaited else ""
-    title = "" if segment.state == "idle" else f"<title>{_escape(told + awaited)}, {seconds(segment.length)}</title>"
+    title = "" if segment.state == "idle" else f"<title>{_escape(label + awaited)}, {seconds(segment.length)}</title>"
     return (
         f'<rect x="{x:.1f}" y="{top + (_LANE - height) / 2:g}" width="{width:.1f}" height="{height}"'
         f' style="fill:{_COLOURS[segment.state]}">{title}</rect>'
     )
 
 
-def _label(text: str, top: int, left: int) -> str:
-    return (
-        f'<text x="{left - 6}" y="{top + 13}" text-anchor="end" font-size="12"'
-        f' style="fill:var(--jp-content-font-color1,currentColor)">{_escape(text)}</text>'
-    )
-
-
-def _axis(window: TimeWindow, left: int, y: int) -> str:
+def _draw_axis(window: TimeWindow, left: int, y: int) -> str:
     ticks = ((0, "start", "0 s"), (0.5, "middle", seconds(window.length // 2)), (1, "end", seconds(window.length)))
     return "".join(
         f'<text x="{left + at * _WIDTH:g}" y="{y}" text-anchor="{anchor}" font-size="11"'
@@ -293,12 +293,7 @@ def _axis(window: TimeWindow, left: int, y: int) -> str:
     )
 
 
-def _legend(shown: Sequence[NamedLane]) -> str:
-    used = _used(shown)
-    return " &nbsp; ".join(f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in used)
-
-
-def _used(shown: Sequence[NamedLane]) -> list[State]:
+def _used_states(shown: Sequence[NamedLane]) -> list[State]:
     return [state for state in STATES if any(each.totals[state] for each in shown)]
 
 

@@ -16,29 +16,29 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.variables.differences import (
     MOST_SHOWN,
     Difference,
-    Measured,
+    MeasuredPart,
     find_differences,
-    find_gap,
-    render,
-    render_same,
+    find_largest_difference,
+    format_differences,
+    format_same,
 )
 from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_MOVED = 64 << 20  # bytes of one part in all its variants; four times that for all parts together
+MOST_BYTES = 64 << 20  # bytes of one part in all its variants; four times that for all parts together
 
 
 def compare(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[str]:
     """Return the report of the differences. Raises VariableError if no rank has such a variable."""
-    anatomies = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
-    if all(anatomy is None for anatomy in anatomies.values()):
+    digests = yield RankRequest(mesh, dict.fromkeys(ranks, DigestRequest(name)), f"compare {name}")
+    if all(digest is None for digest in digests.values()):
         raise VariableError(f"cannot compare {name}: it is not defined on {name_ranks(ranks)}")
-    differences = find_differences(anatomies)
+    differences = find_differences(digests)
     if not differences:
-        return render_same(name, anatomies)
-    gaps = yield from _measure(mesh, name, plan(differences))
-    return render(name, anatomies, differences, gaps)
+        return format_same(name, digests)
+    gaps = yield from _measure(mesh, name, plan_comparisons(differences))
+    return format_differences(name, digests, differences, gaps)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NumberComparison:
     is_whole: bool
 
     @property
-    def speakers(self) -> list[int]:
+    def representatives(self) -> list[int]:
         """One rank of each variant."""
         return [variant.ranks[0] for variant in self.difference.compared]
 
@@ -65,17 +65,17 @@ class NumberComparison:
         return tuple(reversed(place))
 
 
-def plan(differences: Sequence[Difference]) -> list[NumberComparison]:
+def plan_comparisons(differences: Sequence[Difference]) -> list[NumberComparison]:
     """Choose what to compare number by number: the shown parts, as far as the limit on moved bytes permits."""
     probes: list[NumberComparison] = []
-    room = 4 * MOST_MOVED
+    room = 4 * MOST_BYTES
     for difference in differences[:MOST_SHOWN]:
         compared, blocks = difference.compared, difference.blocks
         numbers = compared[0].part.numbers if compared and compared[0].part is not None else None
         if numbers is None:
             continue
         cost = min(math.prod(numbers.shape) * numbers.item_size, BLOCK) * len(compared)
-        chosen = tuple(blocks[: min(MOST_MOVED, room) // max(cost, 1)])
+        chosen = tuple(blocks[: min(MOST_BYTES, room) // max(cost, 1)])
         room -= cost * len(chosen)
         is_whole = len(chosen) == len(blocks) and len(compared) == len(difference.variants)
         if chosen:
@@ -83,12 +83,12 @@ def plan(differences: Sequence[Difference]) -> list[NumberComparison]:
     return probes
 
 
-def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) -> Steps[dict[str, Measured]]:
+def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) -> Steps[dict[str, MeasuredPart]]:
     if not probes:
         return {}
     blocks: dict[int, dict[str, tuple[int, ...]]] = {}
     for probe in probes:
-        for rank in probe.speakers:
+        for rank in probe.representatives:
             blocks.setdefault(rank, {})[probe.difference.path] = probe.blocks
     parcels = yield RankRequest(
         mesh, {rank: FetchBlocks(name, wanted) for rank, wanted in blocks.items()}, f"compare {name}"
@@ -98,10 +98,10 @@ def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) 
     return {probe.difference.path: found for probe, found in measured if found is not None}
 
 
-def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> Measured | None:
-    arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.speakers]
+def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> MeasuredPart | None:
+    arrays = [values[rank].get(probe.difference.path, ()) for rank in probe.representatives]
     if len({*map(len, arrays)}) > 1 or not len(arrays[0]):
         return None  # the variable was changed in between
-    gap = find_gap(arrays)
+    gap = find_largest_difference(arrays)
     place = probe.place_of(gap.index) if gap is not None else ()
-    return Measured(gap, place, math.prod(probe.numbers.shape), probe.is_whole)
+    return MeasuredPart(gap, place, math.prod(probe.numbers.shape), probe.is_whole)

@@ -35,7 +35,7 @@ class LargestDifference:
         return float(abs(self.most - self.least))
 
 
-def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
+def find_largest_difference(arrays: Sequence[Any]) -> LargestDifference | None:
     """Find the largest difference between flat arrays of equal length; None if all numbers are the same."""
     import numpy  # weight: only comparisons need it
 
@@ -43,14 +43,14 @@ def find_gap(arrays: Sequence[Any]) -> LargestDifference | None:
     unlike = ((rows != rows[0]) & ~(numpy.isnan(rows) & numpy.isnan(rows[0]))).any(axis=0)
     if not unlike.any():
         return None
-    index = _widest(rows, unlike)
+    index = _index_of_largest(rows, unlike)
     values = rows[:, index]
     least_in, most_in = _extremes(values)
     ends = values[least_in].item(), values[most_in].item()
     return LargestDifference(index, *ends, least_in, most_in, int(unlike.sum()))
 
 
-def _widest(rows: Any, unlike: Any) -> int:
+def _index_of_largest(rows: Any, unlike: Any) -> int:
     """Return the index of the largest difference, or the first at which only some values are NaN."""
     import numpy
 
@@ -89,7 +89,7 @@ MOST_VARIANTS = 8  # of one part
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPart:
     """A compared part: its largest difference and where it is. `gap` is None if only bits differ.
 
     `is_whole`: all blocks that differ were compared.
@@ -132,21 +132,21 @@ class Difference:
 
 def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Difference]:
     """Return the parts that differ, in the order of the ranks' parts. None marks a rank without the variable."""
-    types = {rank: anatomy.type_name if anatomy is not None else None for rank, anatomy in by_rank.items()}
+    types = {rank: digest.type_name if digest is not None else None for rank, digest in by_rank.items()}
     if len(set(types.values())) > 1:  # their parts would not correspond
-        wholes = {rank: _whole(anatomy) if anatomy is not None else None for rank, anatomy in by_rank.items()}
+        wholes = {rank: _whole(digest) if digest is not None else None for rank, digest in by_rank.items()}
         return [Difference("", _variants(wholes))]
-    parts = {rank: {part.path: part for part in anatomy.parts} for rank, anatomy in by_rank.items() if anatomy}
+    parts = {rank: {part.path: part for part in digest.parts} for rank, digest in by_rank.items() if digest}
     paths = dict.fromkeys(path for known in parts.values() for path in known)
     compared = (Difference(path, _variants({rank: known.get(path) for rank, known in parts.items()})) for path in paths)
     return [difference for difference in compared if len(difference.variants) > 1]
 
 
-def _whole(anatomy: VariableDigest) -> DigestPart:
-    if len(anatomy.parts) == 1 and not anatomy.parts[0].path:
-        return anatomy.parts[0]
-    text = f"{len(anatomy.parts)} parts"
-    return DigestPart("", anatomy.type_name, text, b"".join(part.digest for part in anatomy.parts))
+def _whole(digest: VariableDigest) -> DigestPart:
+    if len(digest.parts) == 1 and not digest.parts[0].path:
+        return digest.parts[0]
+    text = f"{len(digest.parts)} parts"
+    return DigestPart("", digest.type_name, text, b"".join(part.digest for part in digest.parts))
 
 
 def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
@@ -158,71 +158,71 @@ def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
     return tuple(sorted(found, key=lambda variant: -len(variant.ranks)))
 
 
-def render_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
+def format_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
     """Return `x is the same on ranks 0-3: …`."""
-    anatomy = next(iter(by_rank.values()))
-    assert anatomy is not None
-    return f"{name} is the same on {name_ranks(by_rank)}: {_describe(_whole(anatomy))}"
+    digest = next(iter(by_rank.values()))
+    assert digest is not None
+    return f"{name} is the same on {name_ranks(by_rank)}: {_format_content(_whole(digest))}"
 
 
-def render(
+def format_differences(
     name: str,
     by_rank: Mapping[int, VariableDigest | None],
     differences: Sequence[Difference],
-    gaps: Mapping[str, Measured],
+    gaps: Mapping[str, MeasuredPart],
 ) -> str:
     """Render which parts differ, which ranks agree, and the numeric differences of the parts in `gaps`."""
-    count = max(len(anatomy.parts) for anatomy in by_rank.values() if anatomy is not None)
+    count = max(len(digest.parts) for digest in by_rank.values() if digest is not None)
     where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
-    lines = [f"{name} differs{where}: {_format_agreement(_camps(by_rank))}"]
+    lines = [f"{name} differs{where}: {_format_agreement(_group_agreeing(by_rank))}"]
     for difference in differences[:MOST_SHOWN]:
-        lines += _render_one(difference, gaps)
+        lines += _format_part(difference, gaps)
     if (rest := len(differences) - MOST_SHOWN) > 0:
         lines.append(f"… {rest:,} more parts differ")
     return "\n".join(lines)
 
 
-def _camps(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
+def _group_agreeing(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
     """Group the ranks that agree in all parts."""
-    camps: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
-    for rank, anatomy in sorted(by_rank.items()):
-        key = None if anatomy is None else frozenset((part.path, part.digest) for part in anatomy.parts)
-        camps.setdefault(key, []).append(rank)
-    return sorted(camps.values(), key=lambda ranks: -len(ranks))
+    groups: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
+    for rank, digest in sorted(by_rank.items()):
+        key = None if digest is None else frozenset((part.path, part.digest) for part in digest.parts)
+        groups.setdefault(key, []).append(rank)
+    return sorted(groups.values(), key=lambda ranks: -len(ranks))
 
 
-def _format_agreement(camps: Sequence[Sequence[int]]) -> str:
+def _format_agreement(groups: Sequence[Sequence[int]]) -> str:
     """Return `ranks 0-2 agree, rank 3 differs`."""
-    agreeing = [f"{name_ranks(ranks)} agree" for ranks in camps if len(ranks) > 1]
-    alone = [rank for ranks in camps if len(ranks) == 1 for rank in ranks]
+    agreeing = [f"{name_ranks(ranks)} agree" for ranks in groups if len(ranks) > 1]
+    alone = [rank for ranks in groups if len(ranks) == 1 for rank in ranks]
     if not agreeing:
         return "no two ranks agree"
     parts = [*agreeing, f"{name_ranks(alone)} {'differs' if len(alone) == 1 else 'differ from all others'}"]
     return ", ".join(parts if alone else agreeing)
 
 
-def _render_one(difference: Difference, gaps: Mapping[str, Measured]) -> Iterator[str]:
+def _format_part(difference: Difference, gaps: Mapping[str, MeasuredPart]) -> Iterator[str]:
     margin = "    " if difference.path else ""
     if difference.path:
         yield difference.path
     for variant in difference.variants[:MOST_VARIANTS]:
-        yield f"{margin}{format_label(variant.ranks)} {_describe(variant.part)}"
+        yield f"{margin}{format_label(variant.ranks)} {_format_content(variant.part)}"
     if (rest := len(difference.variants) - MOST_VARIANTS) > 0:
         yield f"{margin}… {rest:,} more variants"
     if difference.path in gaps:
         yield f"{margin}{_format_difference(gaps[difference.path], difference.variants)}"
     elif difference.compared:
-        yield f"{margin}too much differs for this to be compared number by number"
+        yield f"{margin}too many differences for an element-wise comparison"
 
 
-def _describe(part: DigestPart | None) -> str:
-    return "not there" if part is None else f"{part.kind}  {part.text}".rstrip()
+def _format_content(part: DigestPart | None) -> str:
+    return "not defined" if part is None else f"{part.kind}  {part.text}".rstrip()
 
 
-def _format_difference(measured: Measured, variants: Sequence[Variant]) -> str:
+def _format_difference(measured: MeasuredPart, variants: Sequence[Variant]) -> str:
     gap = measured.gap
     if gap is None:
-        return "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"
+        return "equal numbers with different bits (-0.0, or different NaNs)"
     # Of large parts only the first differing blocks were compared.
     seen, least = ("", "") if measured.is_whole else (" seen", "at least ")
     place = f" at {list(measured.place)}" if measured.place else ""

@@ -14,7 +14,7 @@ WIDTH = 100  # characters in a line of names
 _COLUMNS = ("Variable", "Type", "Size", "Ranks", "Value")
 
 
-def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+def format_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     """Render the names, with one paragraph for each set of ranks."""
     ranks_of: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
@@ -25,15 +25,15 @@ def render_names(by_rank: Mapping[int, Sequence[Entry]]) -> str:
         names_on.setdefault(tuple(ranks_of[name]), []).append(name)
     # The names on most ranks come first.
     groups = sorted(names_on.items(), key=lambda group: (-len(group[0]), group[0]))
-    return "\n".join(_paragraph(ranks, names) for ranks, names in groups) or _nothing(by_rank)
+    paragraphs: list[str] = []
+    for ranks, names in groups:
+        label = f"{format_label(ranks)} "
+        indent = " " * len(label)
+        paragraphs.append(textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=indent))
+    return "\n".join(paragraphs) or _nothing(by_rank)
 
 
-def _paragraph(ranks: Sequence[int], names: Sequence[str]) -> str:
-    label = f"{format_label(ranks)} "
-    return textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
-
-
-def render_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
+def format_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     """Render a line for each variable, and one for each different value; many different numbers become a range."""
     entries: dict[str, dict[int, Entry]] = {}
     for rank in sorted(by_rank):
@@ -43,7 +43,10 @@ def render_table(by_rank: Mapping[int, Sequence[Entry]]) -> str:
     if not rows:
         return _nothing(by_rank)
     widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *(row[:-1] for row in rows), strict=True)]
-    lines = [_line(row, widths) for row in (_COLUMNS, *rows)]
+    lines: list[str] = []
+    for row in (_COLUMNS, *rows):
+        padded = [f"{field:<{width}}" for field, width in zip(row, widths, strict=False)]
+        lines.append("   ".join([*padded, row[-1]]).rstrip())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
@@ -62,10 +65,6 @@ def _size_of(entries: Sequence[Entry]) -> str:
         return ""
     least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
     return least if least == most else f"{least} … {most}"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "   ".join([*(f"{field:<{width}}" for field, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
 
 
 def _nothing(by_rank: Mapping[int, Sequence[Entry]]) -> str:

@@ -11,18 +11,18 @@ from IPython.display import publish_display_data
 from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
-from meshbook.magics.variables.requests import carry_out
+from meshbook.magics.variables.requests import run_steps
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
 
-_NOTHING: Any = object()  # no data is given; None would be data that cannot be split
+_NOT_GIVEN: Any = object()  # no data is given; None would be data that cannot be split
 
 
 class NotebookProcMesh(ProcMesh):
@@ -41,7 +41,7 @@ class NotebookProcMesh(ProcMesh):
             policy=procs._policy,
         )
         self._initialized = procs._initialized
-        self._mesh = mesh
+        self.notebook_mesh = mesh
 
     def _with_region(self, region: Region) -> NotebookProcMesh:
         return self._twin(self._nodes, region, owned=False, policy=self._policy)
@@ -49,20 +49,20 @@ class NotebookProcMesh(ProcMesh):
     def _twin(
         self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None
     ) -> NotebookProcMesh:
-        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self._mesh)
+        return NotebookProcMesh(super()._twin(nodes, region, owned=owned, policy=policy), self.notebook_mesh)
 
     def resize(self, **sizes: int) -> NotebookProcMesh:
-        return NotebookProcMesh(super().resize(**sizes), self._mesh)
+        return NotebookProcMesh(super().resize(**sizes), self.notebook_mesh)
 
     resize.__doc__ = ProcMesh.resize.__doc__
 
     def _make_runner(self, name: str) -> Runner:
         """Run the items of a map where cells run, so that they see the rank's variables."""
-        return CellItemRunner(self._mesh, self._ranks(), name)
+        return CellItemRunner(self.notebook_mesh, self.current_ranks(), name)
 
     @property
     def actors(self) -> dict[str, Any]:
-        own = {key for part in self._mesh.parts for key in part._keys}  # exclude the actors that cells need
+        own = {key for part in self.notebook_mesh.parts for key in part._keys}  # exclude the actors that cells need
         return {name: actors for name, actors in super().actors.items() if own.isdisjoint(actors._keys)}
 
     def dashboard(self) -> Any:
@@ -71,19 +71,17 @@ class NotebookProcMesh(ProcMesh):
         It shows the whole mesh, also on a slice. It is the same object each time, so all views share one selection. On
         a terminal it is a snapshot as text. Raises VariableError if the mesh is down.
         """
-        if not self._mesh.rank_of:
-            name = self._mesh.name
-            raise VariableError(
-                f"{name} is down: %mesh up --name {name} starts it again, and then its dashboard is here"
-            )
-        self._ranks()  # raises if these ranks no longer exist
-        return self._mesh.open_dashboard()
+        if not self.notebook_mesh.rank_of:
+            name = self.notebook_mesh.name
+            raise VariableError(f"mesh {name} is down; start it with %mesh up --name {name}")
+        self.current_ranks()  # raises if these ranks no longer exist
+        return self.notebook_mesh.open_dashboard()
 
     def _ipython_display_(self) -> None:
         """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""
-        if self.nodes != self._mesh.procs.nodes or not self._mesh.rank_of or not has_kernel():
+        if self.nodes != self.notebook_mesh.procs.nodes or not self.notebook_mesh.rank_of or not has_kernel():
             raise NotImplementedError  # IPython falls back to `repr`
-        (data, metadata), picture = self._mesh.open_dashboard().outputs()
+        (data, metadata), picture = self.notebook_mesh.open_dashboard().outputs()
         publish_display_data(data | {"text/plain": repr(self)}, metadata)
         publish_display_data(*picture)
 
@@ -93,7 +91,7 @@ class NotebookProcMesh(ProcMesh):
         All ranks get equal copies; tensors arrive on the CPU. Raises VariableError if a value cannot be pickled, or
         cannot be created on a rank: that rank has then set none of them.
         """
-        carry_out(operations.push(self._mesh, self._ranks(), dict(values or {}) | names))
+        run_steps(operations.push(self.notebook_mesh, self.current_ranks(), dict(values or {}) | names))
 
     def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
         """Return the values of a variable as a list in rank order; on a slice that is one point, the value itself.
@@ -103,21 +101,20 @@ class NotebookProcMesh(ProcMesh):
         CPU. More than 1 GiB needs a confirmation, unless `force`. Raises VariableError if a rank has no such variable,
         or cannot pickle it.
         """
-        _check_reduction(reduce)
-        wanted = [PullSpec(_checked(name), reduce) for name in names]
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise ValueError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")
+        wanted = [PullSpec(_check_name(name), reduce) for name in names]
         ask = None if force else input
-        found = carry_out(operations.pull(self._mesh, self._ranks(), wanted, dim=dim, ask=ask))
-        values = tuple(self._of_one(found[name]) if reduce is None else found[name] for name in names)
+        found = run_steps(operations.pull(self.notebook_mesh, self.current_ranks(), wanted, dim=dim, ask=ask))
+        is_point = reduce is None and not self.region.labels
+        values = tuple(found[name][0] if is_point else found[name] for name in names)
         return values[0] if len(values) == 1 else values
-
-    def _of_one(self, values: list[Any]) -> Any:
-        return values if self.region.labels else values[0]
 
     @overload
     def scatter(self, name: str, data: Any, dim: int = 0, *, along: str | None = None) -> None: ...
     @overload
     def scatter(self, data: Any, /, *, dim: int = 0, along: str | None = None) -> None: ...
-    def scatter(self, name: Any, data: Any = _NOTHING, dim: int = 0, *, along: str | None = None) -> None:
+    def scatter(self, name: Any, data: Any = _NOT_GIVEN, dim: int = 0, *, along: str | None = None) -> None:
         """Split data along `dim` (0: its rows), and set the variable to one piece on each rank, in rank order.
 
         `mesh.scatter("batch", data)`; `mesh.scatter(data)` uses the name that the data has in the notebook. It accepts
@@ -126,10 +123,10 @@ class NotebookProcMesh(ProcMesh):
         mesh, there is one piece per host, and all ranks of a host get the same. If the division leaves a remainder, the
         first pieces have one element more. Raises VariableError for data that cannot be split.
         """
-        if data is _NOTHING:
-            name, data = _name_here(name), name
+        if data is _NOT_GIVEN:
+            name, data = _find_notebook_name(name), name
         places = None if along is None else [self.extent.point(rank)[self._label(along)] for rank in range(len(self))]
-        carry_out(operations.scatter(self._mesh, self._ranks(), _checked(name), data, dim, places))
+        run_steps(operations.scatter(self.notebook_mesh, self.current_ranks(), _check_name(name), data, dim, places))
 
     def gather(self, name: str, dim: int = 0, *, along: str | None = None, force: bool = False) -> Any:
         """Concatenate the pieces of all ranks along `dim`: the inverse of `scatter`; numbers become a list."""
@@ -145,29 +142,31 @@ class NotebookProcMesh(ProcMesh):
 
     def __getitem__(self, name: str) -> RemoteVariable:
         """A variable on the ranks: its repr shows the present values, `mesh["x"].get()` fetches them."""
-        return RemoteVariable(self, _key(name))
+        return RemoteVariable(self, _check_key(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.push({_key(name): value})
+        self.push({_check_key(name): value})
 
     def __delitem__(self, name: str) -> None:
-        carry_out(operations.delete(self._mesh, self._ranks(), _key(name)))
+        run_steps(operations.delete(self.notebook_mesh, self.current_ranks(), _check_key(name)))
 
     def __contains__(self, name: object) -> bool:
         """Whether every rank has a variable of this name."""
-        return isinstance(name, str) and carry_out(operations.have(self._mesh, self._ranks(), name))
+        return isinstance(name, str) and run_steps(
+            operations.is_defined(self.notebook_mesh, self.current_ranks(), name)
+        )
 
     __iter__ = None  # otherwise Python would iterate over mesh[0], mesh[1], ...
 
     def _ipython_key_completions_(self) -> list[str]:
         """Complete `mesh["<TAB>` with the names after the last cell, which needs no request to the ranks."""
-        return sorted({name for rank in self._ranks() for name in self._mesh.names.get(rank, ())})
+        return sorted({name for rank in self.current_ranks() for name in self.notebook_mesh.names.get(rank, ())})
 
-    def _ranks(self) -> list[int]:
+    def current_ranks(self) -> list[int]:
         """Return the present ranks of these processes: a resize may have changed them."""
-        known = [self._mesh.rank_of.get(address.node) for address in self.nodes]
+        known = [self.notebook_mesh.rank_of.get(address.node) for address in self.nodes]
         if gone := [rank for rank, now in zip(self.region.ranks(), known, strict=True) if now is None]:
-            raise VariableError(f"rank {gone[0]} of {self!r} is gone: the mesh was stopped, or has been resized")
+            raise VariableError(f"rank {gone[0]} of {self!r} no longer exists: the mesh was stopped or resized")
         return [rank for rank in known if rank is not None]
 
 
@@ -176,30 +175,25 @@ def has_kernel() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def _checked(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if isinstance(name, str):
         return name
     given = f"{name!r:.60}" if isinstance(name, list | tuple | int) else f"a {type(name).__name__}"
-    raise TypeError(f"a variable is named by a string, as 'x', not by {given}")
+    raise TypeError(f"a variable name must be a string such as 'x', not {given}")
 
 
-def _name_here(data: Any) -> str:
+def _find_notebook_name(data: Any) -> str:
     """Return the name of the only notebook variable that is this object."""
     shell = get_ipython()
     known = dict(shell.user_ns) if shell is not None and not isinstance(data, str) else {}
     names = [str(name) for name, value in known.items() if value is data and not name.startswith("_")]
     if len(names) == 1:
         return names[0]
-    why = f"it is {' and '.join(names[:3])} in the notebook" if names else "it has no name in the notebook"
-    raise VariableError(f"what are the pieces to be called? {why}: mesh.scatter('name', data)")
+    why = f"several names ({', '.join(names[:3])})" if names else "no name"
+    raise VariableError(f"the data has {why} in the notebook; pass a name: mesh.scatter('name', data)")
 
 
-def _key(name: Any) -> str:
+def _check_key(name: Any) -> str:
     if isinstance(name, str):
         return name
-    raise TypeError(f"mesh['x'] is a variable, and ranks are taken by slice(gpus=0); {name!r} is neither")
-
-
-def _check_reduction(reduce: Any) -> None:
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))} or None, not {reduce!r}")
+    raise TypeError(f"mesh[...] takes a variable name, not {name!r}; to select ranks, use mesh.slice(gpus=0)")

@@ -14,8 +14,8 @@ from IPython.core.error import StdinNotImplementedError
 
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.syntax.variable_specs import PullSpec
-from meshbook.magics.variables.reduce import ReduceError, Reduction, merge
+from meshbook.magics.syntax.argparsing import PullSpec
+from meshbook.magics.variables.reduce import ReduceError, Reduction, reduce_values
 from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.magics.variables.split import split
 from meshbook.runtime.cells.inventory import Entry, Inventory
@@ -24,11 +24,11 @@ from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequ
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.ranges import name_ranks
 
-MOST_UNASKED = 1 << 30  # bytes of one pull without confirmation, of all ranks together
+CONFIRM_ABOVE = 1 << 30  # bytes of one pull without confirmation, of all ranks together
 Ask = Callable[[str], str]
 
 
-def ask_nobody(prompt: str) -> str:
+def refuse_prompt(prompt: str) -> str:
     """Raise StdinNotImplementedError, since no person waits for the pulled values."""
     raise StdinNotImplementedError(prompt)
 
@@ -37,7 +37,7 @@ def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) ->
     """Set variables to the same values on all of these ranks."""
     request = PushRequest(pack_all(mesh, values))
     yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
-    _note(mesh, ranks, values)
+    _record_names(mesh, ranks, values)
 
 
 def scatter(
@@ -52,16 +52,16 @@ def scatter(
     pushes = [PushRequest(pack_all(mesh, {name: piece})) for piece in pieces]
     requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
     yield RankRequest(mesh, requests, f"scatter {name}")
-    _note(mesh, ranks, [name])
+    _record_names(mesh, ranks, [name])
 
 
 def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> PackedValues:
     """Pack values for the transfer. Raises VariableError for one that cannot be packed or has no valid name."""
     for name in values:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise VariableError(f"{name!r} is not a name that a variable can have")
+            raise VariableError(f"{name!r} is not a valid variable name")
     if not values:
-        raise VariableError("there is nothing to push: name what is to be set, as in mesh.push(lr=0.1)")
+        raise VariableError("nothing to push; name variables, as in mesh.push(lr=0.1)")
     try:
         parcel = pack(values)
     except PickleError as error:
@@ -71,7 +71,7 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> PackedValues:
     return parcel
 
 
-def _note(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
+def _record_names(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
     """Record these names, in case the rank dies before its next cell reports them."""
     for rank in ranks:
         known = mesh.names.get(rank, ())
@@ -83,7 +83,7 @@ def delete(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[None]:
     yield RankRequest(mesh, dict.fromkeys(ranks, DeleteRequest((name,))), f"delete {name}")
 
 
-def have(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
+def is_defined(mesh: NotebookMesh, ranks: Sequence[int], name: str) -> Steps[bool]:
     """Return whether all of the ranks have a variable of this name."""
     answers = yield RankRequest(mesh, dict.fromkeys(ranks, HasRequest(name)), f"look for {name}")
     return all(answers.values())
@@ -103,10 +103,10 @@ def pull(
     caller passes it from where the cell runs.
     """
     if not wanted:
-        raise VariableError("there is nothing to pull: name a variable, as in mesh.pull('loss')")
+        raise VariableError("nothing to pull; name a variable, as in mesh.pull('loss')")
     sources = {each.name: sources_of(each, ranks, mesh) for each in wanted}
     names_of = names_by_rank(sources)
-    requests = _requests(names_of, MOST_UNASKED / len(names_of))
+    requests = _requests(names_of, CONFIRM_ABOVE / len(names_of))
     answers = yield RankRequest(mesh, requests, f"pull {', '.join(sources)}")
     return (yield from collect(mesh, wanted, sources, answers, ask=ask, dim=dim))
 
@@ -119,7 +119,7 @@ def sources_of(wanted: PullSpec, ranks: Sequence[int], mesh: NotebookMesh) -> Se
         return ranks
     rank = wanted.how + (mesh.extent.nelements if wanted.how < 0 else 0)
     if rank not in ranks:
-        raise VariableError(f"cannot pull {wanted}: it is taken from {name_ranks(ranks)} of {mesh.name}")
+        raise VariableError(f"cannot pull {wanted}: its rank is not among {name_ranks(ranks)} of {mesh.name}")
     return [rank]
 
 
@@ -142,12 +142,18 @@ def collect(
     names, what = ", ".join(sources), f"pull {', '.join(sources)}"
     if held := {rank: answer.size for rank, answer in answers.items() if isinstance(answer, TooLarge)}:
         sent = sum(answer.size for answer in answers.values() if isinstance(answer, PackedValues))
-        _check_agreed(names, sum(held.values()) + sent, len(answers), ask)
+        _confirm_size(names, sum(held.values()) + sent, len(answers), ask)
         names_of = names_by_rank(sources)
         rest = yield RankRequest(mesh, _requests({rank: names_of[rank] for rank in held}, math.inf), what)
         answers = {**answers, **rest}
-    found = {rank: _opened(answer, rank, what) for rank, answer in answers.items()}
-    return {each.name: _made_one([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
+    found: dict[int, dict[str, Any]] = {}
+    for rank, answer in answers.items():
+        try:
+            found[rank] = answer.open()
+        except PickleError as error:
+            problem = f"the value of rank {rank} cannot be unpickled here: {error}"
+            raise VariableError(f"cannot {what}: {problem}") from error
+    return {each.name: _reduce([found[rank][each.name] for rank in sources[each.name]], each, dim) for each in wanted}
 
 
 def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int, PullRequest]:
@@ -156,34 +162,28 @@ def _requests(names_of: Mapping[int, tuple[str, ...]], limit: float) -> dict[int
     return {rank: made[names] for rank, names in names_of.items()}
 
 
-def _opened(parcel: PackedValues, rank: int, what: str) -> dict[str, Any]:
-    try:
-        return parcel.open()
-    except PickleError as error:
-        raise VariableError(f"cannot {what}: that of rank {rank} cannot be made here: {error}") from error
-
-
-def _check_agreed(names: str, size: int, count: int, ask: Ask | None) -> None:
+def _confirm_size(names: str, size: int, count: int, ask: Ask | None) -> None:
     """Raise VariableError if this much needs a confirmation and does not get it."""
-    if ask is None or size <= MOST_UNASKED:
+    if ask is None or size <= CONFIRM_ABOVE:
         return
     amount = f"{size / (1 << 30):.1f} GiB from {count} {'rank' if count == 1 else 'ranks'}"
     try:
         answer = ask(f"pull {names}: {amount}? [y/N] ")
     except (StdinNotImplementedError, EOFError):
         raise VariableError(
-            f"{names} would be {amount}, and nobody can be asked here: take them with mesh.pull(..., force=True) or "
-            f"%mesh pull --force, or from fewer ranks"
+            f"cannot ask here whether to pull {names} ({amount}); use mesh.pull(..., force=True) or %mesh pull "
+            "--force, "
+            f"or pull from fewer ranks"
         ) from None
     if answer.strip().lower() not in ("y", "yes"):
-        raise VariableError(f"{names}, {amount}, stayed there")
+        raise VariableError(f"{names} ({amount}) not pulled: declined")
 
 
-def _made_one(values: list[Any], wanted: PullSpec, dim: int) -> Any:
+def _reduce(values: list[Any], wanted: PullSpec, dim: int) -> Any:
     if wanted.how is None:
         return values
     how: Reduction = "first" if isinstance(wanted.how, int) else wanted.how
     try:
-        return merge(values, how, dim)
+        return reduce_values(values, how, dim)
     except ReduceError as error:
         raise VariableError(f"cannot pull {wanted}: {error}") from None

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from meshbook.magics.variables.tables import join
+from meshbook.magics.variables.tables import concat_tables
 from meshbook.runtime.cells.tables import library_of
 
 Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]
@@ -24,7 +24,7 @@ class ReduceError(ValueError):
     """Values that cannot be combined; the message gives the reason."""
 
 
-def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
+def reduce_values(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
     """Reduce values in rank order to one; `cat` and `stack` along `dim`. Raises ReduceError if impossible."""
     match how:
         case "first":
@@ -40,16 +40,16 @@ def merge(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
 def _mean(values: Sequence[Any]) -> Any:
     first = values[0]
     if is_tensor(first):
-        return _mean_of_tensors(_alike(values))
+        return _mean_of_tensors(_check_alike(values))
     if is_array(first):
-        return sum(_alike(values)) / len(values)
+        return sum(_check_alike(values)) / len(values)
     if isinstance(first, Mapping):
         return _by_key(values, _mean)
     if isinstance(first, list | tuple):
-        return _by_place(values, _mean)
+        return _by_position(values, _mean)
     if all(isinstance(value, numbers.Number) for value in values):
         return sum(values) / len(values)
-    raise ReduceError(f"there is no mean of {_kinds(values)}")
+    raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
 
 
 def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
@@ -70,17 +70,17 @@ def _cat(values: Sequence[Any], dim: int) -> Any:
     if isinstance(first, Mapping):
         return _by_key(values, lambda each: _cat(each, dim))
     if is_tensor(first) or is_array(first):
-        return _joined(values, dim)
+        return _cat_arrays(values, dim)
     if library_of(first):
-        return _joined_tables(values, dim)
+        return _cat_tables(values, dim)
     if isinstance(first, list | tuple | str | bytes | range) and dim == 0 and {*map(type, values)} == {type(first)}:
-        return _joined_sequence(values)
+        return _cat_sequences(values)
     if all(isinstance(value, numbers.Number) for value in values) and dim == 0:
         return list(values)  # one number per rank, the inverse of `scatter`
-    raise ReduceError(f"{_kinds(values)} cannot be put together" + (f" along dimension {dim}" if dim else ""))
+    raise ReduceError(f"cannot concatenate {_kinds(values)}" + (f" along dimension {dim}" if dim else ""))
 
 
-def _joined(values: Sequence[Any], dim: int) -> Any:
+def _cat_arrays(values: Sequence[Any], dim: int) -> Any:
     try:
         if is_tensor(values[0]):
             tensors = [value.detach() for value in values]
@@ -88,19 +88,19 @@ def _joined(values: Sequence[Any], dim: int) -> Any:
         numpy = sys.modules["numpy"]
         return numpy.concatenate([numpy.atleast_1d(value) for value in values], dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
-def _joined_tables(values: Sequence[Any], dim: int) -> Any:
+def _cat_tables(values: Sequence[Any], dim: int) -> Any:
     if len({*map(library_of, values)}) > 1:
-        raise ReduceError(f"{_kinds(values)} cannot be put together")
+        raise ReduceError(f"cannot concatenate {_kinds(values)}")
     try:
-        return join(values, dim)
+        return concat_tables(values, dim)
     except Exception as error:  # each library raises different errors for columns that do not match
-        raise ReduceError(f"{_kinds(values)} cannot be put together: {error}") from error
+        raise ReduceError(f"cannot concatenate {_kinds(values)}: {error}") from error
 
 
-def _joined_sequence(values: Sequence[Any]) -> Any:
+def _cat_sequences(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, str | bytes):
         return type(first)().join(values)
@@ -119,15 +119,15 @@ def _stack(values: Sequence[Any], dim: int) -> Any:
 
         stacked = numpy.stack(values, dim)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ReduceError(f"{_kinds(values)} cannot be stacked: {error}") from error
+        raise ReduceError(f"cannot stack {_kinds(values)}: {error}") from error
     if stacked.dtype == object:
-        raise ReduceError(f"{_kinds(values)} cannot be stacked: they are no numbers")
+        raise ReduceError(f"cannot stack {_kinds(values)}: not numbers")
     return stacked
 
 
-def _alike(values: Sequence[Any]) -> Sequence[Any]:
+def _check_alike(values: Sequence[Any]) -> Sequence[Any]:
     if len({tuple(getattr(value, "shape", ())) for value in values}) > 1 or len({*map(type, values)}) > 1:
-        raise ReduceError(f"there is no mean of {_kinds(values)}")
+        raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
     return values
 
 
@@ -137,9 +137,9 @@ def _by_key(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> dict[
     return {key: combine([value[key] for value in values]) for key in values[0]}
 
 
-def _by_place(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
+def _by_position(values: Sequence[Any], combine: Callable[[list[Any]], Any]) -> Any:
     if any(type(value) is not type(values[0]) or len(value) != len(values[0]) for value in values):
-        raise ReduceError(f"{_kinds(values)} are not equally long")
+        raise ReduceError(f"{_kinds(values)} differ in type or length")
     make = getattr(type(values[0]), "_make", type(values[0]))  # named tuples need it
     return make(combine(list(each)) for each in zip(*values, strict=True))
 

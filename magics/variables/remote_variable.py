@@ -18,8 +18,8 @@ from meshbook.runtime.geometry.ranges import name_ranks
 if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh
 
-LOOK_WITHIN = 3.0  # seconds: a repr must not wait for a cell that trains for hours
-_NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
+REPR_SECONDS = 3.0  # seconds: a repr must not wait for a cell that trains for hours
+_NO_COST = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 
 class RemoteVariable(MeshTrait):
@@ -50,11 +50,13 @@ class RemoteVariable(MeshTrait):
         try:
             index = operator.index(rank)
         except TypeError:
-            raise TypeError(f"{self.name} is indexed by rank; by dimension use slice(gpus=0).get()") from None
+            raise TypeError(
+                f"{self.name} is indexed by rank; to select by dimension, use slice(gpus=0).get()"
+            ) from None
         if -len(ranks) <= index < 0:
             index = ranks[index]
         if index not in ranks:
-            raise IndexError(f"no rank {index} here: there are {name_ranks(ranks)}")
+            raise IndexError(f"rank {index} is not among {name_ranks(ranks)}")
         return self._holder._with_region(self.region.pick([index])).pull(self.name)[0]
 
     __iter__ = None  # otherwise Python would fetch rank 0, 1, 2, ..., one after the other
@@ -69,24 +71,26 @@ class RemoteVariable(MeshTrait):
             return {"text/plain": f"<{self.name}: {error}>"}
 
     def _look(self) -> MeshResult:
-        mesh, ranks = self._holder._mesh, self._holder._ranks()
+        mesh, ranks = self._holder.notebook_mesh, self._holder.current_ranks()
         able = [rank for rank in ranks if rank not in mesh.dead and rank not in mesh.busy]
-        answers: dict[int, CellValue | RequestError] = {rank: RequestError("it died") for rank in mesh.dead}
+        answers: dict[int, CellValue | RequestError] = {rank: RequestError("the rank is dead") for rank in mesh.dead}
         if able:
-            asked = RankRequest(mesh, dict.fromkeys(able, ShowRequest(self.name)), f"look at {self.name}")
-            answers |= asked.wait_at_most(LOOK_WITHIN)
+            asked = RankRequest(mesh, dict.fromkeys(able, ShowRequest(self.name)), f"show {self.name}")
+            answers |= asked.wait_at_most(REPR_SECONDS)
         outcomes = {rank: _outcome_of(answers.get(rank)) for rank in ranks}
         return MeshResult(mesh.procs.region.pick(ranks), outcomes, Sources(lambda rank, stream: "", mesh=mesh.label))
 
     def _reduce_for_wire(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        return variable_here, (self._holder._mesh.procs.name, self.name)
+        return variable_here, (self._holder.notebook_mesh.procs.name, self.name)
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"mesh[{self.name!r}] is of this notebook and its ranks: get() brings the values")
+        raise TypeError(
+            f"mesh[{self.name!r}] cannot be pickled outside of this notebook and its ranks; fetch the values with get()"
+        )
 
 
 def _outcome_of(answer: CellValue | RequestError | None) -> CellOutcome:
     if isinstance(answer, CellValue):
-        return CellOutcome(_NOTHING, value=answer)
-    text = "it has not answered, and may run a cell" if answer is None else answer.reason
-    return CellOutcome(_NOTHING, error=RankError("raised", "no value", text))
+        return CellOutcome(_NO_COST, value=answer)
+    text = "no answer yet; the rank may be running a cell" if answer is None else answer.reason
+    return CellOutcome(_NO_COST, error=RankError("raised", "no value", text))

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -31,11 +31,11 @@ QUIET = 2.0  # seconds without an answer until a message reports what the reques
 _serial = itertools.count(1)
 T = TypeVar("T")
 # The requests that the steps in this context have created. Ctrl-C may arrive before one of them is awaited.
-_made: ContextVar[list[RankRequest] | None] = ContextVar("exchanges", default=None)
+_created_requests: ContextVar[list[RankRequest] | None] = ContextVar("created_requests", default=None)
 
 
 @contextmanager
-def of_a_line() -> Iterator[None]:
+def as_usage_errors() -> Iterator[None]:
     """Convert the VariableError of a magic line's steps to VariableUsageError."""
     try:
         yield
@@ -53,9 +53,9 @@ class RankRequest:
         self._operation = f"{what} {next(_serial)}"
         nodes = mesh.procs.nodes
         self._nodes = {rank: nodes[rank].node for rank in requests}
-        self._is_given_up = False
-        if (made := _made.get()) is not None:
-            made.append(self)
+        self._is_cancelled = False
+        if (created := _created_requests.get()) is not None:
+            created.append(self)
         mesh.queues.join(self._nodes.values(), self._operation, what)
         self._futures: dict[int, Future[Any]] = {}
         try:
@@ -71,13 +71,11 @@ class RankRequest:
         for rank in sorted(requests):
             alike.setdefault(id(requests[rank]), []).append(rank)
         for ranks in alike.values():
-            self._ask(requests[ranks[0]], ranks)
-
-    def _ask(self, request: VariableRequest, ranks: Sequence[int]) -> None:
-        asked = self._mesh.pick(self._mesh.cells, ranks).handle.call_each(request, self._operation)
-        for rank, future in zip(ranks, asked, strict=True):
-            self._futures[rank] = future
-            future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
+            handle = self._mesh.pick(self._mesh.cells, ranks).handle
+            futures = handle.call_each(requests[ranks[0]], self._operation)
+            for rank, future in zip(ranks, futures, strict=True):
+                self._futures[rank] = future
+                future.when_done(functools.partial(self._mesh.queues.leave, self._nodes[rank], self._operation))
 
     @property
     def futures(self) -> Mapping[int, Future[Any]]:
@@ -94,7 +92,9 @@ class RankRequest:
         """Wait for the answers by rank; blocks this thread. Ctrl-C cancels the request, here and on the ranks."""
         with self._breakable():
             if not self._are_done_within(QUIET):
-                print(f"{self._format_waiting()} (interrupt to give it up)")
+                waiting = format_waiting(self.ahead, len(self._nodes))
+                waiting = waiting or f"waiting for {name_ranks(self._open_ranks())}"
+                print(f"{waiting} (interrupt to cancel)")
             for future in self._futures.values():
                 future.exception()
         return self._answers()
@@ -106,8 +106,8 @@ class RankRequest:
             self._are_done_within(seconds, without=ahead)
         if self._open_ranks():
             self.interrupt()  # ranks that have not begun by now need not begin
-        busy = {rank: RequestError(f"it is at {title}") for rank, title in ahead.items()}
-        return busy | {rank: _answer_of(future) for rank, future in self._futures.items() if future.done()}
+        busy = {rank: RequestError(f"busy with {title}") for rank, title in ahead.items()}
+        return busy | {rank: _result_of(future) for rank, future in self._futures.items() if future.done()}
 
     @contextmanager
     def _breakable(self) -> Iterator[None]:
@@ -126,45 +126,40 @@ class RankRequest:
             return False
         return True
 
-    def _format_waiting(self) -> str:
-        """Return `waiting for job 7 of cell 12`, or the ranks that are awaited."""
-        told = format_waiting(self.ahead, len(self._nodes))
-        return told or f"waiting for {name_ranks(self._open_ranks())}"
-
     async def settle(self) -> dict[int, Any]:
         """Wait like `wait`, without blocking the event loop."""
-        broken_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def break_off() -> None:
+        def cancel() -> None:
             self.interrupt()
-            if not broken_off.done():
-                broken_off.set_result(None)
+            if not cancelled.done():
+                cancelled.set_result(None)
 
-        await run_interruptible(self._first_of(broken_off), break_off)
-        if broken_off.done():
-            error = RankError("interrupted", "KeyboardInterrupt", f"had not answered: {self._what} was broken off")
+        await run_interruptible(self._first_of(cancelled), cancel)
+        if cancelled.done():
+            error = RankError("interrupted", "KeyboardInterrupt", f"no answer before '{self._what}' was cancelled")
             raise make_cell_error(dict.fromkeys(self._open_ranks() or self._futures, error), ())
         return self._answers()
 
-    async def _first_of(self, broken_off: asyncio.Future[None]) -> None:
-        twins = [future.as_asyncio() for future in self._futures.values()]
-        answers = asyncio.ensure_future(asyncio.wait(twins))
-        waiting: list[asyncio.Future[Any]] = [answers, broken_off]
+    async def _first_of(self, cancelled: asyncio.Future[None]) -> None:
+        asyncio_futures = [future.as_asyncio() for future in self._futures.values()]
+        answers = asyncio.ensure_future(asyncio.wait(asyncio_futures))
+        waiting: list[asyncio.Future[Any]] = [answers, cancelled]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for twin in twins:
-            twin.add_done_callback(asyncio.Future.exception)  # no warning: the futures report errors
+        for asyncio_future in asyncio_futures:
+            asyncio_future.add_done_callback(asyncio.Future.exception)  # no warning: the futures report errors
 
     def _open_ranks(self) -> list[int]:
         return [rank for rank, future in self._futures.items() if not future.done()]
 
     def interrupt(self) -> None:
         """Cancel the request: the ranks stop what it requested. Idempotent."""
-        if not self._is_given_up:
+        if not self._is_cancelled:
             ask_ranks(self._mesh, list(self._nodes)).interrupt.broadcast(self._operation)
-            self._is_given_up = True
+            self._is_cancelled = True
 
     def _answers(self) -> dict[int, Any]:
-        answers = {rank: _answer_of(future) for rank, future in self._futures.items()}
+        answers = {rank: _result_of(future) for rank, future in self._futures.items()}
         raise_refusals(self._what, answers)
         return answers
 
@@ -176,46 +171,46 @@ def raise_refusals(what: str, answers: Mapping[int, Any]) -> None:
         if isinstance(answer, RequestError):
             refused.setdefault(answer, []).append(rank)
     if refused:
-        raise VariableError(f"cannot {what}: {'; '.join(map(_tell, refused, refused.values()))}")
+        parts = [
+            f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
+            for refusal, ranks in refused.items()
+        ]
+        raise VariableError(f"cannot {what}: {'; '.join(parts)}")
 
 
-def _answer_of(future: Future[Any]) -> Any:
+def _result_of(future: Future[Any]) -> Any:
     try:
         return future.get()
     except MeshbookError as error:
         return RequestError(str(error).strip())
 
 
-def _tell(refusal: RequestError, ranks: Sequence[int]) -> str:
-    return f"{refusal.reason} on {name_ranks(ranks)}" + (f" ({refusal.hint})" if refusal.hint else "")
-
-
 Steps: TypeAlias = Generator[RankRequest, dict[int, Any], T]
 
 
-def carry_out(steps: Steps[T]) -> T:
+def run_steps(steps: Steps[T]) -> T:
     """Run the steps on this thread and block for each. Ctrl-C cancels them, here and on the ranks."""
-    made: list[RankRequest] = []
-    token = _made.set(made)
+    created: list[RankRequest] = []
+    token = _created_requests.set(created)
     try:
-        exchange = next(steps)
+        request = next(steps)
         while True:
-            exchange = steps.send(exchange.wait())
+            request = steps.send(request.wait())
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except KeyboardInterrupt:
-        for exchange in made[-1:]:  # the earlier ones have been answered
-            exchange.interrupt()
+        for request in created[-1:]:  # the earlier ones have been answered
+            request.interrupt()
         raise
     finally:
-        _made.reset(token)
+        _created_requests.reset(token)
 
 
-async def carry_out_in_loop(steps: Steps[T]) -> T:
+async def run_steps_async(steps: Steps[T]) -> T:
     """Run the steps in a coroutine."""
     try:
-        exchange = next(steps)
+        request = next(steps)
         while True:
-            exchange = steps.send(await exchange.settle())
+            request = steps.send(await request.settle())
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

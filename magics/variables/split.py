@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshbook.magics.variables.reduce import ReduceError, is_array, is_tensor
-from meshbook.magics.variables.tables import NotReadableError, as_table, cut
+from meshbook.magics.variables.tables import NotReadableError, as_table, slice_table
 from meshbook.runtime.cells.tables import library_of
 
-Take = Callable[[int, int], Any]  # (start, end) -> the piece
+Slicer = Callable[[int, int], Any]  # (start, end) -> the piece
 
 
 def split(data: Any, count: int, dim: int = 0) -> list[Any]:
@@ -31,7 +31,7 @@ def split(data: Any, count: int, dim: int = 0) -> list[Any]:
     except NotReadableError as error:
         raise ReduceError(str(error)) from None
     size = _size_along(data, dim)
-    take = _taker(data, dim)
+    take = _slicer_of(data, dim)
     least, more = divmod(size, count)
     ends = [least * index + min(index, more) for index in range(count + 1)]
     return [take(start, end) for start, end in itertools.pairwise(ends)]
@@ -40,30 +40,28 @@ def split(data: Any, count: int, dim: int = 0) -> list[Any]:
 def _size_along(data: Any, dim: int) -> int:
     shape = getattr(data, "shape", None)
     try:
-        return int(shape[dim]) if shape is not None else _length(data, dim)
+        if shape is not None:
+            return int(shape[dim])
+        if dim in (0, -1):
+            return len(data)
     except (IndexError, TypeError):
-        what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
-        raise ReduceError(f"data {what} has no dimension {dim} that could be split") from None
+        pass  # reported below
+    what = f"of shape {tuple(shape)}" if shape is not None else f"of type {type(data).__name__}"
+    raise ReduceError(f"data {what} has no dimension {dim} to split")
 
 
-def _length(data: Any, dim: int) -> int:
-    if dim not in (0, -1):
-        raise IndexError
-    return len(data)
-
-
-def _taker(data: Any, dim: int) -> Take:
+def _slicer_of(data: Any, dim: int) -> Slicer:
     if is_tensor(data):
         return lambda start, end: data.narrow(dim, start, end - start)
     if library_of(data):
-        return lambda start, end: cut(data, dim, start, end)
+        return lambda start, end: slice_table(data, dim, start, end)
     if is_array(data):
         before = (slice(None),) * (dim % data.ndim)
         return lambda start, end: data[(*before, slice(start, end))]
-    return _taker_of_dataset(data) or _taker_of_sequence(data)
+    return _slicer_of_dataset(data) or _slicer_of_sequence(data)
 
 
-def _taker_of_dataset(data: Any) -> Take | None:
+def _slicer_of_dataset(data: Any) -> Slicer | None:
     """Return a function that slices a torch dataset, or one with `select` and `shard` as in Hugging Face."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and type(data) is torch_data.TensorDataset:
@@ -75,7 +73,7 @@ def _taker_of_dataset(data: Any) -> Take | None:
     return None
 
 
-def _taker_of_sequence(data: Any) -> Take:
+def _slicer_of_sequence(data: Any) -> Slicer:
     try:
         data[0:0]
         return lambda start, end: data[start:end]
@@ -83,6 +81,6 @@ def _taker_of_sequence(data: Any) -> Take:
         if not hasattr(data, "__getitem__"):
             kind = type(data).__name__
             raise ReduceError(
-                f"data of type {kind} cannot be split: it has no slices, and no items by number"
+                f"data of type {kind} cannot be split: it supports neither slices nor integer indexes"
             ) from None
     return lambda start, end: [data[index] for index in range(start, end)]

@@ -24,19 +24,17 @@ def as_table(value: Any) -> Any:
     Raises NotReadableError if it cannot be read.
     """
     if type(value).__module__.startswith("polars.") and hasattr(value, "collect"):
-        raise NotReadableError(
-            f"a {type(value).__name__} is a plan, which has no rows before they are collected: collect()"
-        )
+        raise NotReadableError(f"a {type(value).__name__} is a lazy plan without rows; call collect() first")
     if library_of(value) or not hasattr(value, "__arrow_c_stream__"):
         return value
     try:
         import pyarrow  # weight: only Arrow streams need it
     except ImportError:
-        raise NotReadableError(f"to read a {type(value).__name__} pyarrow is needed: pip install pyarrow") from None
+        raise NotReadableError(f"reading a {type(value).__name__} needs pyarrow: pip install pyarrow") from None
     return pyarrow.table(value)
 
 
-def cut(table: Any, dim: int, start: int, end: int) -> Any:
+def slice_table(table: Any, dim: int, start: int, end: int) -> Any:
     """Return these rows of a table; with `dim` 1 these columns."""
     library, by_rows = library_of(table), dim % len(table.shape) == 0 if hasattr(table, "shape") else True
     if library == "pandas":
@@ -46,7 +44,7 @@ def cut(table: Any, dim: int, start: int, end: int) -> Any:
     return table[:, start:end] if library == "polars" else table.select(list(range(start, end)))
 
 
-def join(tables: Sequence[Any], dim: int) -> Any:
+def concat_tables(tables: Sequence[Any], dim: int) -> Any:
     """Concatenate tables by rows; with `dim` 1 by columns. Raises the library's error if they do not fit together."""
     match library_of(tables[0]):
         case "pandas":
@@ -54,11 +52,11 @@ def join(tables: Sequence[Any], dim: int) -> Any:
         case "polars":
             return sys.modules["polars"].concat(tables, how="horizontal" if dim else "vertical")
     if dim:
-        raise ValueError("Arrow's tables go together by rows")
-    return _join_arrow(tables, sys.modules["pyarrow"])
+        raise ValueError("Arrow tables can only be concatenated by rows")
+    return _concat_arrow(tables, sys.modules["pyarrow"])
 
 
-def _join_arrow(tables: Sequence[Any], pyarrow: Any) -> Any:
+def _concat_arrow(tables: Sequence[Any], pyarrow: Any) -> Any:
     first = tables[0]
     if isinstance(first, pyarrow.Table):
         return pyarrow.concat_tables(tables)

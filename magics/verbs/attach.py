@@ -25,8 +25,8 @@ class AttachVerb(Verb):
 
     word = "attach"
     description = (
-        "Take over meshes that %mesh detach has left, from this notebook, another one, or one that has ended. They are "
-        "there with their variables, actors and jobs, what they have printed (%mesh log), and who has died."
+        "Take back meshes that %mesh detach left running, in this notebook or another one. Variables, actors, jobs, "
+        "output (%mesh log) and the failures of ranks are kept."
     )
 
     name: str | None = None
@@ -35,14 +35,19 @@ class AttachVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "name", metavar="RUN", nargs="?", help="the run, or a mesh of it (default: the only one that is detached)"
+            "name",
+            metavar="RUN",
+            nargs="?",
+            help="id of the run, or the name of one of its meshes (default: the only detached run)",
         )
-        parser.add_argument("-l", "--list", action="store_true", help="list the runs that are detached on this host")
+        parser.add_argument("-l", "--list", action="store_true", help="list the detached runs of this host")
 
     def run(self, notebook: Notebook) -> None:
         runs = detached_runs()
         if self.list:
-            print(format_runs(runs) or "no run is detached: %mesh detach leaves the meshes of a notebook to themselves")
+            print(
+                format_runs(runs) or "no detached runs; %mesh detach leaves the meshes of a notebook running without it"
+            )
             return
         try:
             self._attach(notebook)
@@ -52,33 +57,35 @@ class AttachVerb(Verb):
     def _attach(self, notebook: Notebook) -> None:
         if len(notebook.meshes):
             names = ", ".join(mesh.name for mesh in notebook.meshes)
-            raise MeshError(f"{names} is up in this notebook: %mesh down first, or %mesh detach, or another notebook")
-        arrival = AttachedNotebook(notebook)
+            raise MeshError(
+                f"this notebook already has {names}; run %mesh down or %mesh detach first, or use another notebook"
+            )
+        attached = AttachedNotebook(notebook)
         status = choose(self.name or "")
         # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
-        session = attach(status, present_notebook(), arrival.prepare)
+        session = attach(status, notebook_label(), attached.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
         session.forwarder.screen = notebook.screen
-        arrival.bind()
-        print("\n".join(_tell(session, arrival)))
+        attached.bind()
+        print("\n".join(_format_attached(session, attached)))
         if notebook.detaches_for is not None:
-            print("  detached again when this notebook ends: %mesh detach --at-exit off keeps it from that")
+            print("  detached again when this notebook ends (%mesh detach --at-exit off prevents this)")
 
 
-def _tell(session: AttachedSession, arrival: AttachedNotebook) -> Iterator[str]:
-    for mesh in arrival.meshes:
+def _format_attached(session: AttachedSession, attached: AttachedNotebook) -> Iterator[str]:
+    for mesh in attached.meshes:
         yield from state_of(mesh)
         if ranks := [rank for rank, address in enumerate(mesh.procs.nodes) if address.node in session.dropped]:
-            yield f"  {name_ranks(ranks)} wrote more than is kept while nobody is there: the oldest of it is gone"
-    for job in arrival.jobs:
+            yield f"  {name_ranks(ranks)} wrote more output than is kept while detached; the oldest was discarded"
+    for job in attached.jobs:
         yield f"  {job!r}"
-    if arrival.bound:
-        yield f"  variables: {', '.join(sorted(arrival.bound))}"
-    for what in (*session.lost, *arrival.lost):
-        yield f"  not to be had here: {what}"
+    if attached.bound:
+        yield f"  variables: {', '.join(sorted(attached.bound))}"
+    for what in (*session.lost, *attached.lost):
+        yield f"  not available here: {what}"
 
 
-def present_notebook() -> str:
+def notebook_label() -> str:
     """Return a description of this process, which other notebooks show as the holder of the run."""
     return f"a notebook (pid {os.getpid()})"

@@ -34,7 +34,7 @@ class Verb(ABC):
         return parser
 
 
-def add_name(parser: Parser, meaning: str) -> None:
+def add_mesh_name(parser: Parser, meaning: str) -> None:
     """Add a mesh name as a positional argument."""
     parser.add_argument("name", metavar="NAME", nargs="?", type=mesh_name, help=meaning)
 
@@ -49,5 +49,5 @@ def add_selection(parser: Parser) -> None:
 def add_size(parser: Parser, *, required: bool) -> None:
     """Add the options for the size of a mesh."""
     size = parser.add_mutually_exclusive_group(required=required)
-    size.add_argument("--gpus", metavar="N", type=count, help="how many workers")
+    size.add_argument("--gpus", metavar="N", type=count, help="number of workers")
     size.add_argument("--shape", metavar="DIM=N,...", type=shape, help="dimensions and sizes, such as hosts=2,gpus=4")

@@ -23,7 +23,7 @@ def duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     unit = found.group(2) or "s" if found else ""
     if found is None or unit not in UNITS or not float(found.group(1)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 30m, 2h and 1d are, and 90 is in seconds")
+        raise argparse.ArgumentTypeError(f"invalid duration {text!r}; examples: 90 (seconds), 30m, 2h, 1d")
     return float(found.group(1)) * UNITS[unit]
 
 
@@ -33,8 +33,8 @@ class DetachVerb(Verb):
 
     word = "detach"
     description = (
-        "Let all meshes live on without this notebook, for %mesh attach. Their variables, actors and jobs stay, what "
-        "they print is kept, and cells that run go on. What this notebook itself hosts ends."
+        "Keep all meshes running without this notebook; %mesh attach takes them back. Their variables, actors, jobs "
+        "and output are kept, and running cells continue. Actors in the notebook process end."
     )
 
     seconds: float = DAY
@@ -48,23 +48,28 @@ class DetachVerb(Verb):
             metavar="TIME",
             type=duration,
             default=DAY,
-            help="end them after this time if nobody has attached: 30m, 2h, 1d (default: 1d)",
+            help="end the meshes after this time if no notebook attaches: 30m, 2h, 1d (default: 1d)",
         )
         parser.add_argument(
             "--at-exit",
             nargs="?",
             choices=("on", "off"),
             const="on",
-            help="not now, but when this kernel is shut down or restarted: jobs run on then, while a cell that one "
-            "waits for is interrupted",
+            help="detach when this kernel shuts down or restarts, not now; jobs continue, but a cell in the foreground "
+            "is interrupted",
         )
 
     def run(self, notebook: Notebook) -> None:
         if self.at_exit is not None:
-            print(self._plan(notebook))
+            plan_to_detach(notebook, None if self.at_exit == "off" else self.seconds)
+            if notebook.detaches_for is None:
+                print("the meshes of this notebook end with it")
+            else:
+                when = "when its kernel shuts down or restarts, but not if the kernel is killed"
+                print(f"the meshes of this notebook will be detached {when}")
             return
         if not len(notebook.meshes):
-            raise MeshError("no mesh is up, so there is nothing to detach")
+            raise MeshError("nothing to detach: no mesh is up")
         meshes = ", ".join(f"{mesh.name} ({mesh.extent.nelements} ranks)" for mesh in notebook.meshes)
         jobs = [job for job in notebook.jobs if not job.done()]
         try:
@@ -72,19 +77,10 @@ class DetachVerb(Verb):
         except DetachError as error:
             raise MeshError(str(error)) from error
         CURRENT.set(None)  # it belongs to the session that was detached
-        going = "" if not jobs else "; 1 job runs on" if len(jobs) == 1 else f"; {len(jobs)} jobs run on"
+        going = "" if not jobs else "; 1 job continues" if len(jobs) == 1 else f"; {len(jobs)} jobs continue"
+        ends = time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))
         print(
             f"run {run} is detached: {meshes}{going}\n"
-            "%mesh attach takes it over, here or in another notebook on this host. "
-            f"It ends on {self._ends} if nobody does"
+            "%mesh attach takes it back, here or in another notebook on this host. "
+            f"Without that, it ends on {ends}"
         )
-
-    def _plan(self, notebook: Notebook) -> str:
-        plan_to_detach(notebook, None if self.at_exit == "off" else self.seconds)
-        if notebook.detaches_for is None:
-            return "the meshes of this notebook end with it"
-        return "the meshes of this notebook will be detached when it is shut down or restarted, not if it is killed"
-
-    @property
-    def _ends(self) -> str:
-        return time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))

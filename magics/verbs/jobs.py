@@ -1,9 +1,4 @@
-"""`%mesh jobs`: list the jobs of this notebook, running or ended.
-
-`%mesh result`: wait for a job, and show its output and its value.
-
-`%mesh cancel`: interrupt jobs.
-"""
+"""`%mesh jobs`, `result` and `cancel`: list jobs, wait for their results, interrupt them."""
 
 from __future__ import annotations
 
@@ -21,14 +16,14 @@ class JobsVerb(Verb):
     """List the jobs of this notebook, including the last ones that have ended."""
 
     word = "jobs"
-    description = "List the cells that run beside others (%%mesh -a), and how they have ended."
+    description = "List the jobs of this notebook (cells with %%mesh -a), running and ended."
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         """Add no arguments."""
 
     def run(self, notebook: Notebook) -> None:
-        print("\n".join(map(repr, notebook.jobs)) or "no jobs: %%mesh -a starts a cell as one")
+        print("\n".join(map(repr, notebook.jobs)) or "no jobs; %%mesh -a runs a cell as a job")
 
 
 @dataclass(frozen=True)
@@ -36,14 +31,18 @@ class ResultVerb(Verb):
     """Wait for a job (None: the last one), and show its output, and its value or its error."""
 
     word = "result"
-    description = "Wait for a job; show what it has printed, and its value or its error."
+    description = "Wait for a job, and show its output and its value or error."
 
     job: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "job", metavar="N|NAME", nargs="?", type=job_name, help="its number, or its variable (default: the last)"
+            "job",
+            metavar="N|NAME",
+            nargs="?",
+            type=job_name,
+            help="number of the job, or the variable that holds it (default: the last job)",
         )
 
     def run(self, notebook: Notebook) -> None:
@@ -52,14 +51,14 @@ class ResultVerb(Verb):
         was_done = job.done()
         publisher.publish([LiveDisplay(job.bundle, update=False, is_final=was_done)])
         job.wait()
-        shown = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
-        publisher.publish([*shown, *(_as_it_is_here(each) for each in job.output if not isinstance(each, Error))])
+        shown: list[Publication] = [] if was_done else [LiveDisplay(job.bundle, update=True, is_final=True)]
+        for each in job.output:
+            if isinstance(each, LiveDisplay):  # the live area belongs to the job's own cell
+                shown.append(Display(each.data, {}))
+            elif not isinstance(each, Error):
+                shown.append(each)
+        publisher.publish(shown)
         job.result()  # raises the job's error in the cell that waits for it
-
-
-def _as_it_is_here(shown: Publication) -> Publication:
-    """Return the live area of a longer cell as a plain display, for other cells."""
-    return Display(shown.data, {}) if isinstance(shown, LiveDisplay) else shown
 
 
 ALL = "all"
@@ -70,7 +69,9 @@ class CancelVerb(Verb):
     """Interrupt a job (None: the last one), or all of them."""
 
     word = "cancel"
-    description = "Interrupt a job, as Ctrl-C does a cell; a second time breaks process groups, a third time kills."
+    description = (
+        "Interrupt a job, as Ctrl-C interrupts a cell. The second time breaks process groups, the third kills ranks."
+    )
 
     job: str | None = None
 
@@ -81,10 +82,12 @@ class CancelVerb(Verb):
             metavar="N|NAME|all",
             nargs="?",
             type=job_name,
-            help="its number, or its variable, or all (default: the last)",
+            help="number of the job, the variable that holds it, or all (default: the last job)",
         )
 
     def run(self, notebook: Notebook) -> None:
         jobs = list(notebook.jobs) if self.job == ALL else [notebook.jobs.find(self.job)]
-        told = [f"{job.title} is interrupted" for job in jobs if job.cancel()]
-        print("\n".join(told) or "nothing to cancel: " + ("no job runs" if self.job == ALL else f"{jobs[0]!r}"))
+        if cancelled := [job.title for job in jobs if job.cancel()]:
+            print("\n".join(f"interrupted {title}" for title in cancelled))
+        else:
+            print("nothing to cancel: " + ("no job is running" if self.job == ALL else f"{jobs[0]!r}"))

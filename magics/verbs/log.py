@@ -12,10 +12,10 @@ from meshbook.magics.syntax.argparsing import Parser, count
 from meshbook.magics.verbs.base import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
-from meshbook.runtime.telemetry.logsearch import MOST_LINES, LiveLine, LogLine, LogPage, LogQuery, find_lines
+from meshbook.runtime.telemetry.logsearch import MOST_LINES, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 
-SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
+SEARCH_SECONDS = 10.0  # limit of a search; Ctrl-C ends it earlier
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class LogVerb(Verb):
 
     word = "log"
     description = (
-        "Show what ranks wrote last, in the order in which it came. A mebibyte of each is kept; of a cell's output "
-        "more is in its result (result[3].stdout)."
+        "Show the last output of ranks, in order of arrival. The log keeps 1 MiB of each rank; the result of a cell "
+        "keeps more of its output (result[3].stdout)."
     )
 
     selection: str = "all"
@@ -41,14 +41,14 @@ class LogVerb(Verb):
     def add_arguments(parser: Parser) -> None:
         add_selection(parser)
         parser.add_argument(
-            "-n", dest="lines", metavar="LINES", type=count, default=100, help="the last lines (default: %(default)s)"
+            "-n", dest="lines", metavar="LINES", type=count, default=100, help="number of lines (default: %(default)s)"
         )
-        parser.add_argument("-g", "--grep", metavar="TEXT", default="", help="only lines that have this text")
-        parser.add_argument("-r", "--regex", action="store_true", help="the text is a regular expression")
-        parser.add_argument("-c", "--case", action="store_true", help="capital letters differ from small ones")
-        parser.add_argument("--stderr", action="store_true", help="only what was written to stderr")
-        parser.add_argument("--cell", metavar="N", type=count, help="only what the cell wrote that was In[N]")
-        parser.add_argument("-t", "--time", action="store_true", help="with the time at which each line came")
+        parser.add_argument("-g", "--grep", metavar="TEXT", default="", help="show only lines that contain TEXT")
+        parser.add_argument("-r", "--regex", action="store_true", help="TEXT is a regular expression")
+        parser.add_argument("-c", "--case", action="store_true", help="match case")
+        parser.add_argument("--stderr", action="store_true", help="show only stderr")
+        parser.add_argument("--cell", metavar="N", type=count, help="show only the output of cell In[N]")
+        parser.add_argument("-t", "--time", action="store_true", help="show the time at which each line arrived")
 
     def run(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.meshes.ranks_of(self.selection)
@@ -57,33 +57,32 @@ class LogVerb(Verb):
             page = last_lines(notebook.session().output.logbook, numbers, self._query(), self.lines)
         except QueryError as error:
             raise MeshError(str(error)) from error
-        told = list(self._tell(page, labelled=len(ranks) > 1))
-        print("\n".join(told) or self._format_nothing(name_ranks(ranks), mesh.name))
+        if shown := list(self._format_lines(page, labelled=len(ranks) > 1)):
+            print("\n".join(shown))
+        else:
+            what = "no output yet" if self._query() == LogQuery() else "no matching line in the log"
+            print(f"{what} from {name_ranks(ranks)} of {mesh.name}")
 
     def _query(self) -> LogQuery:
         return LogQuery(self.grep, self.regex, self.case, "stderr" if self.stderr else "", self.cell)
 
-    def _tell(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
+    def _format_lines(self, page: LogPage, *, labelled: bool) -> Iterator[str]:
         if page.partial:
-            yield f"[meshbook: older lines were not searched: that takes more than {SECONDS:g} s]"
+            yield f"[meshbook: older lines were not searched: the search took more than {SEARCH_SECONDS:g} s]"
         elif page.dropped and len(page.lines) < self.lines:
-            yield f"[meshbook: {page.dropped:,} older lines are kept no more]"
+            yield f"[meshbook: {page.dropped:,} older lines were discarded]"
         for line in page.lines:
             label = f"[{line.rank}] " if labelled else ""
-            yield f"{_time_of(line)} {label}{line.text}" if self.time else f"{label}{line.text}"
+            clock = time.strftime("%H:%M:%S ", time.localtime(line.at)) if self.time else ""
+            yield f"{clock}{label}{line.text}"
         for row in page.live[: max(0, self.lines - len(page.lines))] if labelled else page.live:
-            yield _format_row(row, labelled=labelled)
-
-    def _format_nothing(self, ranks: str, mesh: str) -> str:
-        has = "has" if ranks.startswith("rank ") else "have"
-        what = "nothing yet" if self._query() == LogQuery() else "no such line, as far as the log is kept"
-        return f"{ranks} of {mesh} {has} written {what}"
+            yield f"[{row.rank}] {row.text}" if labelled else row.text
 
 
 def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most: int) -> LogPage:
     """Return the last lines that match, on one page of any size."""
     extract = logbook.extract(ranks)
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + SEARCH_SECONDS
     lines: list[LogLine] = []
     before = extract.end
     while True:
@@ -95,11 +94,3 @@ def last_lines(logbook: Logbook, ranks: Mapping[str, int], query: LogQuery, most
         before = lines[0].serial
     live = find_lines(extract, ranks, query, after=extract.end).live
     return LogPage(lines, page.first, page.next, page.end, page.dropped, len(lines), page.partial, live)
-
-
-def _time_of(line: LogLine) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(line.at))
-
-
-def _format_row(row: LiveLine, *, labelled: bool) -> str:
-    return f"[{row.rank}] {row.text}" if labelled else row.text

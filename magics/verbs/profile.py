@@ -12,11 +12,11 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.argparsing import Parser, seconds, selector
-from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, profile_for, save_as, taking_of
+from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
 from meshbook.magics.verbs.base import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
 
-LONG = 2.0  # seconds; a longer profile is announced
+ANNOUNCED_SECONDS = 2.0  # seconds; a longer profile is announced
 DEFAULT_SECONDS = 5.0  # of a profile of running code
 
 
@@ -26,8 +26,8 @@ class ProfileVerb(Verb):
 
     word = "profile"
     description = (
-        "Show in which functions the ranks spend their time, and where they differ: in what they run now, or else in "
-        "the next %%mesh cell. %%mesh --profile does it for that cell."
+        "Show in which functions the ranks spend their time, and where they differ. Profiles the running cell, or else "
+        "the next %%mesh cell. %%mesh --profile profiles its own cell."
     )
 
     selection: str | None = None
@@ -40,63 +40,67 @@ class ProfileVerb(Verb):
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         parser.add_argument(
-            "selection", metavar="SEL", nargs="?", type=selector, help="which ranks (default: all of the mesh or cell)"
+            "selection",
+            metavar="SEL",
+            nargs="?",
+            type=selector,
+            help="ranks to profile (default: all of the mesh or cell)",
         )
         parser.add_argument(
             "--seconds",
             metavar="S",
             type=seconds,
-            help=f"profile whatever runs there now, cells and actors, for S seconds (default: {DEFAULT_SECONDS:g}, "
-            "where a cell runs); interrupting ends it earlier",
+            help="profile running cells and actors now, for S seconds (default while a cell runs: "
+            f"{DEFAULT_SECONDS:g}); "
+            "an interrupt ends it early",
         )
         parser.add_argument(
-            "--torch", action="store_true", help="torch's operators in the next cell, by torch.profiler on each rank"
+            "--torch",
+            action="store_true",
+            help="profile torch operators in the next cell, with torch.profiler on each rank",
         )
         parser.add_argument(
-            "-o", "--out", metavar="FILE", help="save the profile: .json or .json.gz, a lane for each rank"
+            "-o", "--out", metavar="FILE", help="save the profile (.json or .json.gz), with a lane for each rank"
         )
-        parser.add_argument("--save", metavar="FILE", help="save the last profile, and take none")
+        parser.add_argument("--save", metavar="FILE", help="save the last profile, and take no new one")
         parser.add_argument("--off", action="store_true", help="do not profile the next cell")
 
     def run(self, notebook: Notebook) -> None:
         if self.save is not None:
-            self._save_last(notebook, self.save)
+            if notebook.profiling.last is None:
+                raise MeshError("no profile has been taken yet; take one with %%mesh --profile")
+            print(save_as(notebook.profiling.last, self.save))
         elif self.off:
             notebook.profiling.armed = None
-            print("the next cell is not profiled")
+            print("the next cell will not be profiled")
         elif self.torch and self.seconds is not None:
-            raise UsageError("%mesh profile: --torch is for a cell as a whole: leave --seconds out, and run the cell")
-        elif not self.torch and (self.seconds is not None or self._runs(notebook)):
+            raise UsageError("%mesh profile: --torch profiles a whole cell and cannot be combined with --seconds")
+        elif not self.torch and (self.seconds is not None or self._is_busy(notebook)):
             self._profile_now(notebook)
         else:
             notebook.profiling.armed = ProfileRequest(self.selection, self.torch, self.out)
-            print("the next %%mesh cell will be profiled (%mesh profile --off: it will not)")
+            print("the next %%mesh cell will be profiled (%mesh profile --off cancels this)")
 
-    def _save_last(self, notebook: Notebook, name: str) -> None:
-        if notebook.profiling.last is None:
-            raise MeshError("no profile was taken yet: %%mesh --profile takes one of its cell")
-        print(save_as(notebook.profiling.last, name))
-
-    def _runs(self, notebook: Notebook) -> bool:
+    def _is_busy(self, notebook: Notebook) -> bool:
         """Return whether any of the ranks runs a cell."""
         if not len(notebook.meshes):
             return False
         mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
-        roll = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
-        return any(where.said is None or not where.said.is_idle for where in roll.values())
+        whereabouts = lifecycle.wait_for(collect_whereabouts(mesh, [rank for rank in ranks if rank not in mesh.dead]))
+        return any(where.said is None or not where.said.is_idle for where in whereabouts.values())
 
     def _profile_now(self, notebook: Notebook) -> None:
         mesh, ranks = notebook.meshes.ranks_of(self.selection or "all")
         living = [rank for rank in ranks if rank not in mesh.dead]
         if not living:
-            raise MeshError(f"all of these ranks of {mesh.name} are dead: %mesh heal starts them again")
-        stop, told = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
-        taking = taking_of(mesh, living, torch=False)
+            raise MeshError(f"all of these ranks of {mesh.name} are dead; restart them with %mesh heal")
+        stop, target = threading.Event(), ProfileTarget(mesh.name, living, publisher_for(notebook.shell))
+        profile_run = make_profile_run(mesh, living, torch=False)
         length = self.seconds or DEFAULT_SECONDS
         with interruptible(stop.set):
-            if length >= LONG:
-                print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; interrupting ends it earlier")
-            profile = lifecycle.wait_for(profile_for(taking, length, stop, told))
-        notebook.profiling.show(profile, told.publisher)
+            if length >= ANNOUNCED_SECONDS:
+                print(f"profiling {name_ranks(living)} of {mesh.name} for {length:g} s; an interrupt ends it early")
+            profile = lifecycle.wait_for(profile_for(profile_run, length, stop, target))
+        notebook.profiling.show(profile, target.publisher)
         if self.out is not None:
             print(save_as(profile, self.out))

@@ -8,35 +8,30 @@ from __future__ import annotations
 import textwrap
 
 from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import HELP_WORDS, HelpAsked, HelpRequested, quoted, read, suggestion, words
+from meshbook.magics.syntax.argparsing import (
+    HELP_WORDS,
+    HelpRequested,
+    HelpText,
+    parse_words,
+    quoted,
+    split_words,
+    suggestion,
+)
 from meshbook.magics.verbs.attach import AttachVerb
 from meshbook.magics.verbs.base import Verb
-from meshbook.magics.verbs.config import ConfigVerb
-from meshbook.magics.verbs.dash import DashVerb
-from meshbook.magics.verbs.debug import DebugVerb
+from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
-from meshbook.magics.verbs.diff import DiffVerb
-from meshbook.magics.verbs.doctor import DoctorVerb
-from meshbook.magics.verbs.down import DownVerb
-from meshbook.magics.verbs.heal import HealVerb
-from meshbook.magics.verbs.interrupt import InterruptVerb
 from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.mode import ModeVerb
+from meshbook.magics.verbs.notebook_settings import ConfigVerb, ModeVerb
 from meshbook.magics.verbs.profile import ProfileVerb
-from meshbook.magics.verbs.push_pull import PullVerb, PushVerb
-from meshbook.magics.verbs.resize import ResizeVerb
-from meshbook.magics.verbs.restart import RestartVerb
-from meshbook.magics.verbs.stack import StackVerb
-from meshbook.magics.verbs.status import StatusVerb
+from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb, UseVerb
+from meshbook.magics.verbs.status import DashVerb, DoctorVerb, MetricsVerb, StatusVerb
 from meshbook.magics.verbs.trace import TraceVerb
-from meshbook.magics.verbs.up import UpVerb
-from meshbook.magics.verbs.use import UseVerb
-from meshbook.magics.verbs.who import WhosVerb, WhoVerb
+from meshbook.magics.verbs.variables import DiffVerb, PullVerb, PushVerb, WhosVerb, WhoVerb
 
 # In the order of the overview: a mesh's lifecycle, then variables, running cells, settings, and inspection.
-_ALL: tuple[type[Verb], ...] = (
+_VERB_CLASSES: tuple[type[Verb], ...] = (
     UpVerb,
     UseVerb,
     StatusVerb,
@@ -66,25 +61,27 @@ _ALL: tuple[type[Verb], ...] = (
     LogVerb,
     DoctorVerb,
 )
-VERBS = {verb.word: verb for verb in _ALL}
+VERBS = {verb.word: verb for verb in _VERB_CLASSES}
 WIDTH = 100  # as in the texts of argparse (`argparsing.Parser`)
 
 
-def parse_verb(line: str) -> Verb | HelpRequested:
+def parse_verb(line: str) -> Verb | HelpText:
     """Parse the text after `%mesh` on its line; an empty line means a brief `status`."""
-    if not (found := words(line)):
+    if not (found := split_words(line)):
         return StatusVerb(brief=True)
     word, *arguments = found
     if word in ("help", *HELP_WORDS):
         verb_asked = next((each for each in arguments if each not in HELP_WORDS and each != "help"), None)
-        return HelpRequested(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
+        return HelpText(overview()) if verb_asked is None else parse_verb(f"{verb_asked} --help")
     if word not in VERBS:
-        raise UsageError(f"%mesh: no verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}.")
+        raise UsageError(
+            f"%mesh: unknown verb {quoted(word)}{suggestion(word, VERBS)} The verbs are {', '.join(VERBS)}."
+        )
     verb = VERBS[word]
     try:
-        return verb(**vars(read(verb.parser(), arguments)))
-    except HelpAsked as asked:
-        return HelpRequested(asked.text)
+        return verb(**vars(parse_words(verb.parser(), arguments)))
+    except HelpRequested as asked:
+        return HelpText(asked.text)
 
 
 def overview() -> str:
@@ -99,5 +96,5 @@ def overview() -> str:
         )
         for word, verb in VERBS.items()
     ]
-    end = "%mesh alone is a line of status; %mesh VERB --help says more, and so does %mesh help VERB."
+    end = "%mesh alone shows a brief status. %mesh VERB --help or %mesh help VERB shows the help of a verb."
     return "\n".join(["usage: %mesh VERB ...", "", *lines, "", end])

@@ -24,8 +24,8 @@ class TraceVerb(Verb):
 
     word = "trace"
     description = (
-        "Show what every rank did in the last cell that used a mesh: running, in a collective, waiting and for whom, "
-        "idle. It is recorded always. with meshbook.span('load'): ... adds spans of your own."
+        "Show what each rank did in the last cell that used a mesh: running, in a collective, waiting and for which "
+        "rank, idle. Recording is always on. `with meshbook.span('load'): ...` adds spans of your own."
     )
 
     selection: str | None = None
@@ -40,16 +40,16 @@ class TraceVerb(Verb):
             metavar="SEL",
             nargs="?",
             type=selector,
-            help="only these ranks (default: all processes that took part)",
+            help="show only these ranks (default: all processes that took part)",
         )
         which = parser.add_mutually_exclusive_group()
-        which.add_argument("--cell", metavar="N", type=count, help="the cell that was In[N]")
-        which.add_argument("--last", metavar="N", type=count, default=1, help="the last N cells (default: 1)")
+        which.add_argument("--cell", metavar="N", type=count, help="show cell In[N]")
+        which.add_argument("--last", metavar="N", type=count, default=1, help="show the last N cells (default: 1)")
         parser.add_argument(
             "-o",
             "--out",
             metavar="FILE",
-            help="save all of it as Chrome trace JSON (.json or .json.gz), for ui.perfetto.dev or chrome://tracing",
+            help="save the whole trace as Chrome trace JSON (.json or .json.gz), for ui.perfetto.dev or chrome://tracing",
         )
 
     def run(self, notebook: Notebook) -> None:
@@ -74,5 +74,5 @@ class TraceVerb(Verb):
         try:
             size = write_trace(trace, path)
         except OSError as error:
-            raise MeshError(f"the trace cannot be saved as {path}: {error.strerror or error}") from error
-        print(f"saved as {path} ({format_bytes(size)}): open it in https://ui.perfetto.dev")
+            raise MeshError(f"cannot save the trace as {path}: {error.strerror or error}") from error
+        print(f"saved as {path} ({format_bytes(size)}); open it in https://ui.perfetto.dev")

@@ -1,4 +1,4 @@
-"""The programs of `tests/ipyparallel_programs` find with the stand-in what they found with ipyparallel itself."""
+"""The programs of `tests/ipyparallel_programs` get the same results with the stand-in as with ipyparallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program for ipyparallel. Run with ipyparallel itself and with its stand-in, it finds the same: one line of JSON."""
+"""A program for ipyparallel. It prints the same line of JSON with ipyparallel itself and with the stand-in."""
 
 from __future__ import annotations
 

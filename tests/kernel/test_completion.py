@@ -139,7 +139,7 @@ def inspect(notebook: Notebook, cell: str, *, until: str = "") -> str:
             "#mesh: ok\nten|sor",
             ["Ranks: same on 0-1\n", "Shape:         (2, 3)\n", "Dtype:         torch.float32", "cpu"],
         ),
-        ("%%mesh --grou|p", ["usage: %%mesh", "how output is grouped"]),
+        ("%%mesh --grou|p", ["usage: %%mesh", "how to group the output"]),
         ("%%mesh|", ["usage: %%mesh"]),
         ("%mesh stack |", ["usage: %mesh stack"]),
         ("local_nam|e", ["int"]),

@@ -96,7 +96,7 @@ def test_loading_again_changes_nothing(stock_notebook: Any, again: str, said: st
 def test_the_doctor_examines_what_the_kernel_runs_in(stock_notebook: Any) -> None:
     told = stock_notebook.run("%mesh doctor").stdout
     assert f"({sys.executable})" in told
-    assert re.search(r"^ok +a worker +is up after \S+ s, and answers a call in \d+ µs$", told, re.MULTILINE)
+    assert re.search(r"^ok +a worker +starts in \S+ s, and answers a call in \d+ µs$", told, re.MULTILINE)
     assert stock_notebook.run("%mesh status").stdout.startswith("mesh: 2 ranks")
 
 

@@ -135,7 +135,7 @@ def test_a_job_is_cancelled_with_what_waits_behind_it_unharmed(notebook: Noteboo
     behind = notebook.run("%%mesh -a\nrank")
     assert f"waiting for {title_of(job)}" in behind.displays[0]["text/plain"]
     signs.wait_for("there", 3)
-    assert notebook.run("%mesh cancel job").stdout == f"{title_of(job)} is interrupted\n"
+    assert notebook.run("%mesh cancel job").stdout == f"interrupted {title_of(job)}\n"
     notebook.wait_until(lambda: bool(job.contents("error")) and len(behind.displays) > 1)
     assert job.error["ename"] == "KeyboardInterrupt"
     assert notebook.evaluate("job.cancelled(), job.done()") == (True, True)
@@ -231,7 +231,7 @@ def test_local_runs_the_cell_here_as_well(notebook: Notebook) -> None:
     assert notebook.run("%%mesh --local\nNone if rank == 1 else 7;").result is None
     assert notebook.run("rank").result == "'here'"
     refused = notebook.run_failing("%%mesh --local -a\n1")
-    assert "take one of them" in refused.error["evalue"]
+    assert "cannot be combined" in refused.error["evalue"]
 
 
 def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:

@@ -82,10 +82,10 @@ def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
     [
         (
             "mesh.scatter('x', frame.lazy())",
-            "cannot scatter x: a LazyFrame is a plan, which has no rows before they are",
+            "cannot scatter x: a LazyFrame is a lazy plan without rows",
         ),
-        ("mesh.scatter(frame.head())", "what are the pieces to be called? it has no name in the notebook"),
-        ("twin = frame\nmesh.scatter(frame)", "it is frame and twin in the notebook: mesh.scatter('name', data)"),
+        ("mesh.scatter(frame.head())", "the data has no name in the notebook"),
+        ("twin = frame\nmesh.scatter(frame)", "the data has several names (frame, twin) in the notebook"),
         (
             "mesh.push(q=duckdb.sql('select 1'))",
             "q cannot be pickled: TypeError: a DuckDB query belongs to its connection",

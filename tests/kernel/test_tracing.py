@@ -94,7 +94,7 @@ def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: Noteboo
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("--cell 999", "no cell 999 was run"), ("-o /nowhere/x.json", "cannot be saved"), ("9", "out of range")],
+    [("--cell 999", "no cell 999 was run"), ("-o /nowhere/x.json", "cannot save"), ("9", "out of range")],
 )
 def test_what_cannot_be_done_is_told(notebook: Notebook, line: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(f"%mesh trace {line}").traceback
@@ -129,7 +129,7 @@ def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside
     text = cell.displays[-1]["text/plain"]
     assert "ranks [0-1]" in text.splitlines()[0]
     assert "compute (cell" in text
-    assert ("ranks 0-1 sampled themselves, since py-spy is not installed" in text) is inside
+    assert ("ranks 0-1 sampled themselves, because py-spy is not installed" in text) is inside
     saved = notebook.run(f"%mesh profile --save {tmp_path}/profile.json")
     assert "https://www.speedscope.app" in saved.stdout
     content = load(tmp_path / "profile.json")
@@ -156,7 +156,7 @@ def test_what_runs_is_profiled_until_it_is_interrupted(notebook: Notebook, signs
     text = notebook.run("%mesh profile --seconds 0.3").displays[-1]["text/plain"]
     assert "compute (cell" in text
     endless = notebook.start("%mesh profile --seconds 1000")
-    notebook.wait_until(lambda: "interrupting ends it" in endless.stdout)
+    notebook.wait_until(lambda: "an interrupt ends it" in endless.stdout)
     notebook.interrupt()
     notebook.wait(endless)
     assert endless.displays[-1]["text/plain"].startswith("profile of mesh: ")
@@ -178,8 +178,8 @@ def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_pa
     ("code", "complaint"),
     [
         ("%%mesh -a --profile\n1", "--profile and -a cannot be combined"),
-        ("%mesh profile --torch --seconds 1", "leave --seconds out"),
-        ("%mesh profile --save /nowhere/x.json", "cannot be saved"),
+        ("%mesh profile --torch --seconds 1", "cannot be combined with --seconds"),
+        ("%mesh profile --save /nowhere/x.json", "cannot save"),
         ("%mesh profile 9 --seconds 1", "out of range"),
     ],
 )

@@ -80,22 +80,25 @@ def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: N
         ("mesh.pull('somme')", "rank 0; somme is not defined on ranks 1-2 (did you mean some?)"),
         ("mesh.pull('lock')", "lock cannot be pickled: TypeError: cannot pickle '_thread.lock' object on ranks 0-2"),
         ("mesh.push(x=1, lock=threading.Lock())", "nothing was pushed: lock cannot be pickled: TypeError"),
-        ("mesh.push({'2x': 1})", "'2x' is not a name that a variable can have"),
-        ("mesh.push()", "there is nothing to push"),
-        ("mesh.pull()", "there is nothing to pull"),
-        ("mesh.pull(['a', 'b'])", "a variable is named by a string, as 'x', not by ['a', 'b']"),
-        ("mesh.pull('rank', reduce='max')", "reduce is one of 'mean', 'cat', 'stack', 'first' or None, not 'max'"),
-        ("mesh.pull('device', reduce='mean')", "cannot pull device@mean: there is no mean of values of type device"),
-        ("mesh.scatter('x', 5)", "cannot scatter x: data of type int has no dimension 0 that could be split"),
-        ("mesh[0]", "ranks are taken by slice(gpus=0)"),
-        ("mesh[0] = 1", "ranks are taken by slice(gpus=0)"),
+        ("mesh.push({'2x': 1})", "'2x' is not a valid variable name"),
+        ("mesh.push()", "nothing to push"),
+        ("mesh.pull()", "nothing to pull"),
+        ("mesh.pull(['a', 'b'])", "a variable name must be a string such as 'x', not ['a', 'b']"),
+        ("mesh.pull('rank', reduce='max')", "reduce must be one of 'mean', 'cat', 'stack', 'first' or None, not 'max'"),
+        (
+            "mesh.pull('device', reduce='mean')",
+            "cannot pull device@mean: cannot compute the mean of values of type device",
+        ),
+        ("mesh.scatter('x', 5)", "cannot scatter x: data of type int has no dimension 0"),
+        ("mesh[0]", "to select ranks, use mesh.slice(gpus=0)"),
+        ("mesh[0] = 1", "to select ranks, use mesh.slice(gpus=0)"),
         ("list(mesh)", "'NotebookProcMesh' object is not iterable"),
-        ("mesh['some'][9]", "no rank 9 here: there are ranks 0-2"),
-        ("mesh['some']['gpus']", "some is indexed by rank; by dimension use slice(gpus=0).get()"),
+        ("mesh['some'][9]", "rank 9 is not among ranks 0-2"),
+        ("mesh['some']['gpus']", "some is indexed by rank; to select by dimension, use slice(gpus=0).get()"),
         ("%mesh push nix", "nix is not defined in the notebook"),
         ("%mesh pull some", "cannot pull some: some is not defined on rank 0"),
-        ("%mesh pull rank@0 1:", "cannot pull rank@0: it is taken from ranks 1-2 of mesh"),
-        ("%mesh pull rank@max", "'rank@max': after @ comes a rank, or one of mean, cat, stack, first"),
+        ("%mesh pull rank@0 1:", "cannot pull rank@0: its rank is not among ranks 1-2 of mesh"),
+        ("%mesh pull rank@max", "'rank@max': expected a rank after @, or one of mean, cat, stack, first"),
     ],
 )
 def test_what_cannot_be_moved_says_why_and_where(notebook: Notebook, code: str, problem: str) -> None:
@@ -132,9 +135,9 @@ def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: Noteboo
     notebook.run("lock = threading.Lock()\n%mesh pull rank")
     for options, problem in {
         "--push nix": "nix is not defined in the notebook",
-        "--push lock": "lock cannot be pickled",
-        "1: --pull c@0": "cannot pull c@0: it is taken from ranks 1-2 of mesh",
-        "--pull c,c@0": "c is there twice",
+        "--push lock": "nothing was pushed: lock cannot be pickled",
+        "1: --pull c@0": "cannot pull c@0: its rank is not among ranks 1-2 of mesh",
+        "--pull c,c@0": "c is given twice",
         "--pull c@maen": "Did you mean 'mean'?",
     }.items():
         assert problem in notebook.run_failing(f"%%mesh {options}\nran = True").error["evalue"]
@@ -195,7 +198,7 @@ def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook
     notebook.run("mesh.push(twin=mesh['own'])")
     assert notebook.run("mesh['twin']").result == "[0] 0\n[1] 10\n[2] 20"
     assert "name 'missing' is not defined" in notebook.run_failing("readers.read.call(mesh['missing']).get()").traceback
-    assert "get() brings the values" in notebook.run_failing("pickle.dumps(mesh['own'])").error["evalue"]
+    assert "fetch the values with get()" in notebook.run_failing("pickle.dumps(mesh['own'])").error["evalue"]
     notebook.run("readers.stop().get()")
 
 
@@ -245,14 +248,14 @@ def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Not
 
 # --- what is large, and what takes long ---
 
-LARGE = "from meshbook.magics.variables import operations as variables\nvariables.MOST_UNASKED = 1000"
+LARGE = "from meshbook.magics.variables import operations as variables\nvariables.CONFIRM_ABOVE = 1000"
 
 
 def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
-    notebook.run(f"before = variables.MOST_UNASKED if 'variables' in globals() else 1 << 30\n{LARGE}")
+    notebook.run(f"before = variables.CONFIRM_ABOVE if 'variables' in globals() else 1 << 30\n{LARGE}")
     notebook.run("%%mesh\nlarge = torch.zeros(100)")
     refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
-    assert refused.startswith("large would be 0.0 GiB from 3 ranks, and nobody can be asked here")
+    assert refused.startswith("cannot ask here whether to pull large (0.0 GiB from 3 ranks)")
     assert notebook.run("len(mesh.pull('large', force=True))").result == "3"
     for code, answer, status in (
         ("%mesh pull large", "y", "ok"),
@@ -265,8 +268,8 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
         notebook.client.input(answer)
         assert (notebook.wait(cell).reply or {})["status"] == status
     notebook.run("%%mesh -a -o job --pull large\n1")
-    assert "nobody can be asked here" in notebook.run_failing("job.result()").error["evalue"]
-    notebook.run("variables.MOST_UNASKED = before")
+    assert "cannot ask here" in notebook.run_failing("job.result()").error["evalue"]
+    notebook.run("variables.CONFIRM_ABOVE = before")
 
 
 def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
@@ -277,13 +280,13 @@ def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Pa
     signs.wait_for("here")
     number = notebook.run("print(job.title)").stdout.strip()
     shown = notebook.run("mesh['x']").result
-    assert shown == f"[1-2] 1\n[0] no value: it is at {number}"
+    assert shown == f"[1-2] 1\n[0] no value: busy with {number}"
     notebook.run(
         "from meshbook.magics.variables import requests as exchange\nquiet, exchange.QUIET = exchange.QUIET, 0.1"
     )
     pull = notebook.start("mesh.pull('x')")
     notebook.wait_until(lambda: bool(pull.stdout))
-    assert pull.stdout == f"waiting for {number} (rank 0) (interrupt to give it up)\n"
+    assert pull.stdout == f"waiting for {number} (rank 0) (interrupt to cancel)\n"
     go.write_text("")
     assert notebook.wait(pull).result == "[2, 1, 1]"
     notebook.run("exchange.QUIET = quiet")
@@ -315,7 +318,7 @@ def test_a_handle_follows_its_mesh(notebook: Notebook) -> None:
     assert notebook.run("old.pull('v'), other.pull('v')").result == "([2, 2], [2, 2, 2])"
     notebook.run("other = other.resize(gpus=1)\nother.initialized.get()")
     failed = notebook.run_failing("old.pull('v')")
-    assert "is gone: the mesh was stopped, or has been resized" in failed.error["evalue"]
+    assert "no longer exists: the mesh was stopped or resized" in failed.error["evalue"]
     notebook.run("copied = pickle.loads(pickle.dumps(other))")
     assert notebook.run("type(copied)").result == "meshbook.runtime.mesh.procs.ProcMesh"
     notebook.run("%mesh down other")

@@ -28,6 +28,15 @@ def test_px_is_run_by_programs(notebook: Notebook) -> None:
     assert notebook.run_failing("get_ipython().run_cell_magic('px', '', '1 / 0')").error["ename"] == "ZeroDivisionError"
 
 
+def test_px_runs_on_the_ranks_of_the_activated_view(notebook: Notebook) -> None:
+    notebook.run("rc[1].activate()")
+    assert notebook.run("%px rank").result == "[1] 1"
+    assert notebook.run("%%px\nrank + 5").result == "[1] 6"
+    assert notebook.run("%%px --targets 0\nrank").result == "[0] 0"
+    notebook.run("dv.activate()")
+    assert notebook.run("%%px\nrank").result == "[0] 0\n[1] 1"
+
+
 def test_errors_of_cells_have_what_programs_ask(notebook: Notebook) -> None:
     cell = notebook.run(
         "try:\n    get_ipython().run_cell_magic('px', '', '1 / 0')\n"

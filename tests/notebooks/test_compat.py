@@ -48,7 +48,7 @@ def test_training_as_with_nbdistributed(executed: Callable[[Path], Any]) -> None
     assert shown["train"].endswith("[0-1] True")
     assert shown["one"] == "[0] weights [1, 1, 1, 1]\n"
     assert shown["same"] == "[0-1] True"
-    assert shown["sync"] == "ranks 0-1 are in step\n"
+    assert shown["sync"] == "ranks 0-1 are synchronized\n"
     assert shown["status"].startswith("mesh: 2 ranks")
     assert shown["here"] == "False"
 

@@ -9,7 +9,7 @@ import pytest
 from meshbook.magics.cells.timing import Timer, format_processors, parse_timer, time_often, time_once
 from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.magics.syntax.argparsing import HelpRequested
+from meshbook.magics.syntax.argparsing import HelpText
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome
 from meshbook.runtime.geometry import Extent
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_asked_for(line: str) -> None:
 
 
 def test_help_is_a_text() -> None:
-    assert isinstance(parse_timer("%%timeit --help"), HelpRequested)
+    assert isinstance(parse_timer("%%timeit --help"), HelpText)
 
 
 def test_one_run_is_told_also_where_it_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.introspection.cached import complete_told
-from meshbook.magics.introspection.completer import join
-from meshbook.magics.introspection.context import InBody, OnOptions, OnSelector, OnVerb, Place, place_of
-from meshbook.magics.introspection.options import complete_cell_options, complete_verb
-from meshbook.magics.introspection.reply import reply_of
-from meshbook.magics.introspection.selectors import SelectorScope
+from meshbook.magics.introspection.completer import join_matches, reply_of
+from meshbook.magics.introspection.cursor import CursorPlace, InBody, OnOptions, OnSelector, OnVerb, place_of
+from meshbook.magics.introspection.option_completion import complete_cell_options, complete_verb
+from meshbook.magics.introspection.ranks import complete_cached
+from meshbook.magics.introspection.selector_completion import SelectorScope
 from meshbook.runtime.cells.completion import Match, Snapshot
 
 SCENE = SelectorScope(
@@ -63,7 +62,7 @@ OF_TWO = "0 1 0: ::2 -1"
         ("%online|", None),
     ],
 )
-def test_place(cell: str, place: Place | None) -> None:
+def test_place(cell: str, place: CursorPlace | None) -> None:
     cursor = cell.index("|")
     assert place_of(cell.replace("|", ""), cursor) == place
 
@@ -81,7 +80,7 @@ def test_place(cell: str, place: Place | None) -> None:
         ("%%mesh 1\nlo|", InBody("1", "########\nlo")),
     ],
 )
-def test_place_in_mesh_mode(cell: str, place: Place | None) -> None:
+def test_place_in_mesh_mode(cell: str, place: CursorPlace | None) -> None:
     cursor = cell.index("|")
     assert place_of(cell.replace("|", ""), cursor, mode="0") == place
 
@@ -142,7 +141,7 @@ def test_an_empty_line_offers_ranks_and_long_options() -> None:
     assert "-g" not in found
 
 
-def test_of_two_that_exclude_each_other_one_is_offered() -> None:
+def test_exclusive_options_are_not_offered_together() -> None:
     found = [match.text for match in complete_cell_options("0 --quiet ", 7, SCENE)]
     assert "--show" not in found
     assert "--quiet" not in found
@@ -195,7 +194,7 @@ def check(complete: object, line: str, matches: str) -> None:
         assert match.text.startswith(line[match.start - 7 :])
 
 
-# --- what a rank told last ---
+# --- from the last snapshot ---
 
 SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", "forward")})
 
@@ -215,8 +214,8 @@ SNAPSHOT = Snapshot({"model": "instance", "step": "function"}, {"model": ("fc", 
         ("gone", ""),
     ],
 )
-def test_completion_from_what_was_told(before: str, matches: str) -> None:
-    found = complete_told(before, ("model", "step", "plain"), SNAPSHOT)
+def test_completion_from_a_snapshot(before: str, matches: str) -> None:
+    found = complete_cached(before, ("model", "step", "plain"), SNAPSHOT)
     assert [match.text for match in found] == matches.split()
     assert {match.end for match in found} <= {len(before)}
 
@@ -231,6 +230,6 @@ def test_all_matches_of_a_reply_have_one_range() -> None:
 
 def test_names_of_the_body_and_of_the_rank_are_joined() -> None:
     own = [Match("batch", 4, 6, "statement"), Match("base", 4, 6, "statement")]
-    joined = join(own, [Match("base", 4, 6, "module")])
+    joined = join_matches(own, [Match("base", 4, 6, "module")])
     assert [(match.text, match.kind) for match in joined] == [("batch", "statement"), ("base", "module")]
-    assert join(own, []) == own
+    assert join_matches(own, []) == own

@@ -1,4 +1,4 @@
-"""The line of an inspection that says which ranks have the same."""
+"""The line of an inspection that compares ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME, OTHER, THIRD, NOTHING = Inspected("a", "1"), Inspected("b", "2"), Inspecte
         ([SAME] * 8, "same on 0-7"),
         ([SAME] * 7 + [OTHER], "same on 0-6, differs on 7 (2)"),
         ([SAME, OTHER, THIRD, OTHER], "on 0, differs on 1-3 (2, Tensor (3,))"),
-        ([SAME, NOTHING, None], "on 0, not there on 1, no answer from 2"),
+        ([SAME, NOTHING, None], "on 0, not defined on 1, no answer from 2"),
         ([SAME, *(Inspected(str(n), str(n)) for n in range(9))], "on 0, differs on 1-9 (0, 1, 2, …)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Selectors, as tables: what they mean, and what is said of those that mean nothing."""
+"""Selectors, as tables: their parsed form, the ranks they select, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def select(text: str, history: LastCell = LAST, meshes: dict[str, Region] = MESH
     return resolve(parse(text), meshes, "main", history)
 
 
-# --- what is understood ---
+# --- valid syntax ---
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_parse(text: str, mesh: str | None, part: object) -> None:
     assert parse(text) == Selection(text, mesh, part)  # type: ignore[arg-type]
 
 
-def test_the_parts_know_their_columns() -> None:
+def test_parts_have_columns() -> None:
     selection = parse("trainers[!gpus=0, hosts=1:]")
     assert isinstance(selection.part, Except)
     assert isinstance(selection.part.choice, Dimensions)
@@ -97,7 +97,7 @@ def test_the_parts_know_their_columns() -> None:
     assert columns == (1, 10, 11, 16, 19, 25)
 
 
-# --- which ranks are meant ---
+# --- selected ranks ---
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_shape(text: str, sizes: dict[str, int]) -> None:
 
 
 @given(st.lists(st.integers(-8, 7) | st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2), min_size=1, max_size=4))
-def test_plain_ranks_mean_what_they_mean_for_a_list(items: list[int | slice]) -> None:
+def test_plain_ranks_select_as_list_indexes_do(items: list[int | slice]) -> None:
     words = [str(item) if isinstance(item, int) else f"{item.start}:{item.stop}".replace("None", "") for item in items]
     parts = [[list(range(8))[item]] if isinstance(item, int) else list(range(8))[item] for item in items]
     if all(parts):
@@ -168,10 +168,10 @@ def test_plain_ranks_mean_what_they_mean_for_a_list(items: list[int | slice]) ->
             select(",".join(words))
 
 
-# --- what the last cell did ---
+# --- outcomes of the last cell ---
 
 
-def test_not_failed_is_all_when_nothing_failed() -> None:
+def test_not_failed_selects_all_if_nothing_failed() -> None:
     assert len(select("!failed", LastCell()).region) == 8
 
 
@@ -184,52 +184,52 @@ def test_outcomes_belong_to_the_mesh_of_the_last_cell() -> None:
         select("failed", on_trainers)
 
 
-# --- what is said of a wrong one ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(
     ("text", "column", "problem"),
     [
-        ("", 1, "expected a selector such as all, 0, 0:4, !3 or gpus=0, but it ends"),
-        ("   ", 4, "it ends"),
-        ("0,", 3, "expected a number, a range such as 0-3 or a slice such as 0:4, but it ends"),
-        ("0,,1", 3, "there is ','"),
-        ("0,!3", 3, "there is '!'"),
-        ("!!3", 2, "there is '!'"),
-        ("!", 2, "it ends"),
-        ("0 1", 3, "expected a comma or the end, but there is '1'"),
+        ("", 1, "expected a selector such as all, 0, 0:4, !3 or gpus=0, but the selector ends"),
+        ("   ", 4, "the selector ends"),
+        ("0,", 3, "expected a number, a range such as 0-3 or a slice such as 0:4, but the selector ends"),
+        ("0,,1", 3, "found ','"),
+        ("0,!3", 3, "found '!'"),
+        ("!!3", 2, "found '!'"),
+        ("!", 2, "the selector ends"),
+        ("0 1", 3, "expected a comma or the end, but found '1'"),
         ("0:4:0", 5, "the step 0 must be 1 or more"),
         ("::-1", 3, "the step -1 must be 1 or more"),
-        ("0:1:2:3", 6, "there is ':'"),
+        ("0:1:2:3", 6, "found ':'"),
         ("gpus=", 6, "expected a number, a range"),
-        ("gpus=0,3", 8, "expected a dimension, as in gpus=0:4, but there is '3'"),
-        ("gpus=0,hosts", 13, "expected '=', but it ends"),
-        ("=0", 1, "there is '='"),
-        ("trainers[", 10, "it ends"),
-        ("trainers[]", 10, "there is ']'"),
-        ("trainers[0", 11, "expected ']', but it ends"),
-        ("trainers[0]]", 12, "there is ']'"),
-        ("trainers[0][1]", 12, "there is '['"),
-        ("trainers[half]", 10, "'half' is no selector here; there are all, failed, ok, changed"),
+        ("gpus=0,3", 8, "expected a dimension, as in gpus=0:4, but found '3'"),
+        ("gpus=0,hosts", 13, "expected '=', but the selector ends"),
+        ("=0", 1, "found '='"),
+        ("trainers[", 10, "the selector ends"),
+        ("trainers[]", 10, "found ']'"),
+        ("trainers[0", 11, "expected ']', but the selector ends"),
+        ("trainers[0]]", 12, "found ']'"),
+        ("trainers[0][1]", 12, "found '['"),
+        ("trainers[half]", 10, "'half' is not a selector; the words are all, failed, ok, changed"),
         ("trainers[faild]", 10, "Did you mean 'failed'?"),
-        ("!trainers", 2, "'trainers' is no selector here"),
-        ("[0]", 1, "there is '['"),
-        ("1.5", 2, "I do not understand '.'"),
-        ("__import__('os')", 11, "I do not understand '('"),
-        ("0;1", 2, "I do not understand ';'"),
-        ("0\x001", 2, r"I do not understand '\x00'"),
-        ("3-1", 3, "a range such as 0-3 goes up, and 3-1 does not"),
-        ("-3-1", 4, "a range such as 0-3 goes up"),
-        ("0-", 2, "I do not understand '-'"),
-        ("- 1", 1, "I do not understand '-'"),
-        ("٣", 1, "I do not understand"),  # a digit, but not one of ours
+        ("!trainers", 2, "'trainers' is not a selector"),
+        ("[0]", 1, "found '['"),
+        ("1.5", 2, "unexpected character '.'"),
+        ("__import__('os')", 11, "unexpected character '('"),
+        ("0;1", 2, "unexpected character ';'"),
+        ("0\x001", 2, r"unexpected character '\x00'"),
+        ("3-1", 3, "a range must ascend, as 0-3 does; 3-1 does not"),
+        ("-3-1", 4, "a range must ascend"),
+        ("0-", 2, "unexpected character '-'"),
+        ("- 1", 1, "unexpected character '-'"),
+        ("٣", 1, "unexpected character"),  # a digit, but not one of ours
         pytest.param("9" * 5000, 1, f"the number '{60 * '9'}…' is too large", id="endless number"),
         ("0:" + "9" * 16, 3, "is too large"),
-        pytest.param("[" * 100_000, 1, "there is '['", id="many brackets"),
-        pytest.param("!" * 100_000, 2, "there is '!'", id="many marks"),
+        pytest.param("[" * 100_000, 1, "found '['", id="many brackets"),
+        pytest.param("!" * 100_000, 2, "found '!'", id="many marks"),
     ],
 )
-def test_what_is_not_understood(text: str, column: int, problem: str) -> None:
+def test_invalid_syntax(text: str, column: int, problem: str) -> None:
     with pytest.raises(SelectionError, match=re.escape(problem)) as caught:
         parse(text)
     assert f", column {column}: " in str(caught.value)
@@ -243,31 +243,31 @@ def test_what_is_not_understood(text: str, column: int, problem: str) -> None:
         ("0,-9", 3, "rank -9 is out of range"),
         ("8:", 1, "rank 8: selects nothing; the mesh 'main' has 8 ranks"),
         ("0,5:5:2", 3, "rank 5:5:2 selects nothing"),
-        ("!:", 1, "it leaves no rank"),
-        ("!all", 1, "it leaves no rank"),
-        ("gpu=0", 1, "there is no dimension 'gpu'; the mesh 'main' has 8 ranks .* Did you mean 'gpus'"),
+        ("!:", 1, "excludes all ranks"),
+        ("!all", 1, "excludes all ranks"),
+        ("gpu=0", 1, "unknown dimension 'gpu'; the mesh 'main' has 8 ranks .* Did you mean 'gpus'"),
         ("gpus=4", 6, "gpus 4 is out of range; the size of gpus is 4"),
         ("gpus=-5", 6, "gpus -5 is out of range"),
         ("0-99", 1, "rank 99 is out of range; the mesh 'main' has 8 ranks"),
         ("gpus=0-4", 6, "gpus 4 is out of range"),
         ("hosts=0,gpus=4:", 14, "gpus 4: selects nothing; the size of gpus is 4"),
-        ("gpus=0,gpus=1", 8, "the dimension 'gpus' is there twice"),
-        ("trainers[hosts=0]", 10, r"no dimension 'hosts'; the mesh 'trainers' has 6 ranks \(gpus=6\)"),
+        ("gpus=0,gpus=1", 8, "dimension 'gpus' is given twice"),
+        ("trainers[hosts=0]", 10, r"unknown dimension 'hosts'; the mesh 'trainers' has 6 ranks \(gpus=6\)"),
         ("half[4]", 6, r"rank 4 is out of range; the mesh 'half' has 4 ranks \(gpus=4\)"),
         (
             "trainer",
             1,
-            "there is no mesh 'trainer'; the meshes are 'main', 'trainers', 'half'. Did you mean 'trainers'",
+            "unknown mesh 'trainer'; the meshes are 'main', 'trainers', 'half'. Did you mean 'trainers'",
         ),
-        ("al", 1, "there is no mesh 'al'; .* Did you mean 'all'"),
-        (" xyz[0]", 2, "there is no mesh 'xyz'; the meshes are 'main', 'trainers', 'half'$"),
-        ("gpus", 1, "no mesh 'gpus'; .*it is a dimension: write gpus=0"),
-        ("changed", 1, "the last cell has bound no variable anew"),
-        pytest.param("x" * 100_000, 1, "there is no mesh 'x{60}…'", id="endless name"),
-        pytest.param("x" * 100_000 + "=0", 1, "there is no dimension 'x{60}…'", id="endless dimension"),
+        ("al", 1, "unknown mesh 'al'; .* Did you mean 'all'"),
+        (" xyz[0]", 2, "unknown mesh 'xyz'; the meshes are 'main', 'trainers', 'half'$"),
+        ("gpus", 1, "unknown mesh 'gpus'; .*it is a dimension; write gpus=0"),
+        ("changed", 1, "the last cell changed no variable"),
+        pytest.param("x" * 100_000, 1, "unknown mesh 'x{60}…'", id="endless name"),
+        pytest.param("x" * 100_000 + "=0", 1, "unknown dimension 'x{60}…'", id="endless dimension"),
     ],
 )
-def test_what_fits_no_rank(text: str, column: int, problem: str) -> None:
+def test_selectors_without_ranks(text: str, column: int, problem: str) -> None:
     with pytest.raises(SelectionError, match=problem) as caught:
         select(text)
     assert f", column {column}: " in str(caught.value)
@@ -279,7 +279,7 @@ def test_what_fits_no_rank(text: str, column: int, problem: str) -> None:
     [
         ("failed", "no rank failed in the last cell"),
         ("ok", "no rank succeeded in the last cell"),
-        ("changed", "the last cell has bound no variable anew"),
+        ("changed", "the last cell changed no variable"),
     ],
 )
 def test_an_outcome_without_ranks(word: str, problem: str) -> None:
@@ -288,12 +288,12 @@ def test_an_outcome_without_ranks(word: str, problem: str) -> None:
 
 
 def test_no_mesh_at_all() -> None:
-    with pytest.raises(SelectionError, match="there is no mesh 'main', nor any other"):
+    with pytest.raises(SelectionError, match="unknown mesh 'main'; no mesh is up"):
         select("all", meshes={})
 
 
 @given(st.text(alphabet="all failed!:,=[]-0123gpushot", max_size=20) | st.text())
-def test_whatever_is_typed_gives_ranks_or_a_selection_error(text: str) -> None:
+def test_any_text_gives_ranks_or_a_selection_error(text: str) -> None:
     try:
         region = select(text).region
     except SelectionError:

@@ -1,4 +1,4 @@
-"""What `%mesh config` sets, and says."""
+"""The settings of `%mesh config`: valid and invalid values, and their list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
-from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
+from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
 
 
 @pytest.mark.parametrize(
@@ -22,48 +22,48 @@ from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
         ("nest_asyncio", "on", True),
     ],
 )
-def test_what_can_be_set(name: str, text: str, value: object) -> None:
-    preferences = NotebookSettings()
-    preferences.set(name, text)
-    assert preferences[name.replace("-", "_")] == value
+def test_valid_settings(name: str, text: str, value: object) -> None:
+    settings = NotebookSettings()
+    settings.set(name, text)
+    assert settings[name.replace("-", "_")] == value
 
 
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("group", "sometimes", "%mesh config group: 'sometimes' is none of auto, same, rank, order, none"),
-        ("block", "yes", "'yes' is none of on, off"),
-        ("plain_time", "-1", "'-1' is not a number of seconds above zero"),
-        ("grop", "rank", "nothing is called 'grop'. Did you mean 'group'? There are group, on_error,"),
+        ("group", "sometimes", "%mesh config group: 'sometimes' is not one of auto, same, rank, order, none"),
+        ("block", "yes", "'yes' is not one of on, off"),
+        ("plain_time", "-1", "'-1' is not a positive number of seconds"),
+        ("grop", "rank", "unknown setting 'grop'. Did you mean 'group'? The settings are group, on_error,"),
     ],
 )
-def test_what_cannot(name: str, text: str, problem: str) -> None:
+def test_invalid_settings(name: str, text: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         NotebookSettings().set(name, text)
     assert problem in str(caught.value)
 
 
-def test_a_line_of_its_own_comes_before_what_is_set() -> None:
-    preferences = NotebookSettings()
-    assert preferences.of_cells == ()
-    preferences.set("group", "rank")
-    preferences.set("block", "off")
-    assert parse_cell_options("0", preferences.of_cells) == CellOptions("0", group="rank", block=False)
-    assert parse_cell_options("-b -g same", preferences.of_cells) == CellOptions(group="same")
-    preferences.set("group", "default")
-    assert preferences.of_cells == (("block", False),)
+def test_options_of_a_line_override_settings() -> None:
+    settings = NotebookSettings()
+    assert settings.of_cells == ()
+    settings.set("group", "rank")
+    settings.set("block", "off")
+    assert parse_cell_options("0", settings.of_cells) == CellOptions("0", group="rank", block=False)
+    assert parse_cell_options("-b -g same", settings.of_cells) == CellOptions(group="same")
+    settings.set("group", "default")
+    assert settings.of_cells == (("block", False),)
 
 
-def test_loops_that_nest_stay_so() -> None:
-    preferences = NotebookSettings()
-    preferences.set("nest_asyncio", "off")
-    preferences.set("nest_asyncio", "on")
-    with pytest.raises(UsageError, match="cannot be taken back; restart the kernel"):
-        preferences.set("nest_asyncio", "off")
+def test_nested_loops_cannot_be_turned_off() -> None:
+    settings = NotebookSettings()
+    settings.set("nest_asyncio", "off")
+    settings.set("nest_asyncio", "on")
+    with pytest.raises(UsageError, match="cannot be turned off; restart the kernel"):
+        settings.set("nest_asyncio", "off")
 
 
-def test_each_is_told_with_its_meaning() -> None:
-    lines = NotebookSettings().describe().splitlines()
-    assert [line.split()[0] for line in lines] == list(PREFERENCES)
+def test_settings_are_listed_with_their_meanings() -> None:
+    lines = NotebookSettings().format().splitlines()
+    assert [line.split()[0] for line in lines] == list(SETTINGS)
     assert lines[0] == "group         auto  how output is grouped: auto, same, rank, order, none"
-    assert NotebookSettings().describe(["plain_time"]).startswith("plain_time  2  seconds: ")
+    assert NotebookSettings().format(["plain_time"]).startswith("plain_time  2  seconds: ")

@@ -1,4 +1,4 @@
-"""The input transform: which cells are mesh cells, and what becomes of them."""
+"""The input transform: which cells are mesh cells, and the calls that replace them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_transform(source: str) -> str:
 
 
 def read_call(source: str) -> tuple[str, str]:
-    """The option line and the body that the transformed cell hands on."""
+    """Return the option line and the body that the transformed cell passes to the runner."""
     (statement,) = ast.parse(run_transform(source), mode="exec").body
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Await)
@@ -99,12 +99,12 @@ def test_completeness_checks_leave_it_out() -> None:
         ("\n%%timeit -n 3\n\n#mesh:\nx", ("", "#\n#%%timeit -n 3\n#\n#mesh:\nx", "%%timeit -n 3")),
     ],
 )
-def test_a_timed_cell_says_how(source: str, arguments: tuple[str, ...]) -> None:
+def test_timed_cells(source: str, arguments: tuple[str, ...]) -> None:
     assert run_transform(source) == f"await {RUNNER}({', '.join(map(repr, arguments))})\n"
 
 
 @pytest.mark.parametrize("source", ["%%time\nx", "%%time", "%%timed\n%%mesh\nx", "%%time\nx\n%%mesh"])
-def test_other_timed_cells_stay(source: str) -> None:
+def test_other_timed_cells_are_left_alone(source: str) -> None:
     assert run_transform(source) == source
 
 
@@ -159,5 +159,5 @@ def test_here_changes_nothing_where_the_mode_is_off(source: str, left: str) -> N
         ("\n%%html\n<b>", 3),
     ],
 )
-def test_lines_that_are_the_notebooks_own(source: str, count: int) -> None:
+def test_local_lines(source: str, count: int) -> None:
     assert count_local_lines(source.splitlines(keepends=True)) == count

@@ -1,4 +1,4 @@
-"""Which cell a trace is of, one clock for all, the file that Perfetto opens, and what is shown in the cell."""
+"""Traces: the choice of the cell, the common clock, the file for Perfetto, and the output in the cell."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def make_trace(*ranks: SpanRecording, controller: SpanRecording | None = None, c
     ("number", "last", "chosen"),
     [(None, 1, [4]), (None, 2, [2, 4]), (None, 9, [2, 4]), (3, 1, [3])],
 )
-def test_the_last_cell_that_used_a_mesh_is_meant(number: int | None, last: int, chosen: list[int]) -> None:
+def test_the_default_is_the_last_cell_that_used_a_mesh(number: int | None, last: int, chosen: list[int]) -> None:
     times = [CellTime(at, 10 * at, 10 * at + 9) for at in range(1, 6)]
     calls = [Span("call", 23, 24, 1, "f"), Span("call", 45, 46, 1, "f")]
     assert [each.number for each in choose(times, calls, number=number, last=last)] == chosen
 
 
 @pytest.mark.parametrize(("number", "complaint"), [(None, "no cell has used a mesh yet"), (7, "no cell 7 was run")])
-def test_there_may_be_no_such_cell(number: int | None, complaint: str) -> None:
+def test_an_unknown_cell_is_an_error(number: int | None, complaint: str) -> None:
     with pytest.raises(MeshError, match=complaint):
         choose([CellTime(1, 0, 9)], [], number=number, last=1)
 
@@ -71,18 +71,18 @@ def test_there_may_be_no_such_cell(number: int | None, complaint: str) -> None:
     ("kind", "name", "actor", "is_one"),
     [("call", "run", "cells", True), ("call", "prepare", "cells", False), ("call", "step", "a", True)],
 )
-def test_what_readies_a_mesh_is_no_use_of_it(kind: Any, name: str, actor: str, is_one: bool) -> None:
+def test_preparing_a_mesh_does_not_count_as_use(kind: Any, name: str, actor: str, is_one: bool) -> None:
     assert is_use(Span(kind, 0, 1, 1, name, "", (1, 1, f"{actor}-1@controller"))) is is_one
 
 
 # --- one clock ---
 
 
-def test_the_quickest_ping_tells_the_clock_best() -> None:
+def test_the_quickest_ping_measures_the_clock() -> None:
     assert best_clock([(0, 1_500, 1_000), (2_000, 3_110, 2_200), (4_000, 5_900, 5_000)]) == ClockOffset(1_010, 100)
 
 
-def test_a_recording_is_moved_as_a_whole() -> None:
+def test_a_recording_is_shifted() -> None:
     there = SpanRecording(100, 10, (Span("user", 20, 30, 1, "x"),), (CallMark(25, "controller", 1),), {}, 12)
     moved = SpanRecording(95, 5, (Span("user", 15, 25, 1, "x"),), (CallMark(20, "controller", 1),), {}, 7)
     assert shift(there, 5) == moved
@@ -170,7 +170,7 @@ def cell(start: int, end: int) -> Span:
     return Span("cell", start * MS, end * MS, 11, "run", "3.1", ("controller", 9, "cells-1@controller"))
 
 
-def test_the_text_says_who_waited_for_whom() -> None:
+def test_the_text_has_waiting_and_awaited_ranks() -> None:
     early, late = recording(cell(0, 50), collective(10, 44)), recording(cell(0, 50), collective(40, 45))
     text = Timeline(make_trace(early, late)).text()
     assert text.splitlines()[0] == "cell 3: 50 ms on 2 ranks"
@@ -198,19 +198,19 @@ def test_many_ranks_and_many_spans_stay_a_small_picture() -> None:
     assert timeline.html().count("<rect") <= MOST_BARS * (MOST_LANES + 1)
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_notes_name_missing_data() -> None:
     trace = make_trace(recording(cell(0, 50), since=20 * MS), clock=ClockOffset(5, 120_000))
     notes = "\n".join(Timeline(Trace(trace.cells, trace.window, trace.processes, ("mesh-1.3",), 2)).notes())
     assert "2 of its ranks have ended since" in notes
     assert "no answer from mesh-1.3" in notes
-    assert "some of the first 20 ms is forgotten" in notes
-    assert "clocks of different hosts agree to within 120 µs" in notes
+    assert "part of the first 20 ms was discarded" in notes
+    assert "clocks of the hosts agree to within 120 µs" in notes
 
 
 # --- as data ---
 
 
-def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
+def test_timeline_json_has_lanes_in_seconds_without_idle_time() -> None:
     late = Span("collective", 30 * MS, 40 * MS, 11, "all_reduce", "3.0.1", ("",))
     early = Span("collective", 10 * MS, 40 * MS, 11, "all_reduce", "3.0.1", ("",))
     cells = [Span("cell", 5 * MS, 45 * MS, 11, "3", "3.0.1") for _ in range(2)]
@@ -225,10 +225,10 @@ def test_a_view_gets_lanes_in_seconds_without_what_is_idle() -> None:
         (0.03, 0.04, "collective", "all_reduce"),
         (0.04, 0.045, "running", ""),
     ]
-    assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in it"]}
+    assert timeline_of(trace, "other") == {**reply, "lanes": [], "notes": ["no rank of other took part in this cell"]}
 
 
-def test_what_a_view_gets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_json_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline_json, "MOST_IN_ALL", 600)
     busy = recording(*(Span("user", at * 50_000, at * 50_000 + 25_000, 11, f"part {at}") for at in range(900)))
     few, many = (timeline_of(make_trace(*[busy] * ranks), "mesh")["lanes"] for ranks in (1, 10))

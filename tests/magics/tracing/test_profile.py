@@ -1,4 +1,4 @@
-"""Profiles of several ranks as one: what took the time, where ranks differ, and files that viewers open."""
+"""Profiles of several ranks: the summary, the differences between ranks, and the files for viewers."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def profile_of(*ranks: ThreadSamples) -> SampleProfile:
         ((CodeLine("thread (1): x", "", 0), RUNTIME), ()),
     ],
 )
-def test_a_stack_begins_where_the_user_s_code_does(stack: tuple[CodeLine, ...], kept: tuple[CodeLine, ...]) -> None:
+def test_a_stack_begins_at_user_code(stack: tuple[CodeLine, ...], kept: tuple[CodeLine, ...]) -> None:
     mixed = samples((stack, 1.0), ((CELL,), 1.0))
     assert mixed.stacks[mixed.samples[0]] == kept
     assert mixed.length == (2.0 if kept else 1.0)
 
 
-def test_a_thread_without_code_of_the_user_s_has_no_samples() -> None:
+def test_a_thread_without_user_code_has_no_samples() -> None:
     assert samples(((RUNTIME,), 1.0)).samples == ()
 
 
-def test_what_py_spy_writes_is_read() -> None:
+def test_output_of_py_spy_is_parsed() -> None:
     content = {
         "shared": {"frames": [{"name": "thread (7): MainThread", "file": "", "line": 0}, _frame(CELL), _frame(LOAD)]},
         "profiles": [
@@ -79,7 +79,7 @@ def _frame(line: CodeLine) -> dict[str, Any]:
 # --- the summary ---
 
 
-def test_it_says_what_took_the_time_and_where_ranks_differ() -> None:
+def test_the_summary_has_times_and_differences() -> None:
     quick, slow = ((CELL, LIBRARY), 3.0), ((CELL, LOAD), 3.0)
     text = profile_of(samples(quick, ((CELL, LOAD), 1.0)), samples(slow, ((CELL, LIBRARY), 1.0))).summary.text()
     assert text.splitlines()[0] == "profile of cell 7"
@@ -90,13 +90,13 @@ def test_it_says_what_took_the_time_and_where_ranks_differ() -> None:
     assert "ranks differ in load (cell 2:9): 3.00 s on rank 1, 1.00 s on rank 0" in rows
 
 
-def test_one_rank_differs_from_none() -> None:
+def test_a_single_rank_has_no_differences() -> None:
     text = profile_of(samples(((CELL, LOAD), 1.0))).summary.text()
     assert "differ" not in text
     assert "lowest" not in text
 
 
-def test_what_took_next_to_nothing_is_left_out() -> None:
+def test_short_entries_are_left_out() -> None:
     lines = tuple(ProfileLine(f"f{at}", {0: at * LEAST / 2}, {}) for at in range(4))
     assert [row[1] for row in ProfileSummary("", {0: 1.0}, lines).rows()[1:]] == ["f3", "f2"]
 
@@ -138,7 +138,7 @@ def operators(pid: int, base: int) -> OperatorProfile:
     )
 
 
-def test_traces_of_torch_are_one_with_a_process_for_each_rank() -> None:
+def test_torch_traces_are_merged_with_a_process_for_each_rank() -> None:
     content = TorchProfile("", {0: operators(7, 1_000), 1: operators(7, 9_000)}).content()
     slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
     assert [event["ts"] for event in slices] == [0, 8]  # microseconds
@@ -147,7 +147,7 @@ def test_traces_of_torch_are_one_with_a_process_for_each_rank() -> None:
     assert len({event["id"] for event in content["traceEvents"] if event["ph"] == "s"}) == 2
 
 
-def test_operators_are_told_by_their_share() -> None:
+def test_operators_are_listed_by_their_share() -> None:
     text = TorchProfile("profile of cell 7", {0: operators(7, 0)}).summary.text()
     assert text.splitlines()[0] == "profile of cell 7 (time on the CPU)"
     assert "67%       aten::mm" in text

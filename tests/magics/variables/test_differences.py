@@ -1,7 +1,8 @@
-"""What `%mesh diff` makes of digests: who agrees, which parts differ, what is compared number by number."""
+"""`%mesh diff`: which ranks agree, which parts differ, and which numbers are compared element by element."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,16 +11,23 @@ import pytest
 import torch
 
 from meshbook.magics.variables import compare
-from meshbook.magics.variables.compare import plan
-from meshbook.magics.variables.differences import Measured, find_differences, find_gap, render, render_same
+from meshbook.magics.variables.compare import plan_comparisons
+from meshbook.magics.variables.differences import (
+    LargestDifference,
+    MeasuredPart,
+    find_differences,
+    find_largest_difference,
+    format_differences,
+    format_same,
+)
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, VariableDigest
 from meshbook.runtime.cells.variables import Namespace
 
 MISSING = object()
 
 
-def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
-    """By rank, of what ranks have."""
+def digests_of(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
+    """Return the digests of these values by rank."""
     taken = (
         DigestRequest("x").handle(Namespace({} if value is MISSING else {"x": value}, list, None)) for value in values
     )
@@ -27,9 +35,9 @@ def anatomies(values: Sequence[Any]) -> dict[int, VariableDigest | None]:
 
 
 def said(values: Sequence[Any]) -> str:
-    by_rank = anatomies(values)
+    by_rank = digests_of(values)
     differences = find_differences(by_rank)
-    return render("x", by_rank, differences, {}) if differences else render_same("x", by_rank)
+    return format_differences("x", by_rank, differences, {}) if differences else format_same("x", by_rank)
 
 
 @pytest.mark.parametrize(
@@ -41,71 +49,111 @@ def said(values: Sequence[Any]) -> str:
         ([1, 2, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] int  2"),
         ([1, 2], "x differs: no two ranks agree\n[0] int  1\n[1] int  2"),
         ([1, 1, 2, 2], "x differs: ranks 0-1 agree, ranks 2-3 agree\n[0-1] int  1\n[2-3] int  2"),
-        ([1, MISSING, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] not there"),
+        ([1, MISSING, 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] not defined"),
         ([1, [2, 3], 1], "x differs: ranks 0,2 agree, rank 1 differs\n[0,2] int  1\n[1] list  2 parts"),
         (
             [{"lr": 1, "n": 0}, {"lr": 1, "n": 1}, {"lr": 1, "n": 0, "more": "y"}],
             "x differs in 2 of 3 parts: no two ranks agree\n"
             "['n']\n    [0,2] int  0\n    [1] int  1\n"
-            "['more']\n    [0-1] not there\n    [2] str  'y'",
+            "['more']\n    [0-1] not defined\n    [2] str  'y'",
         ),
     ],
 )
-def test_who_agrees_and_what_differs(values: Sequence[Any], text: str) -> None:
+def test_agreement_and_differences(values: Sequence[Any], text: str) -> None:
     assert said(values) == text
 
 
-def test_much_that_differs_is_counted() -> None:
+def test_many_differences_are_counted() -> None:
     text = said([dict.fromkeys(range(30), rank) for rank in range(12)])
     assert "… 4 more variants" in text
     assert text.endswith("… 10 more parts differ")
     assert len(text.splitlines()) == 1 + 20 * 10 + 1
 
 
-def measured(values: Sequence[Any]) -> Mapping[str, Measured]:
-    """As the ranks would answer."""
-    probes = plan(find_differences(anatomies(values)))
+def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
+    """Answer the requests as ranks would."""
+    probes = plan_comparisons(find_differences(digests_of(values)))
     found = {}
     for probe in probes:
-        sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.speakers}
+        sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.representatives}
         found[probe.difference.path] = compare._measure_one(probe, sent)
     return {path: each for path, each in found.items() if each is not None}
 
 
-def test_numbers_are_compared_where_they_can_be() -> None:
+def test_comparable_numbers_are_compared() -> None:
     one, other = torch.zeros(2, 3), torch.zeros(2, 3)
     other[1, 2] = -4
-    by_rank = anatomies([one, other, one])
-    text = render("x", by_rank, find_differences(by_rank), measured([one, other, one]))
+    by_rank = digests_of([one, other, one])
+    text = format_differences("x", by_rank, find_differences(by_rank), measured([one, other, one]))
     assert text.splitlines()[-1] == (
         "largest difference 4 at [1, 2]: -4 on rank 1, 0 on ranks 0,2; 1 of 6 numbers differ"
     )
-    assert plan(find_differences(anatomies([torch.zeros(2), torch.zeros(3)]))) == []
-    assert plan(find_differences(anatomies(["a", "b"]))) == []
+    assert plan_comparisons(find_differences(digests_of([torch.zeros(2), torch.zeros(3)]))) == []
+    assert plan_comparisons(find_differences(digests_of(["a", "b"]))) == []
 
 
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        ([0.0], [-0.0], "the numbers are the same, their bits are not (-0.0, or other kinds of NaN)"),
+        ([0.0], [-0.0], "equal numbers with different bits (-0.0, or different NaNs)"),
         ([1.0, 2.0], [1.0, float("nan")], "NaN at [1]: 2 on rank 0, nan on rank 1; 1 of 2 numbers differ"),
     ],
 )
-def test_differences_that_are_none_of_size(one: list[float], other: list[float], text: str) -> None:
+def test_differences_without_a_size(one: list[float], other: list[float], text: str) -> None:
     values = [np.array(one), np.array(other)]
-    by_rank = anatomies(values)
-    assert render("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
+    by_rank = digests_of(values)
+    assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
 
 
-def test_of_what_is_large_the_blocks_that_differ_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_parts_only_differing_blocks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     length = BLOCK // 8
     one, other = np.zeros((5, length)), np.zeros((5, length))
     other[1, 3], other[4, 7] = 1, 2
-    (probe,) = plan(find_differences(anatomies([one, other])))
-    assert (probe.blocks, probe.is_whole, probe.speakers) == ((1, 4), True, [0, 1])
-    gap = find_gap([np.concatenate([array[1], array[4]]) for array in (one, other)])
+    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
+    assert (probe.blocks, probe.is_whole, probe.representatives) == ((1, 4), True, [0, 1])
+    gap = find_largest_difference([np.concatenate([array[1], array[4]]) for array in (one, other)])
     assert gap is not None
     assert probe.place_of(gap.index) == (4, 7)
-    monkeypatch.setattr(compare, "MOST_MOVED", 2 * BLOCK)
-    (probe,) = plan(find_differences(anatomies([one, other])))
+    monkeypatch.setattr(compare, "MOST_BYTES", 2 * BLOCK)
+    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
     assert (probe.blocks, probe.is_whole) == ((1,), False)
+
+
+# --- the largest difference between arrays ---
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("arrays", "gap"),
+    [
+        ([np.array([1, 2, 3]), np.array([1, 5, 4])], LargestDifference(1, 2, 5, 0, 1, 2)),
+        ([[1.0, 2.0], [1.0, 2.5]], LargestDifference(1, 2.0, 2.5, 0, 1, 1)),
+        (
+            [torch.tensor([0.0, 1]), torch.tensor([2.0, 1]), torch.tensor([-1.0, 1])],
+            LargestDifference(0, -1, 2, 2, 1, 1),
+        ),
+        (
+            [torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)],
+            LargestDifference(0, 0, 1, 1, 0, 1),
+        ),
+        ([np.array([True]), np.array([False])], LargestDifference(0, 0, 1, 1, 0, 1)),
+        ([np.array([INF, 1.0]), np.array([INF, 2.0])], LargestDifference(1, 1.0, 2.0, 0, 1, 1)),
+        ([np.array([INF]), np.array([-INF])], LargestDifference(0, -INF, INF, 1, 0, 1)),
+        ([np.array([0j, 0j]), np.array([0j, 3j])], LargestDifference(1, 0j, 3j, 0, 1, 1)),
+    ],
+)
+def test_the_largest_difference(arrays: list[Any], gap: LargestDifference) -> None:
+    assert find_largest_difference(arrays) == gap
+
+
+def test_a_nan_of_some_arrays_is_the_largest_difference() -> None:
+    gap = find_largest_difference([np.array([NAN, 1.0, 9.0]), np.array([NAN, NAN, 0.0])])
+    assert gap is not None
+    assert (gap.index, gap.least, gap.least_in, gap.most_in, gap.differing) == (1, 1.0, 0, 1, 2)
+    assert math.isnan(gap.size)
+
+
+@pytest.mark.parametrize("arrays", [[[1.0], [1.0]], [[0.0], [-0.0]], [[NAN], [NAN]], [[INF], [INF]]])
+def test_no_difference(arrays: list[Any]) -> None:
+    assert find_largest_difference(arrays) is None

@@ -1,4 +1,4 @@
-"""The variables of many ranks as text: what is alike once."""
+"""The variables of many ranks as text, with equal ones shown once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from meshbook.magics.variables.listing import render_names, render_table
+from meshbook.magics.variables.listing import format_names, format_table
 from meshbook.runtime.cells.inventory import Entry
 
 
@@ -23,18 +23,18 @@ def entries(**texts: str) -> list[Entry]:
     ],
 )
 def test_names(by_rank: Mapping[int, Sequence[Entry]], text: str) -> None:
-    assert render_names(by_rank) == text
+    assert format_names(by_rank) == text
 
 
 def test_many_names_are_wrapped() -> None:
-    lines = render_names({0: entries(**{f"variable_{index}": "1" for index in range(20)})}).splitlines()
+    lines = format_names({0: entries(**{f"variable_{index}": "1" for index in range(20)})}).splitlines()
     assert len(lines) == 3
     assert {line[:4] for line in lines} == {"[0] ", "    "}
 
 
 def table(by_rank: Mapping[int, Sequence[Entry]]) -> list[list[str]]:
     """The rows, cut at the columns."""
-    heading, _, *rows = render_table(by_rank).splitlines()
+    heading, _, *rows = format_table(by_rank).splitlines()
     starts = [heading.index(title) for title in heading.split()]
     return [[row[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)] for row in rows]
 
@@ -62,5 +62,5 @@ def test_ranks_with_another_type_are_rows_of_their_own() -> None:
     assert table(by_rank) == [["x", "int", "", "0", "1"], ["x", "int", "", "2", ""], ["x", "str", "", "1", "'1'"]]
 
 
-def test_nothing_is_no_table() -> None:
-    assert render_table({0: [], 1: []}) == "no variables on ranks 0-1"
+def test_no_variables() -> None:
+    assert format_table({0: [], 1: []}) == "no variables on ranks 0-1"

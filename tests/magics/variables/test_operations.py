@@ -1,4 +1,4 @@
-"""What is found wrong with variables before a rank is asked."""
+"""Errors of push, pull and scatter that need no request to a rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshbook.magics.errors import VariableError
-from meshbook.magics.syntax.variable_specs import PullSpec
+from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables.operations import pack_all, pull, scatter
 from meshbook.runtime.geometry import Extent
 
@@ -23,10 +23,10 @@ MESH: Any = SimpleNamespace(
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({}, "there is nothing to push"),
-        ({"a b": 1}, "'a b' is not a name that a variable can have"),
-        ({"class": 1}, "'class' is not a name"),
-        ({3: 1}, "3 is not a name"),
+        ({}, "nothing to push"),
+        ({"a b": 1}, "'a b' is not a valid variable name"),
+        ({"class": 1}, "'class' is not a valid variable name"),
+        ({3: 1}, "3 is not a valid variable name"),
         ({"a": 1, "b": threading.Lock()}, "nothing was pushed: b cannot be pickled: TypeError: cannot pickle"),
         ({"a": bytes(100_000)}, "bytes exceed the maximum message size (100,000)"),
     ],
@@ -40,9 +40,9 @@ def test_what_cannot_be_pushed(values: dict[Any, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ([], "there is nothing to pull"),
-        ([PullSpec("c", 0)], "cannot pull c@0: it is taken from ranks 1-2 of mesh"),
-        ([PullSpec("c", -1)], "cannot pull c@-1: it is taken from ranks 1-2 of mesh"),
+        ([], "nothing to pull"),
+        ([PullSpec("c", 0)], "cannot pull c@0: its rank is not among ranks 1-2 of mesh"),
+        ([PullSpec("c", -1)], "cannot pull c@-1: its rank is not among ranks 1-2 of mesh"),
         ([PullSpec("c", 9)], "cannot pull c@9"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Values of several ranks made one, and data cut into pieces: tables over tensors, arrays, numbers and containers."""
+"""Reducing values of several ranks, and splitting data: tables over tensors, arrays, numbers and containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
-from meshbook.magics.variables.reduce import ReduceError, merge
+from meshbook.magics.variables.reduce import ReduceError, reduce_values
 from meshbook.magics.variables.split import split
 
 Pair = namedtuple("Pair", "left right")  # as a user writes one
@@ -99,13 +99,13 @@ def same(left: Any, right: Any) -> bool:
         ([{"x": 1}, {"x": 2}], "stack", {"x": np.array([1, 2])}),
     ],
 )
-def test_values_of_ranks_become_one(values: list[Any], how: Any, one: Any) -> None:
-    assert same(merge(values, how), one)
+def test_reduce_values(values: list[Any], how: Any, one: Any) -> None:
+    assert same(reduce_values(values, how), one)
 
 
 def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
     values = [torch.ones(2, requires_grad=True), torch.zeros(2)]
-    mean = merge(values, "mean")
+    mean = reduce_values(values, "mean")
     assert mean.tolist() == [0.5, 0.5]
     assert not mean.requires_grad
     assert values[0].tolist() == [1, 1]
@@ -114,15 +114,15 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
 @pytest.mark.parametrize(
     ("values", "how", "problem"),
     [
-        (["a", "b"], "mean", "there is no mean of values of type str"),
-        ([torch.ones(2), torch.ones(3)], "mean", "no mean of a Tensor of shape (2,) and a Tensor of shape (3,)"),
-        ([torch.ones(2), 3], "mean", "no mean of a Tensor of shape (2,) and values of type int"),
+        (["a", "b"], "mean", "cannot compute the mean of values of type str"),
+        ([torch.ones(2), torch.ones(3)], "mean", "the mean of a Tensor of shape (2,) and a Tensor of shape (3,)"),
+        ([torch.ones(2), 3], "mean", "the mean of a Tensor of shape (2,) and values of type int"),
         ([{"a": 1}, {"b": 1}], "mean", "the dicts have different keys"),
         ([{"a": 1}, 2], "mean", "the dicts have different keys"),
-        ([[1], [1, 2]], "mean", "values of type list are not equally long"),
-        ([torch.ones(2, 2), torch.ones(2, 3)], "cat", "cannot be put together: Sizes of tensors must match"),
-        ([FRAME, FRAME.select("a")], "cat", "a polars DataFrame of shape (7, 1) cannot be put together: "),
-        ([FRAME, "text"], "cat", "a polars DataFrame of shape (7, 2) and values of type str cannot be put together"),
+        ([[1], [1, 2]], "mean", "values of type list differ in type or length"),
+        ([torch.ones(2, 2), torch.ones(2, 3)], "cat", ": Sizes of tensors must match"),
+        ([FRAME, FRAME.select("a")], "cat", "a polars DataFrame of shape (7, 1): "),
+        ([FRAME, "text"], "cat", "cannot concatenate a polars DataFrame of shape (7, 2) and values of type str"),
         (
             [FRAME, FRAME.to_pandas()],
             "cat",
@@ -131,18 +131,18 @@ def test_a_mean_leaves_the_values_and_their_graphs_alone() -> None:
         (
             [FRAME.to_arrow(), FRAME.to_arrow().select(["a"])],
             "cat",
-            "cannot be put together: Schema at index 1 was diff",
+            ": Schema at index 1 was diff",
         ),
-        ([torch.ones(2), [1]], "cat", "cannot be put together"),
-        ([[1], (2,)], "cat", "values of type list and values of type tuple cannot be put together"),
-        ([object(), object()], "cat", "values of type object cannot be put together"),
-        ([object(), object()], "stack", "cannot be stacked: they are no numbers"),
-        ([torch.ones(2), torch.ones(3)], "stack", "cannot be stacked"),
+        ([torch.ones(2), [1]], "cat", "cannot concatenate"),
+        ([[1], (2,)], "cat", "cannot concatenate values of type list and values of type tuple"),
+        ([object(), object()], "cat", "cannot concatenate values of type object"),
+        ([object(), object()], "stack", "cannot stack values of type object: not numbers"),
+        ([torch.ones(2), torch.ones(3)], "stack", "cannot stack"),
     ],
 )
-def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: str) -> None:
+def test_values_that_cannot_be_reduced(values: list[Any], how: Any, problem: str) -> None:
     with pytest.raises(ReduceError) as caught:
-        merge(values, how)
+        reduce_values(values, how)
     assert problem in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_values_that_do_not_go_together(values: list[Any], how: Any, problem: st
         ({"x": [1, 2], "y": "ab"}, 2, 0, [{"x": [1], "y": "a"}, {"x": [2], "y": "b"}]),
     ],
 )
-def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[Any]) -> None:
+def test_split(data: Any, count: int, dim: int, pieces: list[Any]) -> None:
     assert same(split(data, count, dim), pieces)
 
 
@@ -170,14 +170,14 @@ def test_data_is_cut_into_pieces(data: Any, count: int, dim: int, pieces: list[A
         ([1], 1, "data of type list has no dimension 1"),
         (torch.ones(2), 1, "data of shape (2,) has no dimension 1"),
         (torch.tensor(1), 0, "data of shape () has no dimension 0"),
-        ({1, 2}, 0, "data of type set cannot be split: it has no slices, and no items by number"),
-        (FRAME.lazy(), 0, "a LazyFrame is a plan, which has no rows before they are collected: collect()"),
+        ({1, 2}, 0, "data of type set cannot be split"),
+        (FRAME.lazy(), 0, "a LazyFrame is a lazy plan without rows; call collect() first"),
         (FRAME["a"], 1, "data of shape (7,) has no dimension 1"),
         (FRAME, 2, "data of shape (7, 2) has no dimension 2"),
         ({"x": [1], "y": 5}, 0, "data of type int has no dimension 0"),
     ],
 )
-def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
+def test_data_that_cannot_be_split(data: Any, dim: int, problem: str) -> None:
     with pytest.raises(ReduceError) as caught:
         split(data, 2, dim)
     assert problem in str(caught.value)
@@ -185,17 +185,17 @@ def test_data_that_has_no_pieces(data: Any, dim: int, problem: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("count", [1, 3, 9])
-def test_pieces_of_a_table_are_rows_and_go_together_again(name: str, count: int) -> None:
+def test_pieces_of_a_table_are_rows_and_can_be_concatenated(name: str, count: int) -> None:
     pieces = split(TABLES[name], count)
     assert {*map(type, pieces)} == {type(TABLES[name])}
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
-    assert merge(pieces, "cat").equals(TABLES[name])
+    assert reduce_values(pieces, "cat").equals(TABLES[name])
 
 
 def test_pieces_of_a_table_may_be_columns() -> None:
     for name in ("polars", "pandas", "arrow", "a batch"):
         assert [piece.shape for piece in split(TABLES[name], 2, 1)] == [(7, 1), (7, 1)]
-    assert merge(split(FRAME, 2, 1), "cat", 1).equals(FRAME)
+    assert reduce_values(split(FRAME, 2, 1), "cat", 1).equals(FRAME)
 
 
 def test_pieces_of_a_table_are_views() -> None:
@@ -204,14 +204,14 @@ def test_pieces_of_a_table_are_views() -> None:
     assert np.shares_memory(last["x"].chunk(0).to_numpy(), table["x"].chunk(0).to_numpy())
 
 
-def test_what_speaks_arrow_is_read() -> None:
+def test_arrow_streams_are_read() -> None:
     import duckdb  # not above: what is there when tests begin is never collected, which its bindings call a leak
 
     pieces = split(duckdb.sql("select range as n, 'row ' || range as s from range(5)"), 2)
     assert [piece.to_pylist()[0] for piece in pieces] == [{"n": 0, "s": "row 0"}, {"n": 3, "s": "row 3"}]
 
 
-def test_datasets_are_cut_into_pieces() -> None:
+def test_datasets_are_split() -> None:
     [first, _] = split(TensorDataset(torch.arange(5), torch.eye(5)), 2)
     assert (type(first), len(first), first[2][0]) == (TensorDataset, 3, torch.tensor(2))
     assert split(Squares(), 2) == [[(0, 0), (1, 1), (2, 4)], [(3, 9), (4, 16)]]
@@ -219,7 +219,7 @@ def test_datasets_are_cut_into_pieces() -> None:
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
-def test_pieces_put_together_are_the_data(data: list[int], count: int) -> None:
+def test_concatenated_pieces_equal_the_data(data: list[int], count: int) -> None:
     pieces = split(data, count)
-    assert merge(pieces, "cat") == data
+    assert reduce_values(pieces, "cat") == data
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1

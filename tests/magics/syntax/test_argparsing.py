@@ -1,4 +1,4 @@
-"""Variables as they are named on a line."""
+"""Names of variables to push and pull on an option line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
+from meshbook.magics.syntax.argparsing import PullSpec, pull_specs, push_names
 
 
 @pytest.mark.parametrize(
@@ -18,30 +18,30 @@ from meshbook.magics.syntax.variable_specs import PullSpec, pulled, pushed
         ("c@first", [PullSpec("c", "first")]),
     ],
 )
-def test_what_is_pulled(text: str, wanted: list[PullSpec]) -> None:
-    assert pulled(text) == tuple(wanted)
+def test_pull_specs(text: str, wanted: list[PullSpec]) -> None:
+    assert pull_specs(text) == tuple(wanted)
     assert ",".join(map(str, wanted)) == text.replace(" ", "")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("c@", "'c@': after @ comes a rank, or one of mean, cat, stack, first"),
+        ("c@", "'c@': expected a rank after @, or one of mean, cat, stack, first"),
         ("c@maen", "Did you mean 'mean'?"),
-        ("c@0:2", "after @ comes a rank"),
-        ("2c", "'2c' is not a name that a variable can have"),
-        ("", "'' is not a name"),
-        (",", "',' is not a name"),
-        ("c@0,c@1", "c is there twice"),
+        ("c@0:2", "expected a rank after @"),
+        ("2c", "'2c' is not a valid variable name"),
+        ("", "'' is not a valid variable name"),
+        (",", "',' is not a valid variable name"),
+        ("c@0,c@1", "c is given twice"),
     ],
 )
 def test_what_cannot_be_pulled(text: str, problem: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as caught:
-        pulled(text)
+        pull_specs(text)
     assert problem in str(caught.value)
 
 
-def test_what_is_pushed() -> None:
-    assert pushed("a, b,c") == ("a", "b", "c")
+def test_push_names() -> None:
+    assert push_names("a, b,c") == ("a", "b", "c")
     with pytest.raises(argparse.ArgumentTypeError):
-        pushed("a,b@0")
+        push_names("a,b@0")

@@ -1,4 +1,4 @@
-"""Option lines, as tables: what they ask for, and what is said of those that ask for what there is not."""
+"""Option lines of `%%mesh` and `%mesh`, as tables: their parsed values, and the errors of invalid lines."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.magics.errors import UsageError
-from meshbook.magics.syntax.argparsing import HelpRequested
+from meshbook.magics.syntax.argparsing import HelpText, PullSpec
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options, parse_comment
-from meshbook.magics.syntax.variable_specs import PullSpec
 from meshbook.magics.verbs.base import Verb
-from meshbook.magics.verbs.down import DownVerb
-from meshbook.magics.verbs.heal import HealVerb
-from meshbook.magics.verbs.interrupt import InterruptVerb
+from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.metrics import MetricsVerb
-from meshbook.magics.verbs.push_pull import PullVerb, PushVerb
 from meshbook.magics.verbs.registry import parse_verb
-from meshbook.magics.verbs.resize import ResizeVerb
-from meshbook.magics.verbs.restart import RestartVerb
-from meshbook.magics.verbs.stack import StackVerb
-from meshbook.magics.verbs.status import StatusVerb
-from meshbook.magics.verbs.up import UpVerb
+from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
+from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
+from meshbook.magics.verbs.variables import PullVerb, PushVerb
 from meshbook.runtime.geometry import Extent
 
 
@@ -74,41 +67,41 @@ def test_cell_options(line: str, options: CellOptions) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("--quit", "no option '--quit'. Did you mean '--quiet'? The options are -h, --help, -a, --noblock,"),
-        ("--timeout 0", "--timeout: '0' is not a number of seconds above zero"),
-        ("--timeout=-3", "--timeout: '-3' is not a number of seconds"),
-        ("--timeout .", "--timeout: '.' is not a number of seconds"),
-        ("--timeout inf", "--timeout: 'inf' is not a number of seconds"),
-        ("-z", "no option '-z'. The options are"),
+        ("--quit", "unknown option '--quit'. Did you mean '--quiet'? The options are -h, --help, -a, --noblock,"),
+        ("--timeout 0", "--timeout: '0' is not a positive number of seconds"),
+        ("--timeout=-3", "--timeout: '-3' is not a positive number of seconds"),
+        ("--timeout .", "--timeout: '.' is not a positive number of seconds"),
+        ("--timeout inf", "--timeout: 'inf' is not a positive number of seconds"),
+        ("-z", "unknown option '-z'. The options are"),
         ("-a -b", "argument -b/--block: not allowed with argument -a/--noblock"),
-        ("0 --tim", "no option '--tim'. Did you mean '--time'?"),
-        ("0 1 --remote", "no option '--remote'"),
-        ("--local -a", "--local runs in this cell, for which -a would not wait: take one of them"),
-        ("gpus=0:2, hosts=1", "'hosts=1' is one word too many (names and selectors have no blanks in them)"),
-        ("0 -1", "'-1' is one word too many"),
-        ("-o 3x", "-o/--out: '3x' is not a name that a variable can have"),
-        ("-o class", "-o/--out: 'class' is not a name"),
-        ("-o -1", "-o/--out: '-1' is not a name"),
+        ("0 --tim", "unknown option '--tim'. Did you mean '--time'?"),
+        ("0 1 --remote", "unknown option '--remote'"),
+        ("--local -a", "--local and -a cannot be combined"),
+        ("gpus=0:2, hosts=1", "unexpected argument 'hosts=1' (names and selectors cannot contain spaces)"),
+        ("0 -1", "unexpected argument '-1'"),
+        ("-o 3x", "-o/--out: '3x' is not a valid variable name"),
+        ("-o class", "-o/--out: 'class' is not a valid variable name"),
+        ("-o -1", "-o/--out: '-1' is not a valid variable name"),
         ("-o", "-o/--out: expected one argument"),
         ("--show", "--show: expected one argument"),
         ("-q --show 0", "not allowed with argument -q/--quiet"),
         ("-g sometimes", "-g/--group: invalid choice: 'sometimes'"),
-        ("-o 'losses", 'cannot read "-o \'losses": no closing quotation'),
-        ("-o %(prog)s", "'%(prog)s' is not a name"),
-        pytest.param("--" + "x" * 100_000, "no option '--xxx", id="endless option"),
-        pytest.param("-o " + "1" * 100_000, "…' is not a name", id="endless name"),
+        ("-o 'losses", 'cannot parse "-o \'losses": no closing quotation'),
+        ("-o %(prog)s", "'%(prog)s' is not a valid variable name"),
+        pytest.param("--" + "x" * 100_000, "unknown option '--xxx", id="endless option"),
+        pytest.param("-o " + "1" * 100_000, "…' is not a valid variable name", id="endless name"),
     ],
 )
-def test_cell_options_that_do_not_exist(line: str, problem: str) -> None:
+def test_invalid_cell_options(line: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)) as caught:
         parse_cell_options(line)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help", "-o x ?"])
-def test_help_is_a_value_and_stays_silent(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_value_and_prints_nothing(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     asked = parse_cell_options(line)
-    assert isinstance(asked, HelpRequested)
+    assert isinstance(asked, HelpText)
     assert asked.text.startswith("usage: %%mesh ")
     for word in (
         "SEL",
@@ -175,32 +168,32 @@ def test_verbs(line: str, verb: Verb) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("dwon", "%mesh: no verb 'dwon'. Did you mean 'down'? The verbs are up, use, status, dash, down, resize,"),
+        ("dwon", "%mesh: unknown verb 'dwon'. Did you mean 'down'? The verbs are up, use, status, dash, down, resize,"),
         ("resize", "one of the arguments --gpus --shape is required"),
-        ("grow", "no verb 'grow'"),
-        ("heal 1 2", "%mesh heal: '2' is one word too many"),
-        ("stack --kill", "%mesh stack: no option '--kill'"),
-        ("--now", "no verb '--now'"),
-        ("up 4", "'4' is one word too many"),
-        ("up --gpu 4", "%mesh up: no option '--gpu'. Did you mean '--gpus'?"),
+        ("grow", "unknown verb 'grow'"),
+        ("heal 1 2", "%mesh heal: unexpected argument '2'"),
+        ("stack --kill", "%mesh stack: unknown option '--kill'"),
+        ("--now", "unknown verb '--now'"),
+        ("up 4", "unexpected argument '4'"),
+        ("up --gpu 4", "%mesh up: unknown option '--gpu'. Did you mean '--gpus'?"),
         ("up --gpus 0", "--gpus: '0' is not a whole number of 1 or more"),
         ("up --gpus -1", "--gpus: '-1' is not a whole number"),
         ("up --gpus two", "--gpus: 'two' is not a whole number"),
         ("up --gpus 4 --shape gpus=4", "not allowed with argument"),
-        ("up --shape gpus", "--shape: 'gpus' is not a shape such as hosts=2,gpus=4"),
-        ("up --shape gpus=", "'gpus=' is not a shape"),
-        ("up --shape =4", "'=4' is not a shape"),
-        ("up --shape gpus=4,", "'gpus=4,' is not a shape"),
+        ("up --shape gpus", "--shape: 'gpus' is not a valid shape"),
+        ("up --shape gpus=", "'gpus=' is not a valid shape"),
+        ("up --shape =4", "'=4' is not a valid shape"),
+        ("up --shape gpus=4,", "'gpus=4,' is not a valid shape"),
         ("up --shape gpus=2=2", "'2=2' is not a whole number of 1 or more"),
         ("up --shape gpus=0", "'0' is not a whole number of 1 or more"),
         ("up --shape gpus=2,gpus=2", "Duplicate dimension name 'gpus'"),
-        ("up --name 3", "--name: '3' is not a name"),
-        ("status a b", "%mesh status: 'b' is one word too many"),
+        ("up --name 3", "--name: '3' is not a valid variable name"),
+        ("status a b", "%mesh status: unexpected argument 'b'"),
         ("log 0 -n 0", "-n: '0' is not a whole number of 1 or more"),
         pytest.param("log -n " + "9" * 5000, "…' is not a whole number", id="endless number"),
     ],
 )
-def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
+def test_invalid_verbs(line: str, problem: str) -> None:
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse_verb(line)
 
@@ -209,19 +202,19 @@ def test_verbs_that_do_not_exist(line: str, problem: str) -> None:
     ("line", "said"),
     [
         ("?", "  up         Start a mesh\n"),
-        ("--help", "  log        Show what ranks wrote last,"),
-        ("help", "%mesh VERB --help says more"),
-        ("help up", "how many workers"),
-        ("--help help", "%mesh VERB --help says more"),
+        ("--help", "  log        Show the last output of ranks,"),
+        ("help", "shows the help of a verb"),
+        ("help up", "number of workers"),
+        ("--help help", "shows the help of a verb"),
         ("up ?", "usage: %mesh up [-h] [--gpus N | --shape DIM=N,...] [--name NAME]"),
-        ("up --help", "how many workers"),
+        ("up --help", "number of workers"),
         ("down ?", "usage: %mesh down "),
         ("log -h", "usage: %mesh log "),
     ],
 )
 def test_help_of_verbs(line: str, said: str) -> None:
     asked = parse_verb(line)
-    assert isinstance(asked, HelpRequested)
+    assert isinstance(asked, HelpText)
     assert said in asked.text
 
 
@@ -248,7 +241,7 @@ def test_comment(first_line: str, options: str | None) -> None:
 
 
 @given(st.text(alphabet="-ogqTh0: ='\"\\!?sTtaup", max_size=24) | st.text())
-def test_whatever_is_typed_is_options_help_or_a_usage_error(line: str) -> None:
+def test_any_text_gives_options_help_or_a_usage_error(line: str) -> None:
     for parse in (parse_cell_options, parse_verb):
         with contextlib.suppress(UsageError):
             parse(line)

@@ -28,61 +28,53 @@ class SelectorScope:
         return self.meshes.get(mesh or self.default, {})
 
 
-def complete_selector(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_selector(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete the end of a selector, which begins at `start` in the cell."""
     found = _SELECTOR.fullmatch(text)
     if found is None:
         return []
     at, piece = start + found.start("piece"), found["piece"]
-    sizes = scene.sizes(found["mesh"])
+    sizes = scope.sizes(found["mesh"])
     if "=" in piece:
         name, _, value = piece.partition("=")
         at += len(name) + 1
-        return _fitting(_places(sizes.get(name, 0)), value, at)
+        return _matches(_indices(sizes.get(name, 0)), value, at)
     if before := found["before"]:
-        return _fitting(_more(before, sizes), piece, at)
-    names = _meshes(scene) if not found["head"] else ()
-    return _fitting([*_words(), *names, *_dimensions(sizes), *_places(_count(sizes))], piece, at)
+        return _matches(_after_comma(before, sizes), piece, at)
+    offers = [(word, "ranks") for word in WORDS]
+    if not found["head"]:
+        offers += [(text, "mesh") for name in scope.meshes for text in (name, f"{name}[")]
+    return _matches([*offers, *_dimensions(sizes), *_indices(_count(sizes))], piece, at)
 
 
-def complete_mesh(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_mesh(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete the name of a mesh."""
-    return _fitting([(name, "mesh") for name in scene.meshes], text, start)
+    return _matches([(name, "mesh") for name in scope.meshes], text, start)
 
 
-def complete_rank(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_rank(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete one rank of the default mesh."""
-    ranks = range(min(_count(scene.sizes()), MOST_RANKS))
-    return _fitting([(str(rank), "rank") for rank in ranks], text, start)
+    ranks = range(min(_count(scope.sizes()), MOST_RANKS))
+    return _matches([(str(rank), "rank") for rank in ranks], text, start)
 
 
-def _fitting(offers: list[tuple[str, str]] | Iterator[tuple[str, str]], piece: str, start: int) -> list[Match]:
+def _matches(offers: list[tuple[str, str]] | Iterator[tuple[str, str]], piece: str, start: int) -> list[Match]:
     return [Match(text, start, start + len(piece), kind) for text, kind in offers if text.startswith(piece)]
-
-
-def _words() -> Iterator[tuple[str, str]]:
-    return ((word, "ranks") for word in WORDS)
-
-
-def _meshes(scene: SelectorScope) -> Iterator[tuple[str, str]]:
-    for name in scene.meshes:
-        yield name, "mesh"
-        yield f"{name}[", "mesh"
 
 
 def _dimensions(sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     return ((f"{name}=", "dimension") for name in sizes)
 
 
-def _more(before: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def _after_comma(before: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Offer what may follow a comma: unused dimensions, or more ranks."""
     if "=" not in before:
-        return _places(_count(sizes))
+        return _indices(_count(sizes))
     taken = {part.partition("=")[0].strip() for part in before.split(",")}
     return _dimensions({name: size for name, size in sizes.items() if name not in taken})
 
 
-def _places(size: int) -> Iterator[tuple[str, str]]:
+def _indices(size: int) -> Iterator[tuple[str, str]]:
     """Offer indices of a dimension, or ranks of a mesh."""
     if size:
         yield from ((str(place), "ranks") for place in range(min(size, MOST_RANKS)))

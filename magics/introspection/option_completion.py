@@ -7,35 +7,44 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshbook.magics.introspection.selectors import SelectorScope, complete_mesh, complete_rank, complete_selector
-from meshbook.magics.syntax.argparsing import Parser, job_name, mesh_name, preference, remote_variable, selector
+from meshbook.magics.introspection.selector_completion import (
+    SelectorScope,
+    complete_mesh,
+    complete_rank,
+    complete_selector,
+)
+from meshbook.magics.syntax.argparsing import (
+    Parser,
+    job_name,
+    mesh_name,
+    pull_specs,
+    push_names,
+    remote_variable,
+    selector,
+    setting_name,
+)
 from meshbook.magics.syntax.cell_options import cell_parser
-from meshbook.magics.syntax.settings import PREFERENCES, UNSET
-from meshbook.magics.syntax.variable_specs import pulled, pushed
+from meshbook.magics.syntax.settings import SETTINGS, UNSET
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.registry import VERBS
 from meshbook.runtime.cells.completion import Match
 
 
-def _complete_pushed(text: str, start: int, scene: SelectorScope) -> list[Match]:
-    return _in_list(text, start, scene.local)
-
-
-def _complete_pulled(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def _complete_pulled(text: str, start: int, scope: SelectorScope) -> list[Match]:
     last = text.rpartition(",")[2]
     _, at, how = last.partition("@")
     if not at:
-        return _in_list(text, start, scene.remote)
+        return _complete_list(text, start, scope.remote)
     begun = start + len(text) - len(how)
     ways = [Match(way, begun, begun + len(how), "choice") for way in REDUCTIONS if way.startswith(how)]
-    return [*ways, *complete_rank(how, begun, scene)]
+    return [*ways, *complete_rank(how, begun, scope)]
 
 
 def _offer(names: Iterable[str], text: str, start: int, kind: str) -> list[Match]:
     return [Match(name, start, start + len(text), kind) for name in names if name.startswith(text)]
 
 
-def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
+def _complete_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
     """Complete the last of several comma-separated names; none is offered twice."""
     before, _, last = text.rpartition(",")
     begun, taken = start + len(text) - len(last), before.split(",")
@@ -47,22 +56,22 @@ def _in_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
     mesh_name: complete_mesh,
-    pushed: _complete_pushed,
-    pulled: _complete_pulled,
-    remote_variable: lambda text, start, scene: _offer(scene.remote, text, start, "variable"),
-    job_name: lambda text, start, scene: _offer(scene.jobs, text, start, "job"),
-    preference: lambda text, start, scene: _offer(PREFERENCES, text, start, "setting"),
+    push_names: lambda text, start, scope: _complete_list(text, start, scope.local),
+    pull_specs: _complete_pulled,
+    remote_variable: lambda text, start, scope: _offer(scope.remote, text, start, "variable"),
+    job_name: lambda text, start, scope: _offer(scope.jobs, text, start, "job"),
+    setting_name: lambda text, start, scope: _offer(SETTINGS, text, start, "setting"),
 }
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")
 
 
-def complete_cell_options(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_cell_options(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete after `%%mesh`: `text` is the line up to the cursor, `start` its offset in the cell."""
-    return _complete(cell_parser(), text, start, scene)
+    return _complete(cell_parser(), text, start, scope)
 
 
-def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
+def complete_verb(text: str, start: int, scope: SelectorScope) -> list[Match]:
     """Complete after `%mesh`: a verb, or its arguments."""
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
     at = start + len(text) - len(last)
@@ -71,26 +80,26 @@ def complete_verb(text: str, start: int, scene: SelectorScope) -> list[Match]:
             return _offer([*VERBS, "help"], last, at, "verb")
         case ["help"]:
             return _offer(VERBS, last, at, "verb")
-        case ["config", key] if (known := PREFERENCES.get(key.replace("-", "_"))) is not None:
+        case ["config", key] if (known := SETTINGS.get(key.replace("-", "_"))) is not None:
             return _offer([*known.offers, UNSET], last, at, "choice")
         case [verb, *_] if verb in VERBS:
             after = text.index(verb) + len(verb)
-            return _complete(VERBS[verb].parser(), text[after:], start + after, scene)
+            return _complete(VERBS[verb].parser(), text[after:], start + after, scope)
         case _:
             return []
 
 
-def _complete(parser: Parser, text: str, start: int, scene: SelectorScope) -> list[Match]:
+def _complete(parser: Parser, text: str, start: int, scope: SelectorScope) -> list[Match]:
     if text.count("'") % 2 or text.count('"') % 2:
         return []  # anything may occur within a quotation
     *done, last = [*_WORD.findall(text), ""] if not text or text[-1].isspace() else _WORD.findall(text)
     line = _Line(parser, done)
     at = start + len(text) - len(last)
     if line.wanting is not None:
-        return _values(line.wanting, last, at, scene)
+        return _values(line.wanting, last, at, scope)
     if _is_option(last):
-        return _after_dash(line, last, at, scene)
-    values = [] if line.next_value is None else _values(line.next_value, last, at, scene)
+        return _after_dash(line, last, at, scope)
+    values = [] if line.next_value is None else _values(line.next_value, last, at, scope)
     return values if last else [*values, *_options(line, "--", at, at)]
 
 
@@ -124,11 +133,11 @@ class _Line:
             self._values.pop(0)
 
 
-def _after_dash(line: _Line, word: str, at: int, scene: SelectorScope) -> list[Match]:
+def _after_dash(line: _Line, word: str, at: int, scope: SelectorScope) -> list[Match]:
     name, equals, value = word.partition("=")
     option = line.parser.option(name)
     if equals:
-        return [] if option is None else _values(option, value, at + len(name) + 1, scene)
+        return [] if option is None else _values(option, value, at + len(name) + 1, scope)
     return _options(line, word, at, at + len(word))
 
 
@@ -138,11 +147,11 @@ def _options(line: _Line, word: str, start: int, end: int) -> list[Match]:
     return [Match(name, start, end, "option") for name in names if name.startswith(word)]
 
 
-def _values(action: argparse.Action, word: str, at: int, scene: SelectorScope) -> list[Match]:
+def _values(action: argparse.Action, word: str, at: int, scope: SelectorScope) -> list[Match]:
     if action.choices is not None:
         return [Match(str(each), at, at + len(word), "choice") for each in action.choices if str(each).startswith(word)]
     complete = _BY_TYPE.get(action.type)
-    return complete(word, at, scene) if complete is not None else []
+    return complete(word, at, scope) if complete is not None else []
 
 
 def takes_value(action: argparse.Action) -> bool:

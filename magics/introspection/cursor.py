@@ -50,7 +50,7 @@ class InBody:
     source: str
 
 
-Place: TypeAlias = OnOptions | OnVerb | OnSelector | InBody
+CursorPlace: TypeAlias = OnOptions | OnVerb | OnSelector | InBody
 
 
 def runs_on_ranks(cell: str, mode: str | None = None) -> bool:
@@ -59,7 +59,7 @@ def runs_on_ranks(cell: str, mode: str | None = None) -> bool:
     return isinstance(place_of(f"{cell[:end]}\n", end + 1, mode), InBody)
 
 
-def place_of(cell: str, cursor: int, mode: str | None = None) -> Place | None:
+def place_of(cell: str, cursor: int, mode: str | None = None) -> CursorPlace | None:
     """Return the location of the cursor; None if IPython's own completion and inspection apply.
 
     `mode` is the option line of mesh mode, if that is on.
@@ -80,11 +80,11 @@ def _option_line(cell: str) -> tuple[int, int]:
     first = find_first_line(lines)
     if first is not None and read_timer(lines[first].rstrip()):
         first = next_line(lines, first + 1)
-    start = _length(lines[:first])
+    start = _count_characters(lines[:first])
     return start, start + len(lines[first or 0])
 
 
-def _on_line(cell: str, cursor: int) -> Place | None:
+def _on_line(cell: str, cursor: int) -> CursorPlace | None:
     """Return the location on a line of `%mesh` or `%on`."""
     start = cell.rfind("\n", 0, cursor) + 1
     if (verb := _VERB.match(cell, start, cursor)) is not None:
@@ -93,7 +93,7 @@ def _on_line(cell: str, cursor: int) -> Place | None:
         return None
     if on["blank"] is None:
         return OnSelector(on["selector"], on.start("selector"))
-    return InBody(on["selector"], _blotted(cell[:start]) + " " * (on.end() - start) + cell[on.end() :])
+    return InBody(on["selector"], _mask(cell[:start]) + " " * (on.end() - start) + cell[on.end() :])
 
 
 def _by_mode(cell: str, cursor: int, mode: str) -> InBody | None:
@@ -101,13 +101,13 @@ def _by_mode(cell: str, cursor: int, mode: str) -> InBody | None:
     at = find_first_line(lines) or 0
     if HERE.match(lines[at]):
         return None
-    local = _length(lines[: 1 + at if read_timer(lines[at].rstrip()) else count_local_lines(lines)])
-    return InBody(mode, _blotted(cell[:local]) + cell[local:]) if cursor >= local <= len(cell) else None
+    local = _count_characters(lines[: 1 + at if read_timer(lines[at].rstrip()) else count_local_lines(lines)])
+    return InBody(mode, _mask(cell[:local]) + cell[local:]) if cursor >= local <= len(cell) else None
 
 
-def _blotted(text: str) -> str:
+def _mask(text: str) -> str:
     return re.sub(r"[^\n]", "#", text)
 
 
-def _length(lines: list[str]) -> int:
+def _count_characters(lines: list[str]) -> int:
     return sum(len(line) + 1 for line in lines)

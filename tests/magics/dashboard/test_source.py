@@ -1,4 +1,4 @@
-"""What a dashboard shows of cells: bars that ranks have in common. Rows of text in, bars out."""
+"""The data of a dashboard: progress bars merged over ranks, and which ranks are idle."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashboard.progress import MOST, bars_of
-from meshbook.magics.dashboard.source import freed
+from meshbook.magics.dashboard.source import MOST, bars_of, mark_idle
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 
@@ -31,28 +30,28 @@ def _row(title: str, count: int, total: int = 10) -> str:
         ({0: "read: 512rows [00:03, 170.00rows/s]\n"}, []),  # without an end there is no part that is done
     ],
 )
-def test_bars_with_one_title_are_one(
+def test_bars_with_the_same_title_are_merged(
     rows: dict[int, str], expected: list[tuple[float, tuple[int, ...], float, float]]
 ) -> None:
     found = [(bar.fraction, tuple(bar.ranks), bar.low, bar.high) for bar in bars_of(rows)]
     assert found == expected
 
 
-def test_a_bar_says_who_is_the_slowest() -> None:
+def test_a_bar_has_the_slowest_rank() -> None:
     (bar,) = bars_of({0: _row("train", 9), 1: _row("train", 2), 2: _row("train", 8)})
     assert bar.text.startswith("train: ")
     assert bar.text.endswith("r1 slowest")
 
 
-def test_only_so_many_bars_are_shown() -> None:
+def test_the_number_of_bars_is_limited() -> None:
     titles = [chr(ord("a") + number) * 3 for number in range(MOST + 5)]
     assert len(bars_of({0: "".join(_row(title, 1) for title in titles)})) == MOST
 
 
-def test_a_rank_is_idle_until_it_says_something_after_its_last_cell() -> None:
+def test_a_rank_is_idle_until_its_first_heartbeat_after_a_cell() -> None:
     activity = np.full(4, Activity.IN_COLLECTIVE, np.uint8)
     vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf], np.float32))
-    assert freed(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
+    assert mark_idle(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
         Activity.IDLE,
         *[Activity.IN_COLLECTIVE] * 3,
     ]

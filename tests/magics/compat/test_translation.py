@@ -1,4 +1,4 @@
-"""Option lines of other tools' magics, as tables: which lines of ours they come to."""
+"""Option lines of other tools' magics, as tables: how they are translated to those of `%%mesh`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_px(line: str, ours: str) -> None:
     assert translate_px(line) == ours
 
 
-def test_pxconfig_is_what_px_does_unless_it_says_otherwise() -> None:
+def test_pxconfig_sets_defaults_of_px() -> None:
     defaults = translate_pxconfig("--noblock --targets 0:2", PxDefaults())
     assert translate_px("", defaults) == "0:2 -a"
     assert translate_px("--block -t all", defaults) == "all"
@@ -50,14 +50,14 @@ def test_pxconfig_is_what_px_does_unless_it_says_otherwise() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("-t rc.ids", "'rc.ids' names no ranks: it needs all, 0, 0:2, ::2 or [0,2]"),
-        ("-t []", "'[]' names no ranks"),
+        ("-t rc.ids", "'rc.ids' is not a valid target"),
+        ("-t []", "'[]' is not a valid target"),
         ("--group-outputs=colour", "invalid choice"),
-        ("--nobloc", "no option '--nobloc'. Did you mean '--noblock'?"),
+        ("--nobloc", "unknown option '--nobloc'. Did you mean '--noblock'?"),
         ("-a -b", "not allowed with argument"),
     ],
 )
-def test_px_that_asks_for_what_there_is_not(line: str, problem: str) -> None:
+def test_px_with_invalid_options(line: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         translate_px(line)
     assert problem in str(caught.value)
@@ -73,11 +73,11 @@ def test_rank(line: str, ours: str) -> None:
 
 @pytest.mark.parametrize("line", ["", "0", "[]", "[x]", "[0] 1"])
 def test_rank_without_ranks(line: str) -> None:
-    with pytest.raises(UsageError, match=r"it needs ranks in brackets"):
+    with pytest.raises(UsageError, match=r"expected ranks in brackets"):
         translate_rank(line)
 
 
-def test_the_lines_of_dist() -> None:
+def test_dist_lines() -> None:
     assert read_init("").processes == 2
     assert read_init('--num-processes 4 --gpu-ids "0,1,2,3" -a localhost').processes == 4
     assert [read_switch(line) for line in ("", "--enable", "-e", "-d")] == [None, True, True, False]

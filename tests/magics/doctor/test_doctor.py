@@ -1,4 +1,4 @@
-"""What an examination makes of what it sees, as tables; and that one of this machine comes to its end."""
+"""The findings of `%mesh doctor`, as tables, and an examination of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from meshbook.magics.doctor.examination import CHECKS
-from meshbook.magics.doctor.finding import Finding, examine, render, worst_of
+from meshbook.magics.doctor.finding import Finding, examine, format_report, worst_of
 from meshbook.magics.doctor.machine import (
     judge_cores,
     judge_memory,
@@ -25,8 +25,8 @@ from meshbook.magics.doctor.processes import (
     a_worker,
     judge_bulk_data,
     judge_folder,
-    judge_memory_of_others,
-    memory_of_others,
+    judge_process_memory,
+    process_memory,
 )
 from meshbook.magics.doctor.software import judge_gpus, judge_kernelspec, judge_packages
 
@@ -38,7 +38,7 @@ HERE = str(Path(sys.executable))
     ("finding", "level", "text", "remedy"),
     [
         (judge_cores(8, None), "ok", "8", ""),
-        (judge_cores(8, 1.5), "note", "may use the time of 1.5", "--cpus"),
+        (judge_cores(8, 1.5), "note", "may use only 1.5", "--cpus"),
         (judge_cores(2, 4.0), "ok", "2", ""),
         (judge_memory(8 * GIB, None), "ok", "8.0 GiB free", ""),
         (
@@ -48,11 +48,11 @@ HERE = str(Path(sys.executable))
             "",
         ),
         (judge_memory(64 * GIB, GIB), "warning", "1.0 GiB free", ""),
-        (judge_shared_memory(None), "warning", "is not there", "--shm-size"),
+        (judge_shared_memory(None), "warning", "does not exist", "--shm-size"),
         (judge_shared_memory(64 << 20), "warning", "64 MiB in all", "--shm-size"),
         (judge_shared_memory(8 * GIB), "ok", "8.0 GiB", ""),
         (judge_open_files(resource.RLIM_INFINITY), "ok", "unlimited", ""),
-        (judge_open_files(324), "warning", "room for a mesh of some 100 ranks", "ulimit -Hn"),
+        (judge_open_files(324), "warning", "a mesh of about 100 ranks", "ulimit -Hn"),
         (judge_open_files(1 << 20), "ok", "at most 1048576", ""),
         (judge_nic(0, 0, 0), "note", "by TCP", ""),
         (judge_nic(2, 0, 0), "warning", "none of them active", "ibstat"),
@@ -60,8 +60,8 @@ HERE = str(Path(sys.executable))
         (judge_nic(2, 2, resource.RLIM_INFINITY), "ok", "2 active ports", ""),
         (judge_name_service("box", 0.02), "ok", "box in 20 ms", ""),
         (judge_name_service("box", 5.0), "warning", "takes 5.0 s to look up", "/etc/hosts"),
-        (judge_memory_of_others(""), "ok", "may read", ""),
-        (judge_memory_of_others("Operation not permitted"), "note", "(Operation not permitted)", "SYS_PTRACE"),
+        (judge_process_memory(""), "ok", "can read", ""),
+        (judge_process_memory("Operation not permitted"), "note", "(Operation not permitted)", "SYS_PTRACE"),
         (judge_bulk_data("", "", lacks_nixl=False), "ok", "from memory to memory; between hosts by RDMA", ""),
         (judge_bulk_data("", "no NIC", lacks_nixl=False), "ok", "between hosts by TCP (no NIC)", ""),
         (judge_bulk_data("", "no NIXL", lacks_nixl=True), "note", "by TCP (no NIXL)", "meshbook[rdma]"),
@@ -69,16 +69,21 @@ HERE = str(Path(sys.executable))
         (judge_folder(Path("/tmp/m"), 5 * GIB, "ext4"), "ok", "/tmp/m (5 GiB free)", ""),
         (judge_folder(Path("/tmp/m"), 5 << 20, "ext4"), "warning", "5 MiB free", "MESHBOOK_RUNTIME_DIR"),
         (judge_folder(Path("/home/m"), 5 * GIB, "nfs4"), "problem", "is on nfs4", "MESHBOOK_RUNTIME_DIR"),
-        (judge_folder(Path("/" + "x" * 60), 5 * GIB, "ext4"), "problem", "too long a path", "MESHBOOK_RUNTIME_DIR"),
-        (judge_gpus(0, "2.13.0+cpu", None), "note", "none here", ""),
+        (judge_folder(Path("/" + "x" * 60), 5 * GIB, "ext4"), "problem", "is too long", "MESHBOOK_RUNTIME_DIR"),
+        (judge_gpus(0, "2.13.0+cpu", None), "note", "none", ""),
         (judge_gpus(4, "2.13.0", "13.0"), "ok", "4; torch 2.13.0 is built for CUDA 13.0", ""),
-        (judge_gpus(4, "2.13.0+cpu", None), "warning", "built for the CPU alone", "CUDA"),
+        (judge_gpus(4, "2.13.0+cpu", None), "warning", "built for CPUs only", "CUDA"),
         (judge_kernelspec("/k", HERE, HERE), "ok", "/k", ""),
-        (judge_kernelspec("/k", None, "/gone/python"), "problem", "starts /gone/python, which is not there", "install"),
-        (judge_kernelspec("/k", "/usr/other/python", "python3.9"), "note", "may be another meshbook", "install"),
+        (
+            judge_kernelspec("/k", None, "/gone/python"),
+            "problem",
+            "starts /gone/python, which does not exist",
+            "install",
+        ),
+        (judge_kernelspec("/k", "/usr/other/python", "python3.9"), "note", "may use another meshbook", "install"),
     ],
 )
-def test_what_is_seen_is_judged(finding: Finding, level: str, text: str, remedy: str) -> None:
+def test_judged_findings(finding: Finding, level: str, text: str, remedy: str) -> None:
     assert finding.level == level
     assert text in finding.text
     assert remedy in finding.remedy
@@ -103,20 +108,20 @@ def test_a_check_that_fails_is_a_finding() -> None:
 
     found = examine([breaks_down, sees_well])
     assert [finding.level for finding in found] == ["warning", "ok"]
-    assert found[0].text == "could not be looked at: OSError: no such place"
+    assert found[0].text == "the check failed: OSError: no such place"
 
 
-def test_findings_are_a_table_with_a_verdict() -> None:
+def test_findings_are_formatted_as_a_table_with_a_summary() -> None:
     found = [Finding("ok", "cores", "8"), Finding("warning", "/dev/shm", "64 MiB in all", "give it more")]
-    assert render(found) == (
+    assert format_report(found) == (
         "ok       cores     8\n"
         "warning  /dev/shm  64 MiB in all\n"
         "                   -> give it more\n"
         "\n"
         "meshes work; 1 warning above"
     )
-    assert render(found[:1]).endswith("\nall is well")
-    assert render([*found, Finding("problem", "x", "y")]).endswith("\n1 problem to solve before meshes work")
+    assert format_report(found[:1]).endswith("\nno problems found")
+    assert format_report([*found, Finding("problem", "x", "y")]).endswith("\n1 problem to fix before meshes work")
 
 
 def test_the_worst_level_counts() -> None:
@@ -127,11 +132,11 @@ def test_the_worst_level_counts() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_this_machine_can_be_examined() -> None:
     found = examine(check for check in CHECKS if check is not a_worker)
-    assert not [finding for finding in found if "could not be looked at" in finding.text]
+    assert not [finding for finding in found if "the check failed" in finding.text]
     assert {"Python", "packages", "/dev/shm", "open files", "ptrace"} <= {finding.subject for finding in found}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no process_vm_readv")
-def test_reading_the_memory_of_others_is_tried() -> None:
-    finding, _ = memory_of_others()
-    assert finding.text.startswith(("workers may read", "workers may not read each other's memory (Operation not"))
+def test_reading_process_memory_is_tried() -> None:
+    finding, _ = process_memory()
+    assert finding.text.startswith(("workers can read", "workers cannot read each other's memory (Operation not"))

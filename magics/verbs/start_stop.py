@@ -1,0 +1,198 @@
+"""`%mesh up`, `use`, `down`, `resize`, `heal` and `restart`: the lifecycle of meshes and their ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from meshbook.magics.cells.detach import print_detached_runs
+from meshbook.magics.cells.rank_errors import format_remedy
+from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.registry import format_up
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.output.messages import LiveDisplay
+from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.syntax.argparsing import Parser, count, mesh_name, variable
+from meshbook.magics.verbs.base import Verb, add_mesh_name, add_selection, add_size
+from meshbook.runtime.geometry import Extent
+
+
+@dataclass(frozen=True)
+class UpVerb(Verb):
+    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. A mesh that is up stays."""
+
+    word = "up"
+    description = "Start a mesh. A mesh of this name and shape that is already up stays as it is."
+
+    gpus: int | None = None
+    shape: Extent | None = None
+    name: str | None = None
+    spares: int = 0
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_size(parser, required=False)
+        parser.add_argument("--name", metavar="NAME", type=variable, help="name of the mesh, for selectors")
+        parser.add_argument(
+            "--spares",
+            metavar="N",
+            type=count,
+            default=0,
+            help="keep N processes ready to replace ranks that die (default: none)",
+        )
+
+    def run(self, notebook: Notebook) -> None:
+        started = time.monotonic()
+        notebook.session()
+        extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
+        known = notebook.meshes.find(self.name)
+        if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
+            notebook.bind(known)
+            remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
+            print(f"{known.format_summary()}; already up{remedy}")
+            return
+        bar = _Progress(notebook.shell)
+        try:
+            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
+        except BaseException:
+            bar.stop()
+            raise
+        notebook.bind(mesh)
+        current = notebook.meshes.get().name
+        also = f"\nthe current mesh is {current}; choose this one with %mesh use {mesh.name}"
+        bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
+        print_detached_runs()
+
+
+class _Progress:
+    """A progress line with the number of ranks that are up; a quick start shows none."""
+
+    def __init__(self, shell: Any) -> None:
+        self._publisher = publisher_for(shell)
+        self._shown = ""
+
+    def __call__(self, ready: int, total: int) -> None:
+        bar = "█" * (20 * ready // total)
+        self._show(f"starting ranks {bar:░<20} {ready}/{total}")
+
+    def done(self, text: str) -> None:
+        self._show(text, is_final=True) if self._shown else print(text)
+
+    def stop(self) -> None:
+        """Mark the line as unfinished; the reason is reported elsewhere."""
+        if self._shown:
+            self._show(f"{self._shown}; the mesh did not start", is_final=True)
+
+    def _show(self, text: str, *, is_final: bool = False) -> None:
+        if text != self._shown:
+            self._publisher.publish([LiveDisplay({"text/plain": text}, bool(self._shown), is_final)])
+            self._shown = text
+
+
+@dataclass(frozen=True)
+class UseVerb(Verb):
+    """Make this mesh the default of cells and verbs that name none."""
+
+    word = "use"
+    description = "Choose the current mesh, the default of cells and verbs."
+
+    name: str
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        parser.add_argument("name", metavar="NAME", type=mesh_name, help="mesh to choose")
+
+    def run(self, notebook: Notebook) -> None:
+        print(f"{notebook.meshes.use(self.name).format_summary()}; the current mesh")
+
+
+@dataclass(frozen=True)
+class DownVerb(Verb):
+    """Stop a mesh (None: the current mesh); `now` does not wait for running code."""
+
+    word = "down"
+    description = "Stop a mesh."
+
+    name: str | None = None
+    now: bool = False
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_mesh_name(parser, "mesh to stop (default: the current mesh)")
+        parser.add_argument("--now", action="store_true", help="do not wait for running code")
+
+    def run(self, notebook: Notebook) -> None:
+        notebook.session()
+        if not self.now:
+            mesh = notebook.meshes.get(self.name).name
+            for job in [job for job in notebook.jobs if job.mesh == mesh and not job.done()]:
+                print(
+                    f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now does not wait)"
+                )
+                job.wait()  # Ctrl-C ends the wait, and nothing has been stopped then
+        before = notebook.meshes.get()
+        print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
+        if len(notebook.meshes) and (current := notebook.meshes.get()) is not before:
+            print(f"the current mesh is now {current.name}")
+
+
+@dataclass(frozen=True)
+class ResizeVerb(Verb):
+    """Resize a mesh (None: the current mesh) to `gpus` workers in its last dimension, or to these sizes."""
+
+    word = "resize"
+    description = "Add ranks to a mesh, or remove some; the others keep their state."
+
+    gpus: int | None = None
+    shape: Extent | None = None
+    name: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_mesh_name(parser, "mesh to resize (default: the current mesh)")
+        add_size(parser, required=True)
+
+    def run(self, notebook: Notebook) -> None:
+        mesh = notebook.meshes.get(self.name)
+        sizes = dict(self.shape) if self.shape is not None else {"gpus": self.gpus or 1}
+
+        def follow() -> None:
+            if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
+                notebook.bind(mesh)
+
+        print(lifecycle.resize(mesh, sizes, follow))
+
+
+@dataclass(frozen=True)
+class HealVerb(Verb):
+    """Restart the dead ranks of a mesh (None: the current mesh)."""
+
+    word = "heal"
+    description = "Restart the dead ranks of a mesh."
+
+    name: str | None = None
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_mesh_name(parser, "mesh to heal (default: the current mesh)")
+
+    def run(self, notebook: Notebook) -> None:
+        print(lifecycle.heal(notebook.meshes.get(self.name)))
+
+
+@dataclass(frozen=True)
+class RestartVerb(Verb):
+    """End these ranks, even busy ones, and restart them."""
+
+    word = "restart"
+    description = "Kill ranks, even busy ones, and restart them."
+
+    selection: str = "all"
+
+    @staticmethod
+    def add_arguments(parser: Parser) -> None:
+        add_selection(parser)
+
+    def run(self, notebook: Notebook) -> None:
+        print(lifecycle.restart(*notebook.meshes.ranks_of(self.selection)))
