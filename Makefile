@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium demo lab test test-pythons check bench soak chaos clean
+.PHONY: help setup chromium demo lab test quick test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -50,6 +50,9 @@ lab: setup ## open the notebooks in JupyterLab
 # files, for Playwright keeps an event loop on the main thread and its tests come last.
 test: setup chromium ## run all tests; those in a browser only where there is a Chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+quick: setup ## run the tests that start no process, in about a minute
+	$(BIN)/python -m pytest -n 2 -m quick -q
 
 test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, where these are installed
 	@.ci/test-pythons 3.12 3.13

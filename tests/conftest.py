@@ -58,6 +58,36 @@ hypothesis.settings.load_profile("meshbook")
 set_unhandled_fault_hook(lambda failure: None)
 
 
+# -- the tests that start no process: `make quick` --------------------------------------------
+
+START_PROCESSES = {"browser", "end_to_end", "kernel", "libraries", "notebooks", "typed"}
+START_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_quick_test: str | None = None  # the one that runs
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = collection_path.parent == Path(__file__).parent and collection_path.name in START_PROCESSES
+    return True if is_left_out and config.getoption("markexpr") == "quick" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global _quick_test
+    _quick_test = item.nodeid if item.get_closest_marker("quick") else None
+    try:
+        return (yield)
+    finally:
+        _quick_test = None
+
+
+def _reject_start_in_quick_test(event: str, arguments: tuple[object, ...]) -> None:
+    if event in START_EVENTS and _quick_test is not None:
+        raise AssertionError(f"{_quick_test} starts a process: mark it with `process`")
+
+
+sys.addaudithook(_reject_start_in_quick_test)
+
+
 # -- where torch is not installed: `make test-pythons` ---------------------------------------
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -84,9 +114,16 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if HAS_TORCH else ModuleWithoutTorch.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest's own evaluates -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if HAS_TORCH:
-        return
+    for item in items:
+        if not _starts_processes(item) and item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
+    if not HAS_TORCH:
+        _deselect_those_with_torch(config, items)
+
+
+def _deselect_those_with_torch(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
@@ -135,8 +172,10 @@ def faults() -> Iterator[queue.SimpleQueue[MeshFailure]]:
 @pytest.fixture(autouse=True)
 def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compares before and after, so that a mesh or kernel that several tests share may live on."""
-    if request.node.get_closest_marker("browser"):
-        yield  # they heal ranks of a mesh that they share; the end of the run shows what is left
+    # Quick tests cannot start one. Tests in a browser heal ranks of a mesh that they share; the end of the run shows
+    # what is left.
+    if request.node.get_closest_marker("quick") or request.node.get_closest_marker("browser"):
+        yield
         return
     find = _all_processes if _starts_processes(request.node) else _family
     before = find()
@@ -146,8 +185,8 @@ def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[N
 
 
 def _starts_processes(node: pytest.Item) -> bool:
-    marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "gpu", "rdma"))
-    return marked or "end_to_end" in node.path.parts
+    marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "browser", "gpu", "rdma"))
+    return marked or node.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES
 
 
 def _all_processes() -> set[psutil.Process]:

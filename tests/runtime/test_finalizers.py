@@ -27,6 +27,8 @@ from meshbook.runtime.node.ports import PortMailbox
 from meshbook.runtime.queues import may_wait
 from tests.runtime.conftest import PATIENCE, Probe
 
+pytestmark = pytest.mark.slow
+
 CALLS = 20
 
 

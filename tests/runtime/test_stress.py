@@ -23,6 +23,8 @@ from meshbook.runtime.errors import QueueFull
 from meshbook.runtime.transport import Transport
 from tests.runtime.conftest import PATIENCE, Received
 
+pytestmark = pytest.mark.slow
+
 LONG = 30.0  # seconds until a wait in the middle of much work is a failure
 LARGE = 300_000  # bytes: more than a socket's buffer takes
 

@@ -375,6 +375,7 @@ def test_a_frame_over_the_limit_closes_its_connection(folder: Path, transports: 
     assert received.is_empty()
 
 
+@pytest.mark.process
 def test_a_forked_child_keeps_no_connection_open(unix: Callable[[str], UnixTransport]) -> None:
     """Else its peers would not see the end of this process, nor the child's writes stay out of the stream."""
     here, there = unix("here"), unix("there")

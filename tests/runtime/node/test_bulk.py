@@ -75,6 +75,7 @@ def test_it_can_be_switched_off(make_session):
     assert is_whole(frame_for(session.controller, node.address))
 
 
+@pytest.mark.process
 def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
     """Its sender has ended before it was looked at."""
     [node] = session.workers(1)

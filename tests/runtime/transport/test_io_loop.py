@@ -340,6 +340,7 @@ def test_callbacks_while_it_closes_all_run() -> None:
         assert sorted(ran) == list(range(300))
 
 
+@pytest.mark.process
 def test_a_forked_child_closes_the_descriptors(loop: IoLoop) -> None:
     loop.run(lambda: None)
     assert loop._bell is not None
