@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import psutil
 from report import Report, json_option
-from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Measurement, NoAnswer, find_growth, footprint, put_growth
 
 import meshbook
 from meshbook import Actor, ActorError, Restarts, SupervisionError, close_session, context, endpoint, this_host
@@ -197,7 +197,7 @@ class Job:
             event = self._events.get(timeout=PATIENCE)
         except queue.Empty:
             faulthandler.dump_traceback(all_threads=True)
-            raise Hung(f"nothing came within {PATIENCE:g} s: {self._describe()}") from None
+            raise NoAnswer(f"nothing came within {PATIENCE:g} s: {self._describe()}") from None
         if len(event) == 2:
             self._healed(*event)
         else:
@@ -287,13 +287,13 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
 # -- checks ------------------------------------------------------------------------
 
 
-def look(job: Job) -> Sight:
+def measure(job: Job) -> Measurement:
     """Measure the controller, all agents and all fork servers; workers change."""
     gc.collect()
     controller = psutil.Process()
     agents = controller.children()
     servers = [server for agent in agents for server in agent.children()]
-    return Sight(
+    return Measurement(
         footprints={
             "controller": footprint(controller),
             "agent": sum_of(agents),  # of all hosts: connections move from one to another
@@ -302,7 +302,7 @@ def look(job: Job) -> Sight:
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
         open_calls=context().actor_instance.node.calls.pending,
-        letters=job.done.count,
+        messages=job.done.count,
     )
 
 
@@ -311,15 +311,15 @@ def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
     return Footprint(*(sum(column) for column in zip(*map(dataclasses.astuple, each), strict=True)))
 
 
-def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
+def measure_at_rest(job: Job, warm: Measurement | None = None) -> Measurement:
     """Measure until nothing has grown, or the time is up: spares are replaced, and threads end, a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
         is_full = job.procs.spares().get(PATIENCE) == SPARES * job.hosts
-        sight = look(job)
-        is_ready = all_are_measured() if warm is None else not grown(sight, warm)
+        measured = measure(job)
+        is_ready = all_are_measured() if warm is None else not find_growth(measured, warm)
         if (is_full and is_ready) or time.monotonic() > end:
-            return sight
+            return measured
         time.sleep(0.1)  # they end without an event
 
 
@@ -357,8 +357,8 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
         found = run_parts(
             Job(options.hosts, options.policy), seconds / PARTS, options.faults / PARTS, options.seed, report
         )
-    except Hung as hung:
-        found = [str(hung)]
+    except NoAnswer as error:
+        found = [str(error)]
     close_session()
     return found + [f"left behind: {process}" for process in marked_processes()]
 
@@ -366,14 +366,14 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
 def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
     done: collections.Counter[str] = collections.Counter()
     job.warm_up()
-    warm, found = look_at_rest(job), []
+    warm, found = measure_at_rest(job), []
     for part in range(PARTS):
         count = round(faults * (part + 1)) - round(faults * part)
         done.update(work_under_faults(job, seconds, count, seed + part).counts())
-        sight = look_at_rest(job, warm)
+        measured = measure_at_rest(job, warm)
         put(report, job, done)
-        put_growth(report, sight, warm)
-        found = job.check() + grown(sight, warm)
+        put_growth(report, measured, warm)
+        found = job.check() + find_growth(measured, warm)
         print(f"part {part + 1} of {PARTS}: {done.total()} faults, {job.done.count} pieces", file=sys.stderr)
         if job.wrong:
             break

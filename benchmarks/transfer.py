@@ -4,8 +4,8 @@
 
 Two workers for each backend, which is forced on them; one of them moves the data, and copies within its own memory in
 the same round. "Fresh" is into pages that were never touched. A backend that this machine does not support is left out.
-`--peers` names an interpreter that has torchmonarch, ray or distributed; see `movers.py`. GB are 10^9 bytes, MiB 2^20;
-bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
+`--peers` names an interpreter that has torchmonarch, ray or distributed; see `transfer_peers.py`. GB are 10^9 bytes,
+MiB 2^20; bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from movers import NAMES, Peer
 from report import Report, json_option, percentiles
+from transfer_peers import NAMES, Peer
 
 from meshbook import Actor, ActorError, RDMABuffer, close_session, endpoint, this_host
 from meshbook.runtime.config import OVERRIDES
@@ -135,9 +135,9 @@ class Pair:
         self.way = way
         with OVERRIDES.during({"rdma_ways": f"{way},same process"}):
             self.procs = this_host().spawn_procs(per_host={"gpus": 2})
-        movers = self.procs.spawn("movers", Mover)
-        self.owner: Any = movers.slice(gpus=0)
-        self.reader: Any = movers.slice(gpus=1)
+        transfer_peers = self.procs.spawn("transfer_peers", Mover)
+        self.owner: Any = transfer_peers.slice(gpus=0)
+        self.reader: Any = transfer_peers.slice(gpus=1)
         self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
 
     def leads_there(self) -> bool:
