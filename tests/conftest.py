@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import hypothesis
 import psutil
 import pytest
@@ -27,6 +28,7 @@ import pytest
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fault_hook
 
+HERE = Path(__file__).parent
 # Short, because the path of an ipc socket may have 107 bytes at most.
 SCRATCH = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
 RUNTIME_DIR = SCRATCH / "run"
@@ -62,11 +64,13 @@ set_unhandled_fault_hook(lambda failure: None)
 
 START_PROCESSES = {"browser", "end_to_end", "kernel", "libraries", "notebooks", "typed"}
 START_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+# Workers cannot import test modules, so the classes and functions of these travel by value.
+PICKLED_BY_VALUE = ("end_to_end", "kernel", "runtime/rdma", "runtime/semantics", "testing")
 _quick_test: str | None = None  # the one that runs
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_left_out = collection_path.parent == Path(__file__).parent and collection_path.name in START_PROCESSES
+    is_left_out = collection_path.parent == HERE and collection_path.name in START_PROCESSES
     return True if is_left_out and config.getoption("markexpr") == "quick" else None
 
 
@@ -119,6 +123,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not _starts_processes(item) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
+    for path, module in {(item.path, item.getparent(pytest.Module).obj) for item in items}:
+        if path.is_relative_to(HERE) and str(path.relative_to(HERE)).startswith(PICKLED_BY_VALUE):
+            cloudpickle.register_pickle_by_value(module)
     if not HAS_TORCH:
         _deselect_those_with_torch(config, items)
 
@@ -133,7 +140,7 @@ def _deselect_those_with_torch(config: pytest.Config, items: list[pytest.Item]) 
 
 
 def _starts_torch(item: pytest.Item) -> bool:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    folder = item.path.relative_to(HERE).parts[0]
     return folder in START_TORCH and item.get_closest_marker("without_torch") is None
 
 
@@ -186,7 +193,7 @@ def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[N
 
 def _starts_processes(node: pytest.Item) -> bool:
     marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "browser", "gpu", "rdma"))
-    return marked or node.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES
+    return marked or node.path.relative_to(HERE).parts[0] in START_PROCESSES
 
 
 def _all_processes() -> set[psutil.Process]:

@@ -25,7 +25,8 @@ from meshbook.runtime.transport.home import Home, LaneRequest
 from meshbook.runtime.transport.link import LinkAttach, Ping, StreamPart, pack
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import Received
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 

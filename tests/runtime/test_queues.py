@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from meshbook.runtime.queues import get_within
-
-PATIENCE = 60.0
+from tests.support import PATIENCE
 
 
 def test_what_is_there_or_comes_is_taken() -> None:

@@ -13,8 +13,7 @@ import pytest
 from meshbook.runtime.hosts.forkserver_client import ForkedProcess
 from meshbook.runtime.hosts.launchers import START_AGENT
 from meshbook.runtime.hosts.start_agent import with_huge_pages
-
-PATIENCE = 60.0
+from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize(

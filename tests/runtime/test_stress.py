@@ -21,7 +21,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import QueueFull
 from meshbook.runtime.transport import Transport
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import Received
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,6 @@ from meshbook.runtime.telemetry.last_words import (
 from meshbook.runtime.telemetry.output import REMEMBERED_ENDS, Chunk, DisplayChunk, OutputChunk, OutputStore
 from meshbook.runtime.telemetry.spool import Spool
 
-PATIENCE = 10.0
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
 
 

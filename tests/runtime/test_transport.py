@@ -19,7 +19,8 @@ from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.memory import Switchboard
 from meshbook.runtime.transport.unix import PACKET_BYTES, StreamSocket, UnixTransport
 from meshbook.runtime.wire.messages import Address
-from tests.runtime.conftest import PATIENCE, Gate, Received
+from tests.runtime.conftest import Gate, Received
+from tests.support import PATIENCE
 
 MARK = 10  # messages a peer may be behind, in the tests that fill queues
 Open = Callable[[str], Transport]

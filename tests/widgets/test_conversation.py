@@ -16,8 +16,8 @@ from meshbook.widgets.backend import BackendReply
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
 from meshbook.widgets.server import MOST_ASIDE, DashboardServer
 from meshbook.widgets.source import MeshFacts, MeshSnapshot, RankConditions
+from tests.support import PATIENCE
 
-PATIENCE = 20.0  # seconds
 SIZE = 4
 
 

@@ -44,8 +44,8 @@ from meshbook.runtime.telemetry.vitals import (
     VitalsBatch,
 )
 from meshbook.runtime.wire.messages import Address
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 WORDS = ProcessWords(7)
 
 

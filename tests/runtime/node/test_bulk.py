@@ -18,7 +18,7 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import BodyElsewhere, is_whole, unpack
 from meshbook.runtime.wire.messages import Address, Reply
-from tests.runtime.conftest import PATIENCE
+from tests.support import PATIENCE
 
 BODY = pickling.dumps(bytes(1 << 20), "a value")
 LARGE = bytes(range(256)) * 4096

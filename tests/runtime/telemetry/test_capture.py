@@ -22,8 +22,8 @@ from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
 from meshbook.runtime.telemetry.last_words import last_words
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.streams import RankStream
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.runtime.transport.io_loop import IN, IoLoop
-from tests.runtime.conftest import PATIENCE
+from tests.support import PATIENCE
 
 NEVER = 1e6
 
