@@ -1,4 +1,4 @@
-"""What every test stands on: a scratch home for the run, and the rule that nothing is left behind.
+"""The base of all tests: a scratch home for the run, and the rule that nothing is left behind.
 
 A test that leaves a process behind fails, by name. So does a run that leaves a run directory behind.
 """
@@ -52,11 +52,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 PATIENCE_S = 3.0
 
-# Its 200 ms for an example are passed on a machine that does other things too, and that is no fault of the code.
+# On a busy machine an example may take longer than hypothesis's limit of 200 ms.
 hypothesis.settings.register_profile("meshbook", deadline=None)
 hypothesis.settings.load_profile("meshbook")
 
-# A test run is no script that ends at the first fault; one may also come when the test that caused it has ended.
+# A failure must not end the test run, as it ends a script; it may also arrive after the end of the test that caused it.
 set_unhandled_fault_hook(lambda failure: None)
 
 
@@ -152,7 +152,7 @@ def pytest_collection_finish() -> None:
 
 @atexit.register
 def _clear_away(owner: int = os.getpid()) -> None:
-    """Of each process that loads this file. Its shells, which write their history down at its end, do so before."""
+    """Remove the scratch folder when this process ends, after its shells have written their history."""
     if os.getpid() == owner:  # no child
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
@@ -168,7 +168,7 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def faults() -> Iterator[queue.SimpleQueue[MeshFailure]]:
-    """What nobody handled in this test."""
+    """Failures that no caller and no supervisor handled in this test."""
     found: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = unhandled_fault_hook()
     set_unhandled_fault_hook(found.put)
@@ -223,7 +223,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _marked_processes(mark: str) -> set[psutil.Process]:
-    """The processes with this in their environment, whoever their parent is."""
+    """Return the processes with this in their environment, whatever their parent is."""
     found: set[psutil.Process] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -252,7 +252,7 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def _end_and_complain(left: set[psutil.Process], who: str) -> None:
-    """Fails when processes outlive the patience; ends them, lest the next test be blamed."""
+    """Fail if processes outlive the patience, and kill them, so that they do not fail the next test."""
     if not left:
         return
     words = {process.pid: _describe(process) for process in left}
@@ -283,7 +283,7 @@ def _kill(process: psutil.Process) -> None:
 
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """A folder for runs that no other test has. Short: a socket's path has 107 bytes."""
+    """A folder for the runs of one test. Short: a socket's path has 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)  # a process that ends may be removing files of its own
@@ -314,11 +314,11 @@ class Script:
         self.process.stdin.flush()
 
     def family(self) -> list[psutil.Process]:
-        """Everything that it started, and that was started by this, and so on."""
+        """Return its descendants."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def processes(self) -> set[psutil.Process]:
-        """It, and everything that came of it, whoever is the parent now."""
+        """Return it and all processes that it started, directly or not, whatever their parent is now."""
         return _marked_processes(f"MESHBOOK_SCRIPT={self._file}")
 
     def close(self) -> None:
