@@ -110,17 +110,12 @@ def texts_of(file: Path, tree: ast.Module, errors: set[str]) -> Iterator[Text]:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and TEXT_FUNCTION.match(node.name):
             kind, parts = "text", list(node.body[1:] if ast.get_docstring(node) else node.body)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            is_help = "description" in ast.unparse(node)[:20]
-            kind, parts = "help" if is_help else "text", [node.value] if is_constant(node) or is_help else []
+            name = ast.unparse(node).split()[0].rstrip(":")
+            kind = "help" if name == "description" else "text"
+            parts = [node.value] if kind == "help" or name.isupper() else []
         for line, text in (found for part in parts for found in words_of(part)):
             if re.search(r"[A-Za-z]{2,}[^A-Za-z]* [^ ]*[A-Za-z]", text) and "\nimport " not in text:
                 yield Text(file, line, kind or "text", text)
-
-
-def is_constant(node: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether the name of what is assigned is that of a constant."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return all(isinstance(target, ast.Name) and target.id.isupper() for target in targets)
 
 
 def javascript_texts() -> Iterator[Text]:
