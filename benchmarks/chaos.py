@@ -140,23 +140,23 @@ class Job:
         self._next = 0
         self._again: collections.deque[int] = collections.deque()
         self._out: collections.Counter[int] = collections.Counter()  # pieces by rank
-        self._away: set[int] = set()  # ranks that wait for a heal
+        self._unavailable: set[int] = set()  # ranks that wait for a heal
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._healing = False
 
     def work_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._hand_out(new=True)
+            self._assign_all(new=True)
             self._take_event()
 
     def rest(self) -> None:
         """Wait until all assigned pieces are done, and the mesh is healthy."""
         for rank in range(RANKS):  # a rank without pieces may have died unnoticed
-            self._give(rank, self._number())
+            self._assign(rank, self._next_piece())
         while self._healing or self._out.total() or self._again:
             self._take_event()
-            self._hand_out(new=False)
+            self._assign_all(new=False)
 
     def _spawn(self, kind: type[Actor], *arguments: Any) -> Any:
         """Spawn one on each rank, on all hosts."""
@@ -174,16 +174,16 @@ class Job:
 
     # -- assignment ----------------------------------------------------------
 
-    def _hand_out(self, *, new: bool) -> None:
+    def _assign_all(self, *, new: bool) -> None:
         for rank in range(RANKS):
-            while rank not in self._away and self._out[rank] < WINDOW and (self._again or new):
-                self._give(rank, self._again.popleft() if self._again else self._number())
+            while rank not in self._unavailable and self._out[rank] < WINDOW and (self._again or new):
+                self._assign(rank, self._again.popleft() if self._again else self._next_piece())
 
-    def _number(self) -> int:
+    def _next_piece(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def _give(self, rank: int, piece: int) -> None:
+    def _assign(self, rank: int, piece: int) -> None:
         partner = (rank + 1 + piece % (RANKS - 1)) % RANKS
         begun = time.monotonic()
         answer = self.adders[piece % 2].slice(gpus=rank).add.call_one(piece, partner)
@@ -214,7 +214,8 @@ class Job:
         silent = [name for name, answer in answers.items() if not answer.done()]
         processes = [f"{each.pid} {each.status()}" for each in psutil.Process().children(recursive=True)]
         return (
-            f"pieces out: {dict(self._out)}; ranks away: {self._away or 'none'}; healing: {self._healing}; "
+            f"pieces assigned: {dict(self._out)}; ranks to heal: {self._unavailable or 'none'}; "
+            f"healing: {self._healing}; "
             f"silent: {', '.join(silent) or 'none'}; processes: {', '.join(processes)}"
         )
 
@@ -238,7 +239,7 @@ class Job:
         if self._heals_itself:
             time.sleep(0.001)  # calls to a restarting rank wait for it; the restart begins a moment later
         else:
-            self._away.add(rank)
+            self._unavailable.add(rank)
 
     def _note(self, piece: int, found: int) -> None:
         if not self.done.note(piece, found):
@@ -255,7 +256,7 @@ class Job:
         self._healing = False
         error = healed.exception()
         if error is None:
-            self._away.clear()  # the next piece detects ranks that have died since
+            self._unavailable.clear()  # the next piece detects ranks that have died since
             if healed.get():
                 self.heals.append(time.monotonic() - begun)
         elif isinstance(error, SupervisionError):

@@ -76,7 +76,7 @@ class Chaos:
     """The processes, the memory that they share, and the requests to them."""
 
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self.meshes = [self._spawn(way, count) for way, count in WAYS.items()]
         parts = [mesh.slice(gpus=rank) for mesh in self.meshes for rank in range(len(mesh))]
         self.peers = [
@@ -108,12 +108,12 @@ class Chaos:
         while self.transfers < end and not self.wrong:
             for number in range(WORKERS):
                 self._keep_busy(number)
-            if self._dice.random() < 0.2:
+            if self._random.random() < 0.2:
                 self._take_outcomes(self._transfers.do(self._tasks(CONTROLLER, BATCH // 4)))
                 self._renew_own()
             self._take_event()
 
-    def touch_everything(self) -> None:
+    def open_connections(self) -> None:
         """Let each move the largest memory of each, send arrays, and share other memory."""
         for number in range(WORKERS):
             self._ask("regions", number, self.peers[number].owner_actor.regions.call_one())
@@ -136,9 +136,9 @@ class Chaos:
             self._ask("regions", number, self.peers[number].owner_actor.regions.call_one())
         if not self._asked["do", number]:
             self._ask("do", number, self.peers[number].mover.do.call_one(self._tasks(number, BATCH)))
-        if not self._asked["echo", number] and self._dice.random() < 0.1:
+        if not self._asked["echo", number] and self._random.random() < 0.1:
             self._echo(number, self._size(LARGEST))
-        if not self._asked["renew", number] and self._dice.random() < 0.2:
+        if not self._asked["renew", number] and self._random.random() < 0.2:
             self._renew(number)
 
     def _ask(self, what: str, number: int, future: Any) -> None:
@@ -146,7 +146,7 @@ class Chaos:
         future.when_done(lambda: self._events.put((what, number, future)))
 
     def _echo(self, number: int, size: int) -> None:
-        key = self._dice.randrange(1000)
+        key = self._random.randrange(1000)
         sent = pattern(key, 0, size).copy()
         answer = self.peers[number].mover.echo.call_one(sent)
         sent.fill(0)  # a change after sending must have no effect
@@ -154,13 +154,13 @@ class Chaos:
         self._ask("echo", number, checked)
 
     def _renew(self, number: int) -> None:
-        is_slot = self._dice.random() < 0.5
-        index = self._dice.randrange(WORKERS + 1 if is_slot else 3)
+        is_slot = self._random.random() < 0.5
+        index = self._random.randrange(WORKERS + 1 if is_slot else 3)
         self._ask("renew", number, self.peers[number].owner_actor.renew.call_one(index, is_slot))
 
     def _renew_own(self) -> None:
         self._put_back(CONTROLLER)
-        regions, wrong = self._own.renew(self._dice.randrange(3), is_slot=False)
+        regions, wrong = self._own.renew(self._random.randrange(3), is_slot=False)
         self._regions[CONTROLLER] = regions
         self.wrong += wrong
 
@@ -168,22 +168,22 @@ class Chaos:
         return [self._task(mover) for _ in range(count)]
 
     def _task(self, mover: int) -> Transfer:
-        is_write = self._dice.random() < WRITES
-        if self._outdated and self._dice.random() < OUTDATED:
-            region, whose = self._dice.choice(self._outdated)
+        is_write = self._random.random() < WRITES
+        if self._outdated and self._random.random() < OUTDATED:
+            region, whose = self._random.choice(self._outdated)
             if whose in (mover, ALL):
                 return self._part(region, is_write=whose == mover)
-        regions = self._regions[self._dice.choice(sorted(self._regions))]
-        return self._part(regions.slots[mover] if is_write else self._dice.choice(regions.shared), is_write=is_write)
+        regions = self._regions[self._random.choice(sorted(self._regions))]
+        return self._part(regions.slots[mover] if is_write else self._random.choice(regions.shared), is_write=is_write)
 
     def _part(self, region: Region, *, is_write: bool) -> Transfer:
         whole = region.buffer.size()
         size = self._size(whole)
-        return Transfer(region, self._dice.randrange(whole - size + 1), size, is_write)
+        return Transfer(region, self._random.randrange(whole - size + 1), size, is_write)
 
     def _size(self, most: int) -> int:
         """Return a random size, mostly small: all powers of two are equally likely."""
-        return max(1, min(most, int(2 ** self._dice.uniform(0, most.bit_length()))))
+        return max(1, min(most, int(2 ** self._random.uniform(0, most.bit_length()))))
 
     def _every_task(self, mover: int) -> list[Transfer]:
         all_regions = self._regions.values()
@@ -235,8 +235,8 @@ class Chaos:
     def _put_back(self, owner: int) -> None:
         """Remember memory that the owner has shared until now: its handles may be outdated."""
         if (regions := self._regions.get(owner)) is not None:
-            self._outdated.append((self._dice.choice(regions.shared), ALL))
-            whose = self._dice.randrange(WORKERS + 1)
+            self._outdated.append((self._random.choice(regions.shared), ALL))
+            whose = self._random.randrange(WORKERS + 1)
             self._outdated.append((regions.slots[whose], whose))
 
     def _forget(self, owner: int) -> None:
@@ -329,7 +329,7 @@ def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[s
         for each in injected:
             done.update(each.counts())
         if not job.wrong:
-            job.touch_everything()
+            job.open_connections()
         measured = measure_at_rest(job, allowed(warm))
         put(report, job, job.outcomes - before, done)
         put_growth(report, measured, warm)
@@ -351,13 +351,13 @@ def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: 
 
 def warm_up(job: Chaos) -> None:
     """Let each process do everything, die, be healed and do everything again, so that every connection exists."""
-    job.touch_everything()
+    job.open_connections()
     for peer in job.peers:
         peer.procs.kill().get(PATIENCE)
     job.move(20 * BATCH)
     job.rest()
-    job.touch_everything()
-    job.touch_everything()
+    job.open_connections()
+    job.open_connections()
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Work:
     """The teams and the random work on them; one seed determines it."""
 
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self.host = this_host()
         self.procs = self.host.spawn_procs(per_host=SHAPE, name="soak")
         self.teams: dict[str, Any] = {name: self.procs.spawn(name, cls, name) for name, cls in TEAMS.items()}
@@ -68,7 +68,7 @@ class Work:
             self.let_spawn: 1,
         }
 
-    def touch_everything(self) -> None:
+    def open_connections(self) -> None:
         """Let each actor send to each, and each process spawn processes, so that every connection exists."""
         for sender in self.teams.values():
             for name, team in self.teams.items():
@@ -80,11 +80,11 @@ class Work:
 
     def step(self) -> None:
         """Do one random action; wait for some answer if many are pending."""
-        (kind,) = self._dice.choices(list(self._kinds), list(self._kinds.values()))
+        (kind,) = self._random.choices(list(self._kinds), list(self._kinds.values()))
         kind()
         self.done[kind.__name__] += 1
         while len(self._open) > WINDOW:
-            self._take_answer(self._dice.randrange(len(self._open)))
+            self._take_answer(self._random.randrange(len(self._open)))
 
     def rest(self) -> None:
         """Receive all pending answers."""
@@ -124,12 +124,12 @@ class Work:
             self.wrong.append(f"{what} gave {found} instead of {expected}")
 
     def _pick(self, teams: str = "abcd") -> tuple[str, Any]:
-        team = self._dice.choice(teams)
+        team = self._random.choice(teams)
         return team, self._cut(self.teams[team])
 
     def _cut(self, mesh: Any) -> Any:
         """Return the mesh, or a part of it."""
-        cuts = {dim: self._dice.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
+        cuts = {dim: self._random.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
         return mesh.slice(**{dim: cut for dim, cut in cuts.items() if cut is not None})
 
     def _next_message(self, team: str, part: ActorMesh) -> Message:
@@ -143,16 +143,16 @@ class Work:
         self._open.append((part.receive.call(message), list(message.numbers.items()), f"call of {team}"))
 
     def call_one(self) -> None:
-        team, rank = self._dice.choice("abcd"), {dim: self._dice.randrange(2) for dim in SHAPE}
+        team, rank = self._random.choice("abcd"), {dim: self._random.randrange(2) for dim in SHAPE}
         one = self.teams[team].slice(**rank)
-        for _ in range(self._dice.randrange(1, 20)):
+        for _ in range(self._random.randrange(1, 20)):
             message = self._next_message(team, one)
             ((rank_and_number),) = message.numbers.items()
             self._open.append((one.receive.call_one(message), rank_and_number, f"call_one of {team}"))
 
     def broadcast(self) -> None:
         team, part = self._pick()
-        for _ in range(self._dice.randrange(1, 20)):
+        for _ in range(self._random.randrange(1, 20)):
             part.receive.broadcast(self._next_message(team, part))
 
     def stream(self) -> None:
@@ -163,11 +163,11 @@ class Work:
 
     def let_broadcast(self) -> None:
         (_, senders), (team, part) = self._pick(), self._pick()
-        answered = senders.broadcast_to.call(team, part, self._dice.randrange(1, 10))
+        answered = senders.broadcast_to.call(team, part, self._random.randrange(1, 10))
         self._open.append((answered, [None] * len(senders), "broadcasts by peers"))
 
     def let_call(self) -> None:
-        sender = self._dice.choice("abc")
+        sender = self._random.choice("abc")
         senders = self._cut(self.teams[sender])
         team, part = self._pick("abcd".partition(sender)[2])
         self._open.append((senders.call_peers.call(team, part), [True] * len(senders), "calls by peers"))
@@ -193,8 +193,8 @@ class Work:
         self.wait(procs.stop(), "the stop of a temporary mesh")
 
     def let_spawn(self) -> None:
-        depth = self._dice.choice((1, 1, 2))
-        one = self.teams[self._dice.choice("abc")].slice(x=self._dice.randrange(2), y=self._dice.randrange(2))
+        depth = self._random.choice((1, 1, 2))
+        one = self.teams[self._random.choice("abc")].slice(x=self._random.randrange(2), y=self._random.randrange(2))
         self._open.append((one.spawn_nested.call_one(depth), 2 * depth, "nested meshes"))
 
 
@@ -336,7 +336,7 @@ def soak(seconds: float, seed: int, report: Report) -> list[str]:
 
 def run_checks(work: Work, seconds: float, report: Report) -> list[str]:
     warm_seconds = min(seconds * WARM_PART, WARM_SECONDS)
-    work.touch_everything()
+    work.open_connections()
     work_for(work, warm_seconds)
     warm, found = measure(work), []
     for _ in range(CHECKS):

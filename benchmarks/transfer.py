@@ -140,7 +140,7 @@ class Pair:
         self.reader: Any = transfer_peers.slice(gpus=1)
         self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
 
-    def leads_there(self) -> bool:
+    def is_supported(self) -> bool:
         """Return whether this machine supports the backend; otherwise print the reason."""
         buffer = self.owner.hold.call_one(KIB).get()
         try:
@@ -236,7 +236,7 @@ AIMS = (  # description, figure, bound, whether the bound is a minimum
 )
 
 
-def verdicts(report: Report) -> str:
+def format_aims(report: Report) -> str:
     """Return a line per aim: whether it is met."""
     lines = []
     for what, figure, bound, is_least in AIMS:
@@ -260,7 +260,7 @@ def main() -> None:
     report, sizes = Report(), QUICK if options.quick else tuple(TIMES)
     procs = this_host().spawn_procs(per_host={"gpus": RECEIVERS})
     echo = procs.slice(gpus=0).spawn("echo", Mover).echo
-    pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.leads_there()]
+    pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.is_supported()]
     peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
     for _ in range(options.rounds):
         for size in sizes:
@@ -276,7 +276,7 @@ def main() -> None:
     for each in (procs, *(pair.procs for pair in pairs)):
         each.stop().get()
     close_session()
-    report.present("bulk data between processes, interleaved", options, verdicts(report))
+    report.present("bulk data between processes, interleaved", options, format_aims(report))
 
 
 if __name__ == "__main__":
