@@ -19,13 +19,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium demo lab test test-pythons check bench soak chaos clean
+.PHONY: help setup chromium demo lab test quick test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(READY) ## make .venv with everything in it; costs nothing when it is up to date
+setup: $(READY) ## make or update .venv
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "meshbook needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-chromium: ## install Chromium for the browser tests, where there is none and root may: Debian and its like
+chromium: ## install Chromium for the browser tests, as root on Debian and similar systems
 	@($(FIND_CHROMIUM)) || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing Chromium for the browser tests" && \
 		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
 		chromium fonts-dejavu-core >/dev/null; } || \
@@ -46,12 +46,15 @@ demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, 
 lab: setup ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-# Two processes run tests, each file in one of them: most tests wait for others to start or to end. In the order of the
-# files, for Playwright keeps an event loop on the main thread and its tests come last.
-test: setup chromium ## run all tests; those in a browser only where there is a Chromium
+# Two processes run tests, since most tests wait for processes. In the order of the files: Playwright keeps an event loop
+# on the main thread, so its tests come last.
+test: setup chromium ## run all tests; those in a browser only if Chromium is installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, where these are installed
+quick: setup ## run the tests that start no process, in about a minute
+	$(BIN)/python -m pytest -n 2 -m quick -q
+
+test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, if installed
 	@.ci/test-pythons 3.12 3.13
 
 check: setup $(JS_READY) ## lint, formatting and types, of Python and of the dashboard's JavaScript
@@ -66,15 +69,15 @@ $(JS_READY): widgets/package.json widgets/package-lock.json | $(READY)
 	@$(NPM) ci --silent && touch $@ || echo "npm cannot install them: the dashboard's JavaScript is not checked" >&2
 
 bench: setup ## run the benchmarks
-	@for name in spawn calls fans payloads transfer maps cells completion faults dashboard vitals; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in spawn calls broadcast payloads transfer maps cells completion faults dashboard vitals; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-soak: setup ## ten minutes of random work: fails where a message is lost or anything piles up
+soak: setup ## ten minutes of random work: fails if a message is lost or anything accumulates
 	$(BIN)/python benchmarks/soak.py
 
-chaos: setup ## half an hour of work and of transfers under faults: fails where a sum or a byte is wrong or anything is left
+chaos: setup ## half an hour of work and transfers under faults: fails if a sum or a byte is wrong, or anything is left behind
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/chaos_transfers.py
 
-clean: ## remove what the targets above made, .venv too
+clean: ## remove everything that the targets above made, .venv too
 	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

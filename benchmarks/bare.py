@@ -50,11 +50,11 @@ class Bare:
             self._send(self._peers[0], "echo")
         self._receive(times)
 
-    def cast(self, times: int) -> None:
+    def broadcast(self, times: int) -> None:
         """Send to each peer, which does not answer; then wait until all have received everything."""
         for _ in range(times):
             for peer in self._peers:
-                self._send(peer, "note")
+                self._send(peer, "add")
         self.call_each(len(self._peers))
 
     def _send(self, peer: bytes, name: str) -> None:
@@ -105,11 +105,11 @@ def serve(url: str) -> None:
 
 def answer(socket: zmq.Socket[bytes]) -> None:
     """Handle one message."""
-    letter = socket.recv()
-    if not letter:  # bulk data follows
+    message = socket.recv()
+    if not message:  # bulk data follows
         socket.send(socket.recv(copy=False), copy=False)
         return
-    name, (value,) = pickle.loads(letter)
+    name, (value,) = pickle.loads(message)
     if name == "echo":
         socket.send(pickle.dumps(value, 5))
 

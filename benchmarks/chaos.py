@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import psutil
 from report import Report, json_option
-from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Measurement, NoAnswer, find_growth, footprint, put_growth
 
 import meshbook
 from meshbook import Actor, ActorError, Restarts, SupervisionError, close_session, context, endpoint, this_host
@@ -140,23 +140,23 @@ class Job:
         self._next = 0
         self._again: collections.deque[int] = collections.deque()
         self._out: collections.Counter[int] = collections.Counter()  # pieces by rank
-        self._away: set[int] = set()  # ranks that wait for a heal
+        self._unavailable: set[int] = set()  # ranks that wait for a heal
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._healing = False
 
     def work_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._hand_out(new=True)
+            self._assign_all(new=True)
             self._take_event()
 
     def rest(self) -> None:
         """Wait until all assigned pieces are done, and the mesh is healthy."""
         for rank in range(RANKS):  # a rank without pieces may have died unnoticed
-            self._give(rank, self._number())
+            self._assign(rank, self._next_piece())
         while self._healing or self._out.total() or self._again:
             self._take_event()
-            self._hand_out(new=False)
+            self._assign_all(new=False)
 
     def _spawn(self, kind: type[Actor], *arguments: Any) -> Any:
         """Spawn one on each rank, on all hosts."""
@@ -174,16 +174,16 @@ class Job:
 
     # -- assignment ----------------------------------------------------------
 
-    def _hand_out(self, *, new: bool) -> None:
+    def _assign_all(self, *, new: bool) -> None:
         for rank in range(RANKS):
-            while rank not in self._away and self._out[rank] < WINDOW and (self._again or new):
-                self._give(rank, self._again.popleft() if self._again else self._number())
+            while rank not in self._unavailable and self._out[rank] < WINDOW and (self._again or new):
+                self._assign(rank, self._again.popleft() if self._again else self._next_piece())
 
-    def _number(self) -> int:
+    def _next_piece(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def _give(self, rank: int, piece: int) -> None:
+    def _assign(self, rank: int, piece: int) -> None:
         partner = (rank + 1 + piece % (RANKS - 1)) % RANKS
         begun = time.monotonic()
         answer = self.adders[piece % 2].slice(gpus=rank).add.call_one(piece, partner)
@@ -197,7 +197,7 @@ class Job:
             event = self._events.get(timeout=PATIENCE)
         except queue.Empty:
             faulthandler.dump_traceback(all_threads=True)
-            raise Hung(f"nothing came within {PATIENCE:g} s: {self._describe()}") from None
+            raise NoAnswer(f"nothing came within {PATIENCE:g} s: {self._describe()}") from None
         if len(event) == 2:
             self._healed(*event)
         else:
@@ -214,7 +214,8 @@ class Job:
         silent = [name for name, answer in answers.items() if not answer.done()]
         processes = [f"{each.pid} {each.status()}" for each in psutil.Process().children(recursive=True)]
         return (
-            f"pieces out: {dict(self._out)}; ranks away: {self._away or 'none'}; healing: {self._healing}; "
+            f"pieces assigned: {dict(self._out)}; ranks to heal: {self._unavailable or 'none'}; "
+            f"healing: {self._healing}; "
             f"silent: {', '.join(silent) or 'none'}; processes: {', '.join(processes)}"
         )
 
@@ -238,7 +239,7 @@ class Job:
         if self._heals_itself:
             time.sleep(0.001)  # calls to a restarting rank wait for it; the restart begins a moment later
         else:
-            self._away.add(rank)
+            self._unavailable.add(rank)
 
     def _note(self, piece: int, found: int) -> None:
         if not self.done.note(piece, found):
@@ -255,7 +256,7 @@ class Job:
         self._healing = False
         error = healed.exception()
         if error is None:
-            self._away.clear()  # the next piece detects ranks that have died since
+            self._unavailable.clear()  # the next piece detects ranks that have died since
             if healed.get():
                 self.heals.append(time.monotonic() - begun)
         elif isinstance(error, SupervisionError):
@@ -287,13 +288,13 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
 # -- checks ------------------------------------------------------------------------
 
 
-def look(job: Job) -> Sight:
+def measure(job: Job) -> Measurement:
     """Measure the controller, all agents and all fork servers; workers change."""
     gc.collect()
     controller = psutil.Process()
     agents = controller.children()
     servers = [server for agent in agents for server in agent.children()]
-    return Sight(
+    return Measurement(
         footprints={
             "controller": footprint(controller),
             "agent": sum_of(agents),  # of all hosts: connections move from one to another
@@ -311,15 +312,15 @@ def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
     return Footprint(*(sum(column) for column in zip(*map(dataclasses.astuple, each), strict=True)))
 
 
-def look_at_rest(job: Job, warm: Sight | None = None) -> Sight:
+def measure_at_rest(job: Job, warm: Measurement | None = None) -> Measurement:
     """Measure until nothing has grown, or the time is up: spares are replaced, and threads end, a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
         is_full = job.procs.spares().get(PATIENCE) == SPARES * job.hosts
-        sight = look(job)
-        is_ready = all_are_measured() if warm is None else not grown(sight, warm)
+        measured = measure(job)
+        is_ready = all_are_measured() if warm is None else not find_growth(measured, warm)
         if (is_full and is_ready) or time.monotonic() > end:
-            return sight
+            return measured
         time.sleep(0.1)  # they end without an event
 
 
@@ -357,8 +358,8 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
         found = run_parts(
             Job(options.hosts, options.policy), seconds / PARTS, options.faults / PARTS, options.seed, report
         )
-    except Hung as hung:
-        found = [str(hung)]
+    except NoAnswer as error:
+        found = [str(error)]
     close_session()
     return found + [f"left behind: {process}" for process in marked_processes()]
 
@@ -366,14 +367,14 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
 def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
     done: collections.Counter[str] = collections.Counter()
     job.warm_up()
-    warm, found = look_at_rest(job), []
+    warm, found = measure_at_rest(job), []
     for part in range(PARTS):
         count = round(faults * (part + 1)) - round(faults * part)
         done.update(work_under_faults(job, seconds, count, seed + part).counts())
-        sight = look_at_rest(job, warm)
+        measured = measure_at_rest(job, warm)
         put(report, job, done)
-        put_growth(report, sight, warm)
-        found = job.check() + grown(sight, warm)
+        put_growth(report, measured, warm)
+        found = job.check() + find_growth(measured, warm)
         print(f"part {part + 1} of {PARTS}: {done.total()} faults, {job.done.count} pieces", file=sys.stderr)
         if job.wrong:
             break

@@ -2,11 +2,11 @@
 
     python benchmarks/chaos_transfers.py [--transfers N] [--seed N] [--kills X] [--stops X] [--json FILE]
 
-Five processes, the controller among them, lend memory and move each other's, each by a backend that is forced on it;
-large arrays go to endpoints and back meanwhile. Every byte is compared (`lending.py`). Owners drop memory, and lend
-other memory; `meshbook.testing.chaos` kills and stops processes, which respawn by themselves. Outdated handles are
-used, too: they must raise. In the end all work comes to rest, and is compared with the state after the warm-up. The
-benchmark fails, with the reason, if a byte is wrong, an answer does not arrive, an unexpected error is raised, or
+Five processes, the controller among them, share memory and read and write that of the others, each by one backend;
+large arrays go to endpoints and back meanwhile. Every byte is compared (`shared_regions.py`). Owners drop memory, and
+share other memory; `meshbook.testing.chaos` kills and stops processes, which respawn by themselves. Outdated handles
+are used, too: they must raise. In the end all work comes to rest, and is compared with the state after the warm-up.
+The benchmark fails, with the reason, if a byte is wrong, an answer does not arrive, an unexpected error is raised, or
 descriptors, threads, memory or files have grown. The same seed gives the same transfers and faults.
 """
 
@@ -28,9 +28,21 @@ from typing import Any
 
 import numpy as np
 import psutil
-from lending import LARGEST, SLOT, Hand, Lender, Lent, Mover, Owner, Shelf, Tally, Task, pattern
 from report import Report, json_option
-from soak import REST_PATIENCE, Footprint, Hung, Sight, footprint, grown, put_growth
+from shared_regions import (
+    LARGEST,
+    SLOT,
+    MoverActor,
+    Outcomes,
+    OwnedRegions,
+    Owner,
+    OwnerActor,
+    Region,
+    Transfer,
+    Transfers,
+    pattern,
+)
+from soak import REST_PATIENCE, Footprint, Measurement, NoAnswer, find_growth, footprint, put_growth
 
 from meshbook import Restarts, SupervisionError, close_session, context, this_host
 from meshbook.runtime.config import OVERRIDES
@@ -40,7 +52,7 @@ from meshbook.testing import chaos
 
 WAYS = {"process memory": 2, "host agent": 1, "message": 1}  # and how many workers move by it
 WORKERS = sum(WAYS.values())
-CONTROLLER = WORKERS  # its number among those that lend and move
+CONTROLLER = WORKERS  # its number among those that share and move
 SPARE = 6  # cached connections, segments and threads: how many depends on how many were used at once
 SPARE_MEMORY = 64.0  # MiB of those
 ALL = -1  # the reader of memory that all may read
@@ -56,24 +68,24 @@ class Peer:
     """A worker."""
 
     procs: Any  # its slice
-    lender: Any
+    owner_actor: Any
     mover: Any
 
 
 class Chaos:
-    """The processes, the memory that they lend, and the requests to them."""
+    """The processes, the memory that they share, and the requests to them."""
 
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self.meshes = [self._spawn(way, count) for way, count in WAYS.items()]
         parts = [mesh.slice(gpus=rank) for mesh in self.meshes for rank in range(len(mesh))]
         self.peers = [
-            Peer(part, part.spawn("lender", Lender, number, WORKERS + 1), part.spawn("mover", Mover))
+            Peer(part, part.spawn("owner_actor", OwnerActor, number, WORKERS + 1), part.spawn("mover", MoverActor))
             for number, part in enumerate(parts)
         ]
-        self._own, self._hand = Owner(CONTROLLER, WORKERS + 1), Hand()
-        self._shelves: dict[int, Shelf] = {CONTROLLER: self._own.shelf()}
-        self._outdated: collections.deque[tuple[Lent, int]] = collections.deque(maxlen=20)  # and the owner of its slot
+        self._own, self._transfers = Owner(CONTROLLER, WORKERS + 1), Transfers()
+        self._regions: dict[int, OwnedRegions] = {CONTROLLER: self._own.regions()}
+        self._outdated: collections.deque[tuple[Region, int]] = collections.deque(maxlen=20)  # with its slot's owner
         self._events: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: collections.Counter[tuple[str, int]] = collections.Counter()
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -96,21 +108,21 @@ class Chaos:
         while self.transfers < end and not self.wrong:
             for number in range(WORKERS):
                 self._keep_busy(number)
-            if self._dice.random() < 0.2:
-                self._take_tally(self._hand.do(self._tasks(CONTROLLER, BATCH // 4)))
+            if self._random.random() < 0.2:
+                self._take_outcomes(self._transfers.do(self._tasks(CONTROLLER, BATCH // 4)))
                 self._renew_own()
             self._take_event()
 
-    def touch_everything(self) -> None:
-        """Let each move the largest memory of each, send arrays, and lend other memory."""
+    def open_connections(self) -> None:
+        """Let each move the largest memory of each, send arrays, and share other memory."""
         for number in range(WORKERS):
-            self._ask("shelf", number, self.peers[number].lender.shelf.call_one())
+            self._ask("regions", number, self.peers[number].owner_actor.regions.call_one())
         self.rest()
         for number in range(WORKERS):
             self._ask("do", number, self.peers[number].mover.do.call_one(self._every_task(number)))
             self._echo(number, LARGEST)
             self._renew(number)
-        self._take_tally(self._hand.do(self._every_task(CONTROLLER)))
+        self._take_outcomes(self._transfers.do(self._every_task(CONTROLLER)))
         self._renew_own()
         self.rest()
 
@@ -120,13 +132,13 @@ class Chaos:
             self._take_event()
 
     def _keep_busy(self, number: int) -> None:
-        if number not in self._shelves and not self._asked["shelf", number]:
-            self._ask("shelf", number, self.peers[number].lender.shelf.call_one())
+        if number not in self._regions and not self._asked["regions", number]:
+            self._ask("regions", number, self.peers[number].owner_actor.regions.call_one())
         if not self._asked["do", number]:
             self._ask("do", number, self.peers[number].mover.do.call_one(self._tasks(number, BATCH)))
-        if not self._asked["echo", number] and self._dice.random() < 0.1:
+        if not self._asked["echo", number] and self._random.random() < 0.1:
             self._echo(number, self._size(LARGEST))
-        if not self._asked["renew", number] and self._dice.random() < 0.2:
+        if not self._asked["renew", number] and self._random.random() < 0.2:
             self._renew(number)
 
     def _ask(self, what: str, number: int, future: Any) -> None:
@@ -134,7 +146,7 @@ class Chaos:
         future.when_done(lambda: self._events.put((what, number, future)))
 
     def _echo(self, number: int, size: int) -> None:
-        key = self._dice.randrange(1000)
+        key = self._random.randrange(1000)
         sent = pattern(key, 0, size).copy()
         answer = self.peers[number].mover.echo.call_one(sent)
         sent.fill(0)  # a change after sending must have no effect
@@ -142,41 +154,43 @@ class Chaos:
         self._ask("echo", number, checked)
 
     def _renew(self, number: int) -> None:
-        is_slot = self._dice.random() < 0.5
-        index = self._dice.randrange(WORKERS + 1 if is_slot else 3)
-        self._ask("renew", number, self.peers[number].lender.renew.call_one(index, is_slot))
+        is_slot = self._random.random() < 0.5
+        index = self._random.randrange(WORKERS + 1 if is_slot else 3)
+        self._ask("renew", number, self.peers[number].owner_actor.renew.call_one(index, is_slot))
 
     def _renew_own(self) -> None:
         self._put_back(CONTROLLER)
-        shelf, wrong = self._own.renew(self._dice.randrange(3), is_slot=False)
-        self._shelves[CONTROLLER] = shelf
+        regions, wrong = self._own.renew(self._random.randrange(3), is_slot=False)
+        self._regions[CONTROLLER] = regions
         self.wrong += wrong
 
-    def _tasks(self, mover: int, count: int) -> list[Task]:
+    def _tasks(self, mover: int, count: int) -> list[Transfer]:
         return [self._task(mover) for _ in range(count)]
 
-    def _task(self, mover: int) -> Task:
-        is_write = self._dice.random() < WRITES
-        if self._outdated and self._dice.random() < OUTDATED:
-            lent, whose = self._dice.choice(self._outdated)
+    def _task(self, mover: int) -> Transfer:
+        is_write = self._random.random() < WRITES
+        if self._outdated and self._random.random() < OUTDATED:
+            region, whose = self._random.choice(self._outdated)
             if whose in (mover, ALL):
-                return self._part(lent, is_write=whose == mover)
-        shelf = self._shelves[self._dice.choice(sorted(self._shelves))]
-        return self._part(shelf.slots[mover] if is_write else self._dice.choice(shelf.shared), is_write=is_write)
+                return self._part(region, is_write=whose == mover)
+        regions = self._regions[self._random.choice(sorted(self._regions))]
+        return self._part(regions.slots[mover] if is_write else self._random.choice(regions.shared), is_write=is_write)
 
-    def _part(self, lent: Lent, *, is_write: bool) -> Task:
-        whole = lent.buffer.size()
+    def _part(self, region: Region, *, is_write: bool) -> Transfer:
+        whole = region.buffer.size()
         size = self._size(whole)
-        return Task(lent, self._dice.randrange(whole - size + 1), size, is_write)
+        return Transfer(region, self._random.randrange(whole - size + 1), size, is_write)
 
     def _size(self, most: int) -> int:
         """Return a random size, mostly small: all powers of two are equally likely."""
-        return max(1, min(most, int(2 ** self._dice.uniform(0, most.bit_length()))))
+        return max(1, min(most, int(2 ** self._random.uniform(0, most.bit_length()))))
 
-    def _every_task(self, mover: int) -> list[Task]:
-        shelves = self._shelves.values()
-        reads = [Task(lent, 0, lent.buffer.size(), False) for shelf in shelves for lent in shelf.shared]
-        return [*reads, *(Task(shelf.slots[mover], 0, SLOT, True) for shelf in shelves)]
+    def _every_task(self, mover: int) -> list[Transfer]:
+        all_regions = self._regions.values()
+        reads = [
+            Transfer(region, 0, region.buffer.size(), False) for regions in all_regions for region in regions.shared
+        ]
+        return [*reads, *(Transfer(regions.slots[mover], 0, SLOT, True) for regions in all_regions)]
 
     # -- answers -------------------------------------------------------------
 
@@ -186,7 +200,7 @@ class Chaos:
         except queue.Empty:
             faulthandler.dump_traceback(all_threads=True)
             waits = ", ".join(f"{what} of {number}" for what, number in +self._asked)
-            raise Hung(f"nothing came within {PATIENCE:g} s; asked: {waits}") from None
+            raise NoAnswer(f"nothing came within {PATIENCE:g} s; asked: {waits}") from None
         self._asked[what, number] -= 1
         error = future.exception()
         if error is None:
@@ -200,36 +214,36 @@ class Chaos:
 
     def _take_answer(self, what: str, number: int, answer: Any) -> None:
         if what == "do":
-            self._take_tally(answer)
+            self._take_outcomes(answer)
         elif what == "echo":
             self.outcomes[ECHOES] += 1
             self.wrong += [] if answer else [f"an array came back from {number} as another one"]
-        elif what == "shelf":
-            self._shelves[number] = answer
+        elif what == "regions":
+            self._regions[number] = answer
         else:
             self._put_back(number)
-            self._shelves[number], wrong = answer
+            self._regions[number], wrong = answer
             self.outcomes[DROPS] += 1
             self.wrong += wrong
 
-    def _take_tally(self, tally: Tally) -> None:
-        self.outcomes.update(tally.outcomes)
-        self.wrong += tally.wrong
-        for owner in tally.gone:
+    def _take_outcomes(self, outcomes: Outcomes) -> None:
+        self.outcomes.update(outcomes.counts)
+        self.wrong += outcomes.wrong
+        for owner in outcomes.gone:
             self._forget(owner)
 
     def _put_back(self, owner: int) -> None:
-        """Remember memory that the owner has lent until now: its handles may be outdated."""
-        if (shelf := self._shelves.get(owner)) is not None:
-            self._outdated.append((self._dice.choice(shelf.shared), ALL))
-            whose = self._dice.randrange(WORKERS + 1)
-            self._outdated.append((shelf.slots[whose], whose))
+        """Remember memory that the owner has shared until now: its handles may be outdated."""
+        if (regions := self._regions.get(owner)) is not None:
+            self._outdated.append((self._random.choice(regions.shared), ALL))
+            whose = self._random.randrange(WORKERS + 1)
+            self._outdated.append((regions.slots[whose], whose))
 
     def _forget(self, owner: int) -> None:
-        """Forget the memory of an owner that has died; its replacement lends other memory."""
+        """Forget the memory of an owner that has died; its replacement shares other memory."""
         if owner != CONTROLLER:
             self._put_back(owner)
-            self._shelves.pop(owner, None)
+            self._regions.pop(owner, None)
 
 
 def _is_of_a_death(error: BaseException) -> bool:
@@ -240,14 +254,14 @@ def _is_of_a_death(error: BaseException) -> bool:
 # -- checks ------------------------------------------------------------------------
 
 
-def look(job: Chaos) -> Sight:
+def measure(job: Chaos) -> Measurement:
     """Measure all processes of the run; of the workers the largest footprint, since they change."""
     gc.collect()
     controller = psutil.Process()
     (agent,) = controller.children()
     (server,) = agent.children()
     workers = [footprint(psutil.Process(peer.mover.pid.call_one().get(PATIENCE))) for peer in job.peers]
-    return Sight(
+    return Measurement(
         footprints={
             "controller": footprint(controller),
             "agent": footprint(agent),
@@ -269,7 +283,7 @@ def most_of(prints: list[Footprint]) -> Footprint:
     )
 
 
-def allowed(warm: Sight) -> Sight:
+def allowed(warm: Measurement) -> Measurement:
     """Return the allowed resources."""
     footprints = {
         name: Footprint(seen.memory + SPARE_MEMORY, seen.descriptors + SPARE, seen.threads + SPARE)
@@ -278,13 +292,13 @@ def allowed(warm: Sight) -> Sight:
     return dataclasses.replace(warm, footprints=footprints)
 
 
-def look_at_rest(job: Chaos, most: Sight) -> Sight:
+def measure_at_rest(job: Chaos, most: Measurement) -> Measurement:
     """Measure until no limit is exceeded, or the time is up: connections and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
-        sight = look(job)
-        if not grown(sight, most) or time.monotonic() > end:
-            return sight
+        measured = measure(job)
+        if not find_growth(measured, most) or time.monotonic() > end:
+            return measured
         time.sleep(0.2)  # they end without an event
 
 
@@ -295,15 +309,15 @@ def run(options: argparse.Namespace, report: Report) -> list[str]:
     """Run the benchmark; returns the errors found."""
     try:
         found = run_parts(Chaos(options.seed), options, report)
-    except Hung as hung:
-        found = [str(hung)]
+    except NoAnswer as error:
+        found = [str(error)]
     close_session()
     return found + [f"left behind: {process}" for process in psutil.Process().children(recursive=True)]
 
 
 def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[str]:
     warm_up(job)
-    warm, before = look(job), job.outcomes.copy()
+    warm, before = measure(job), job.outcomes.copy()
     done: collections.Counter[str] = collections.Counter()
     found: list[str] = []
     for part in range(options.parts):
@@ -315,11 +329,11 @@ def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[s
         for each in injected:
             done.update(each.counts())
         if not job.wrong:
-            job.touch_everything()
-        sight = look_at_rest(job, allowed(warm))
+            job.open_connections()
+        measured = measure_at_rest(job, allowed(warm))
         put(report, job, job.outcomes - before, done)
-        put_growth(report, sight, warm)
-        found = job.wrong + grown(sight, allowed(warm))
+        put_growth(report, measured, warm)
+        found = job.wrong + find_growth(measured, allowed(warm))
         if job.wrong:
             break
     return found
@@ -337,13 +351,13 @@ def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: 
 
 def warm_up(job: Chaos) -> None:
     """Let each process do everything, die, be healed and do everything again, so that every connection exists."""
-    job.touch_everything()
+    job.open_connections()
     for peer in job.peers:
         peer.procs.kill().get(PATIENCE)
     job.move(20 * BATCH)
     job.rest()
-    job.touch_everything()
-    job.touch_everything()
+    job.open_connections()
+    job.open_connections()
 
 
 @contextlib.contextmanager

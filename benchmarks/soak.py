@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--minutes N | --seconds N] [--seed N] [--json FILE]
 
-The work: calls, casts, streams and slices, messages between the actors, guests, temporary and nested meshes. Every
+The work: calls, broadcasts, streams and slices, messages between actors, temporary actors and nested meshes. Every
 sender numbers its messages for each receiver, and receivers check the numbers. After a warm-up, and then at each check,
 the work comes to rest, and nothing may have grown: memory beyond TOLERANCE, descriptors, threads, processes, pending
 calls. The benchmark fails, with the reason, if it finds one of these.
@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 from report import Report, json_option
-from soak_messages import AsyncPeer, Audit, Guest, NumberedMessage, Outbox, Peer
+from soak_messages import AsyncPeer, Audit, Message, Outbox, Peer, TemporaryActor
 
 from meshbook import ActorMesh, SupervisionError, close_session, context, this_host
 from meshbook.runtime.hosts.session import current_session
@@ -31,7 +31,7 @@ from meshbook.runtime.hosts.session import current_session
 TEAMS = {"a": Peer, "b": Peer, "c": Peer, "d": AsyncPeer}  # of four each; an actor only waits for later teams
 SHAPE = {"x": 2, "y": 2}
 WARM_PART, WARM_SECONDS = 0.2, 60.0
-LOOKS = 10
+CHECKS = 10
 WINDOW = 100  # pending answers at most
 PATIENCE = 60.0  # seconds after which an answer counts as lost
 SHORT_PATIENCE = 5.0  # seconds after which a process counts as silent
@@ -40,7 +40,7 @@ TOLERANCE = 16.0  # MiB of growth per process: an allocator never returns all of
 MIB = 1 << 20
 
 
-class Hung(Exception):
+class NoAnswer(Exception):
     """A request was not answered; the text names it, and the actors that do answer."""
 
 
@@ -48,7 +48,7 @@ class Work:
     """The teams and the random work on them; one seed determines it."""
 
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self.host = this_host()
         self.procs = self.host.spawn_procs(per_host=SHAPE, name="soak")
         self.teams: dict[str, Any] = {name: self.procs.spawn(name, cls, name) for name, cls in TEAMS.items()}
@@ -59,32 +59,32 @@ class Work:
         self._kinds: dict[Callable[[], None], int] = {
             self.call: 30,
             self.call_one: 20,
-            self.cast: 20,
+            self.broadcast: 20,
             self.stream: 10,
-            self.let_cast: 10,
+            self.let_broadcast: 10,
             self.let_call: 5,
-            self.invite: 3,
-            self.come_and_go: 1,
-            self.let_nest: 1,
+            self.use_temporary_actors: 3,
+            self.use_temporary_mesh: 1,
+            self.let_spawn: 1,
         }
 
-    def touch_everything(self) -> None:
+    def open_connections(self) -> None:
         """Let each actor send to each, and each process spawn processes, so that every connection exists."""
         for sender in self.teams.values():
             for name, team in self.teams.items():
-                self.wait(sender.cast_on.call(name, team, 1), "a first message")
-        self.wait(self.teams["a"].nest.call(2), "a first nested mesh")
+                self.wait(sender.broadcast_to.call(name, team, 1), "a first message")
+        self.wait(self.teams["a"].spawn_nested.call(2), "a first nested mesh")
         for kind in self._kinds:
             kind()
         self.rest()
 
     def step(self) -> None:
         """Do one random action; wait for some answer if many are pending."""
-        (kind,) = self._dice.choices(list(self._kinds), list(self._kinds.values()))
+        (kind,) = self._random.choices(list(self._kinds), list(self._kinds.values()))
         kind()
         self.done[kind.__name__] += 1
         while len(self._open) > WINDOW:
-            self._take_answer(self._dice.randrange(len(self._open)))
+            self._take_answer(self._random.randrange(len(self._open)))
 
     def rest(self) -> None:
         """Receive all pending answers."""
@@ -92,19 +92,19 @@ class Work:
             self._take_answer(-1)
 
     def wait(self, future: Any, what: str) -> Any:
-        """Return the answer; raises Hung if none arrives."""
+        """Return the answer; raises NoAnswer if none arrives."""
         try:
             return future.get(timeout=PATIENCE)
         except TimeoutError:
             faulthandler.dump_traceback(all_threads=True)
-            raise Hung(f"{what}: no answer within {PATIENCE:g} s; {self._describe_answers(future)}") from None
+            raise NoAnswer(f"{what}: no answer within {PATIENCE:g} s; {self._describe_answers(future)}") from None
 
     def _describe_answers(self, future: Any) -> str:
         """Describe which actors answer now: it tells a lost message, a stuck actor and a stuck process apart."""
         asked = {
             f"{name} {rank}": answer
             for name, team in self.teams.items()
-            for rank, answer in enumerate(team.take.call_each(self._write(name, team)))
+            for rank, answer in enumerate(team.receive.call_each(self._next_message(name, team)))
         }
         end = time.monotonic() + SHORT_PATIENCE
         while time.monotonic() < end and not all(answer.done() for answer in asked.values()):
@@ -124,78 +124,78 @@ class Work:
             self.wrong.append(f"{what} gave {found} instead of {expected}")
 
     def _pick(self, teams: str = "abcd") -> tuple[str, Any]:
-        team = self._dice.choice(teams)
+        team = self._random.choice(teams)
         return team, self._cut(self.teams[team])
 
     def _cut(self, mesh: Any) -> Any:
         """Return the mesh, or a part of it."""
-        cuts = {dim: self._dice.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
+        cuts = {dim: self._random.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
         return mesh.slice(**{dim: cut for dim, cut in cuts.items() if cut is not None})
 
-    def _write(self, team: str, part: ActorMesh) -> NumberedMessage:
-        return self.outbox.write(team, part.region.ranks())
+    def _next_message(self, team: str, part: ActorMesh) -> Message:
+        return self.outbox.next_message(team, part.region.ranks())
 
     # -- messages ----------------------------------------------------------------
 
     def call(self) -> None:
         team, part = self._pick()
-        message = self._write(team, part)
-        self._open.append((part.take.call(message), list(message.numbers.items()), f"call of {team}"))
+        message = self._next_message(team, part)
+        self._open.append((part.receive.call(message), list(message.numbers.items()), f"call of {team}"))
 
     def call_one(self) -> None:
-        team, rank = self._dice.choice("abcd"), {dim: self._dice.randrange(2) for dim in SHAPE}
+        team, rank = self._random.choice("abcd"), {dim: self._random.randrange(2) for dim in SHAPE}
         one = self.teams[team].slice(**rank)
-        for _ in range(self._dice.randrange(1, 20)):
-            message = self._write(team, one)
+        for _ in range(self._random.randrange(1, 20)):
+            message = self._next_message(team, one)
             ((rank_and_number),) = message.numbers.items()
-            self._open.append((one.take.call_one(message), rank_and_number, f"call_one of {team}"))
+            self._open.append((one.receive.call_one(message), rank_and_number, f"call_one of {team}"))
 
-    def cast(self) -> None:
+    def broadcast(self) -> None:
         team, part = self._pick()
-        for _ in range(self._dice.randrange(1, 20)):
-            part.take.broadcast(self._write(team, part))
+        for _ in range(self._random.randrange(1, 20)):
+            part.receive.broadcast(self._next_message(team, part))
 
     def stream(self) -> None:
         team, part = self._pick()
-        message = self._write(team, part)
-        answers = sorted(self.wait(answer, f"stream of {team}") for answer in part.take.stream(message))
+        message = self._next_message(team, part)
+        answers = sorted(self.wait(answer, f"stream of {team}") for answer in part.receive.stream(message))
         self._compare(answers, sorted(message.numbers.items()), f"stream of {team}")
 
-    def let_cast(self) -> None:
+    def let_broadcast(self) -> None:
         (_, senders), (team, part) = self._pick(), self._pick()
-        answered = senders.cast_on.call(team, part, self._dice.randrange(1, 10))
-        self._open.append((answered, [None] * len(senders), "messages broadcast"))
+        answered = senders.broadcast_to.call(team, part, self._random.randrange(1, 10))
+        self._open.append((answered, [None] * len(senders), "broadcasts by peers"))
 
     def let_call(self) -> None:
-        sender = self._dice.choice("abc")
+        sender = self._random.choice("abc")
         senders = self._cut(self.teams[sender])
         team, part = self._pick("abcd".partition(sender)[2])
-        self._open.append((senders.call_on.call(team, part), [True] * len(senders), "messages called"))
+        self._open.append((senders.call_peers.call(team, part), [True] * len(senders), "calls by peers"))
 
     # -- temporary actors and meshes ---------------------------------------------
 
-    def invite(self) -> None:
+    def use_temporary_actors(self) -> None:
         """Spawn actors on the existing processes, for a while."""
-        guests: Any = self._cut(self.procs).spawn("guests", Guest)
-        self._compare(self.wait(guests.greet.call(7), "guests"), [7] * len(guests), "guests")
-        self.wait(guests.stop(), "the stop of guests")
+        temporary: Any = self._cut(self.procs).spawn("temporary", TemporaryActor)
+        self._compare(self.wait(temporary.echo.call(7), "temporary actors"), [7] * len(temporary), "temporary actors")
+        self.wait(temporary.stop(), "the stop of temporary actors")
         try:
-            self.wait(guests.greet.call(8), f"guests that were stopped, {guests.region}")
+            self.wait(temporary.echo.call(8), f"stopped actors, {temporary.region}")
         except SupervisionError:
             return
-        self.wrong.append("guests that were stopped answered")
+        self.wrong.append("stopped actors answered")
 
-    def come_and_go(self) -> None:
+    def use_temporary_mesh(self) -> None:
         """Spawn a mesh with processes of its own, for a while."""
-        procs = self.host.spawn_procs(per_host={"gpus": 2}, name="guests")
-        guests: Any = procs.spawn("guests", Guest)
-        self._compare(self.wait(guests.greet.call(9), "a mesh that came"), [9, 9], "a mesh that came")
-        self.wait(procs.stop(), "the stop of a mesh")
+        procs = self.host.spawn_procs(per_host={"gpus": 2}, name="temporary")
+        temporary: Any = procs.spawn("temporary", TemporaryActor)
+        self._compare(self.wait(temporary.echo.call(9), "a temporary mesh"), [9, 9], "a temporary mesh")
+        self.wait(procs.stop(), "the stop of a temporary mesh")
 
-    def let_nest(self) -> None:
-        depth = self._dice.choice((1, 1, 2))
-        one = self.teams[self._dice.choice("abc")].slice(x=self._dice.randrange(2), y=self._dice.randrange(2))
-        self._open.append((one.nest.call_one(depth), 2 * depth, "nested meshes"))
+    def let_spawn(self) -> None:
+        depth = self._random.choice((1, 1, 2))
+        one = self.teams[self._random.choice("abc")].slice(x=self._random.randrange(2), y=self._random.randrange(2))
+        self._open.append((one.spawn_nested.call_one(depth), 2 * depth, "nested meshes"))
 
 
 # -- checks ----------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Measurement:
     """The state of the run while the work is at rest."""
 
     footprints: dict[str, Footprint]  # by the role of the process in the run
@@ -246,7 +246,7 @@ def find_missing(audits: list[Audit], outbox: Outbox) -> list[str]:
     ]
 
 
-def look(work: Work) -> Sight:
+def measure(work: Work) -> Measurement:
     audits = settle(work)
     gc.collect()
     controller = psutil.Process()
@@ -254,7 +254,7 @@ def look(work: Work) -> Sight:
     (server,) = agent.children()
     named = {"controller": controller, "agent": agent, "fork server": server}
     named |= {f"worker {index}": psutil.Process(pid) for index, pid in enumerate(sorted({each.pid for each in audits}))}
-    return Sight(
+    return Measurement(
         footprints={name: footprint(process) for name, process in named.items()},
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
@@ -267,20 +267,20 @@ def footprint(process: psutil.Process) -> Footprint:
     return Footprint(process.memory_info().rss / MIB, process.num_fds(), process.num_threads())
 
 
-def look_at_rest(work: Work, warm: Sight) -> Sight:
+def measure_at_rest(work: Work, warm: Measurement) -> Measurement:
     """Check until nothing has grown, or the time is up: sockets close and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
-        sight = look(work)
-        if not grown(sight, warm) or time.monotonic() > end:
-            return sight
+        measured = measure(work)
+        if not find_growth(measured, warm) or time.monotonic() > end:
+            return measured
         time.sleep(0.1)  # sockets and threads of other processes end without an event
 
 
-def grown(sight: Sight, warm: Sight) -> list[str]:
+def find_growth(measured: Measurement, warm: Measurement) -> list[str]:
     """Return what has grown since the warm-up."""
     found = []
-    for name, now in sight.footprints.items():
+    for name, now in measured.footprints.items():
         before = warm.footprints[name]
         if now.memory - before.memory > TOLERANCE:
             found.append(f"the {name} grew from {before.memory:.1f} to {now.memory:.1f} MiB")
@@ -288,26 +288,26 @@ def grown(sight: Sight, warm: Sight) -> list[str]:
             found.append(f"the {name} has {now.descriptors} descriptors instead of {before.descriptors}")
         if now.threads > before.threads:
             found.append(f"the {name} has {now.threads} threads instead of {before.threads}")
-    if sight.processes != warm.processes:
-        found.append(f"there are {sight.processes} processes instead of {warm.processes}")
-    if sight.files > warm.files:
-        found.append(f"there are {sight.files} files in the run's folder instead of {warm.files}")
-    if sight.open_calls:
-        found.append(f"{sight.open_calls} calls wait for an answer")
+    if measured.processes != warm.processes:
+        found.append(f"there are {measured.processes} processes instead of {warm.processes}")
+    if measured.files > warm.files:
+        found.append(f"there are {measured.files} files in the run's folder instead of {warm.files}")
+    if measured.open_calls:
+        found.append(f"{measured.open_calls} calls wait for an answer")
     return found
 
 
-def put(report: Report, work: Work, sight: Sight, warm: Sight) -> None:
-    put_growth(report, sight, warm)
+def put(report: Report, work: Work, measured: Measurement, warm: Measurement) -> None:
+    put_growth(report, measured, warm)
     report.put("lost, reordered or wrong", len(work.wrong), "", "0")
-    report.put("messages received so far", sight.messages, "")
-    for kind in ("invite", "come_and_go", "let_nest"):
+    report.put("messages received so far", measured.messages, "")
+    for kind in ("use_temporary_actors", "use_temporary_mesh", "let_spawn"):
         report.put(f"{kind}, so far", work.done[kind], "")
 
 
-def put_growth(report: Report, sight: Sight, warm: Sight) -> None:
+def put_growth(report: Report, measured: Measurement, warm: Measurement) -> None:
     """Report the growth since the warm-up."""
-    pairs = {name: (now, warm.footprints[name]) for name, now in sight.footprints.items()}
+    pairs = {name: (now, warm.footprints[name]) for name, now in measured.footprints.items()}
     growth = {name: now.memory - before.memory for name, (now, before) in pairs.items()}
     aim = f"at most {TOLERANCE:g}"
     for name in ("controller", "agent", "fork server"):
@@ -318,32 +318,32 @@ def put_growth(report: Report, sight: Sight, warm: Sight) -> None:
         "descriptors, more", sum(now.descriptors - before.descriptors for now, before in pairs.values()), "", "0"
     )
     report.put("threads, more", sum(now.threads - before.threads for now, before in pairs.values()), "", "0")
-    report.put("processes, more", sight.processes - warm.processes, "", "0")
-    report.put("files of the run, more", sight.files - warm.files, "", "0")
-    report.put("calls that wait for an answer", sight.open_calls, "", "0")
+    report.put("processes, more", measured.processes - warm.processes, "", "0")
+    report.put("files of the run, more", measured.files - warm.files, "", "0")
+    report.put("calls that wait for an answer", measured.open_calls, "", "0")
 
 
 def soak(seconds: float, seed: int, report: Report) -> list[str]:
     """Work for so long; returns the errors found."""
     try:
-        found = look_on(Work(seed), seconds, report)
-    except Hung as hung:
-        found = [str(hung)]
+        found = run_checks(Work(seed), seconds, report)
+    except NoAnswer as error:
+        found = [str(error)]
     close_session()
     left = [str(process) for process in psutil.Process().children(recursive=True)]
     return found + [f"left behind: {process}" for process in left]
 
 
-def look_on(work: Work, seconds: float, report: Report) -> list[str]:
+def run_checks(work: Work, seconds: float, report: Report) -> list[str]:
     warm_seconds = min(seconds * WARM_PART, WARM_SECONDS)
-    work.touch_everything()
+    work.open_connections()
     work_for(work, warm_seconds)
-    warm, found = look(work), []
-    for _ in range(LOOKS):
-        work_for(work, (seconds - warm_seconds) / LOOKS)
-        sight = look_at_rest(work, warm)
-        put(report, work, sight, warm)
-        found = grown(sight, warm)
+    warm, found = measure(work), []
+    for _ in range(CHECKS):
+        work_for(work, (seconds - warm_seconds) / CHECKS)
+        measured = measure_at_rest(work, warm)
+        put(report, work, measured, warm)
+        found = find_growth(measured, warm)
         if work.wrong:
             break
     work.wait(work.procs.stop(), "the stop of everything")
@@ -367,7 +367,7 @@ def main() -> int:
     seconds = options.minutes * 60 if options.seconds is None else options.seconds
     report = Report()
     found = soak(seconds, options.seed, report)
-    options.rounds = LOOKS
+    options.rounds = CHECKS
     report.present(f"sixteen actors, {seconds:g} s of random work, seed {options.seed}", options)
     for trouble in found:
         print(f"FOUND: {trouble}", file=sys.stderr)

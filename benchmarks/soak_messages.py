@@ -1,6 +1,6 @@
 """Numbered messages for `soak.py`: senders number their messages to each receiver, and receivers check the numbers.
 
-Peers are actors that exist for the whole run, in teams; guests are temporary actors.
+Peers are actors that exist for the whole run, in teams; temporary actors exist for a few calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_FAULTS = 20  # of one receiver; more would add no information
 
 
 @dataclass(frozen=True)
-class NumberedMessage:
+class Message:
     """One message to some ranks of a team, with its number for each of them."""
 
     sender: str
@@ -31,9 +31,9 @@ class Outbox:
         self._sender = sender
         self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def write(self, team: str, ranks: Iterable[int]) -> NumberedMessage:
+    def next_message(self, team: str, ranks: Iterable[int]) -> Message:
         """Return the next message to these ranks; send it before the next call."""
-        message = NumberedMessage(self._sender, {rank: self.sent[team, rank] for rank in ranks})
+        message = Message(self._sender, {rank: self.sent[team, rank] for rank in ranks})
         self.sent.update((team, rank) for rank in message.numbers)
         return message
 
@@ -45,7 +45,7 @@ class Inbox:
         self.received: dict[str, int] = {}  # sender -> the next number
         self.faults: list[str] = []
 
-    def take(self, sender: str, number: int) -> None:
+    def receive(self, sender: str, number: int) -> None:
         due = self.received.get(sender, 0)
         if number != due and len(self.faults) < MOST_FAULTS:
             self.faults.append(f"number {number} of {sender} came when {due} was due")
@@ -64,7 +64,7 @@ class Audit:
     faults: list[str] = field(default_factory=list)
 
 
-class PeerMessages:
+class Mailbox:
     """The common part of both kinds of peers: their identity, and the messages that they send and receive."""
 
     def __init__(self, team: str) -> None:
@@ -72,13 +72,13 @@ class PeerMessages:
         self._name = f"{team} {self.rank}"
         self._inbox, self._outbox = Inbox(), Outbox(self._name)
 
-    def take(self, message: NumberedMessage) -> tuple[int, int]:
+    def receive(self, message: Message) -> tuple[int, int]:
         number = message.numbers[self.rank]
-        self._inbox.take(message.sender, number)
+        self._inbox.receive(message.sender, number)
         return self.rank, number
 
-    def write(self, team: str, peers: ActorMesh) -> NumberedMessage:
-        return self._outbox.write(team, peers.region.ranks())
+    def next_message(self, team: str, peers: ActorMesh) -> Message:
+        return self._outbox.next_message(team, peers.region.ranks())
 
     def audit(self) -> Audit:
         gc.collect()
@@ -91,75 +91,75 @@ class Peer(Actor):
     """Receives messages, sends messages of its own, and spawns meshes."""
 
     def __init__(self, team: str) -> None:
-        self._messages = PeerMessages(team)
+        self._mailbox = Mailbox(team)
 
     @endpoint
-    def take(self, message: NumberedMessage) -> tuple[int, int]:
-        return self._messages.take(message)
+    def receive(self, message: Message) -> tuple[int, int]:
+        return self._mailbox.receive(message)
 
     @endpoint
-    def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
+    def broadcast_to(self, team: str, peers: ActorMesh, times: int) -> None:
         """Broadcast to these peers without waiting."""
         for _ in range(times):
-            peers.take.broadcast(self._messages.write(team, peers))
+            peers.receive.broadcast(self._mailbox.next_message(team, peers))
 
     @endpoint
-    def call_on(self, team: str, peers: ActorMesh) -> bool:
+    def call_peers(self, team: str, peers: ActorMesh) -> bool:
         """Call these peers and wait; returns whether each answered with its own number.
 
         Only towards later teams: in a circle all would wait.
         """
-        message = self._messages.write(team, peers)
-        return list(peers.take.call(message).get().values()) == list(message.numbers.items())
+        message = self._mailbox.next_message(team, peers)
+        return list(peers.receive.call(message).get().values()) == list(message.numbers.items())
 
     @endpoint
-    def nest(self, depth: int) -> int:
-        return nest(depth)
+    def spawn_nested(self, depth: int) -> int:
+        return spawn_nested(depth)
 
     @endpoint
     def audit(self) -> Audit:
-        return self._messages.audit()
+        return self._mailbox.audit()
 
 
 class AsyncPeer(Actor):
     """A peer on an event loop."""
 
     def __init__(self, team: str) -> None:
-        self._messages = PeerMessages(team)
+        self._mailbox = Mailbox(team)
 
     @endpoint
-    async def take(self, message: NumberedMessage) -> tuple[int, int]:
-        return self._messages.take(message)
+    async def receive(self, message: Message) -> tuple[int, int]:
+        return self._mailbox.receive(message)
 
     @endpoint
-    async def cast_on(self, team: str, peers: ActorMesh, times: int) -> None:
+    async def broadcast_to(self, team: str, peers: ActorMesh, times: int) -> None:
         for _ in range(times):
-            peers.take.broadcast(self._messages.write(team, peers))
+            peers.receive.broadcast(self._mailbox.next_message(team, peers))
 
     @endpoint
     async def audit(self) -> Audit:
-        return self._messages.audit()
+        return self._mailbox.audit()
 
 
-class Guest(Actor):
-    """A temporary actor that answers a few messages, and prints a line for each."""
+class TemporaryActor(Actor):
+    """An actor for a few calls, which prints a line for each."""
 
     @endpoint
-    def greet(self, number: int) -> int:
-        print(f"greeted with {number}")
+    def echo(self, number: int) -> int:
+        print(f"echo of {number}")
         return number
 
     @endpoint
-    def nest(self, depth: int) -> int:
-        return nest(depth)
+    def spawn_nested(self, depth: int) -> int:
+        return spawn_nested(depth)
 
 
-def nest(depth: int) -> int:
-    """Spawn two processes with guests, one of which recurses while `depth` allows; returns the greetings answered."""
+def spawn_nested(depth: int) -> int:
+    """Spawn two processes, one of which recurses while `depth` allows; returns the number of answers."""
     procs = this_host().spawn_procs(per_host={"gpus": 2}, name="nested")
-    guests = procs.spawn("guests", Guest)
-    answered = sum(guests.greet.call(1).get().values())
+    temporary = procs.spawn("temporary", TemporaryActor)
+    answered = sum(temporary.echo.call(1).get().values())
     if depth > 1:
-        answered += guests.slice(gpus=0).nest.call_one(depth - 1).get()
+        answered += temporary.slice(gpus=0).spawn_nested.call_one(depth - 1).get()
     procs.stop().get()
     return answered

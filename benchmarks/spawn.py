@@ -65,7 +65,7 @@ class Probe(Actor):
     """The worker's side."""
 
     @endpoint
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         return "torch" in sys.modules
 
     @endpoint
@@ -132,7 +132,7 @@ def first_answers(meshes: list[ProcMesh]) -> Any:
     mesh = this_host().spawn_procs(per_host={"gpus": WORKERS})
     meshes.append(mesh)
     probe = mesh.spawn("probe", Probe)
-    assert all(probe.is_there.call().get().values())
+    assert all(probe.is_ready.call().get().values())
     return probe
 
 

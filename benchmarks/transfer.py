@@ -4,8 +4,8 @@
 
 Two workers for each backend, which is forced on them; one of them moves the data, and copies within its own memory in
 the same round. "Fresh" is into pages that were never touched. A backend that this machine does not support is left out.
-`--peers` names an interpreter that has torchmonarch, ray or distributed; see `movers.py`. GB are 10^9 bytes, MiB 2^20;
-bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
+`--peers` names an interpreter that has torchmonarch, ray or distributed; see `transfer_peers.py`. GB are 10^9 bytes,
+MiB 2^20; bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from movers import NAMES, Peer
 from report import Report, json_option, percentiles
+from transfer_peers import NAMES, Peer
 
 from meshbook import Actor, ActorError, RDMABuffer, close_session, endpoint, this_host
 from meshbook.runtime.config import OVERRIDES
@@ -135,12 +135,12 @@ class Pair:
         self.way = way
         with OVERRIDES.during({"rdma_backends": f"{way},same process"}):
             self.procs = this_host().spawn_procs(per_host={"gpus": 2})
-        movers = self.procs.spawn("movers", Mover)
-        self.owner: Any = movers.slice(gpus=0)
-        self.reader: Any = movers.slice(gpus=1)
+        transfer_peers = self.procs.spawn("transfer_peers", Mover)
+        self.owner: Any = transfer_peers.slice(gpus=0)
+        self.reader: Any = transfer_peers.slice(gpus=1)
         self.reader.connect.call_one(self.owner.listen.call_one().get()).get()
 
-    def leads_there(self) -> bool:
+    def is_supported(self) -> bool:
         """Return whether this machine supports the backend; otherwise print the reason."""
         buffer = self.owner.hold.call_one(KIB).get()
         try:
@@ -236,7 +236,7 @@ AIMS = (  # description, figure, bound, whether the bound is a minimum
 )
 
 
-def verdicts(report: Report) -> str:
+def format_aims(report: Report) -> str:
     """Return a line per aim: whether it is met."""
     lines = []
     for what, figure, bound, is_least in AIMS:
@@ -260,7 +260,7 @@ def main() -> None:
     report, sizes = Report(), QUICK if options.quick else tuple(TIMES)
     procs = this_host().spawn_procs(per_host={"gpus": RECEIVERS})
     echo = procs.slice(gpus=0).spawn("echo", Mover).echo
-    pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.leads_there()]
+    pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.is_supported()]
     peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
     for _ in range(options.rounds):
         for size in sizes:
@@ -276,7 +276,7 @@ def main() -> None:
     for each in (procs, *(pair.procs for pair in pairs)):
         each.stop().get()
     close_session()
-    report.present("bulk data between processes, interleaved", options, verdicts(report))
+    report.present("bulk data between processes, interleaved", options, format_aims(report))
 
 
 if __name__ == "__main__":

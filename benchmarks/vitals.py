@@ -56,7 +56,7 @@ def measure_worker(report: Report, probe: Any) -> None:
     report.put("heartbeat of a worker", share * 100, "% of a core", "under 1; 0.02")
 
 
-def measure_signs(report: Report, status: StatusWriter) -> None:
+def measure_heartbeat(report: Report, status: StatusWriter) -> None:
     """Measure status updates, where nanoseconds count, and the heartbeat once a second."""
     many = range(10_000)
     report.put(
@@ -106,7 +106,7 @@ def main() -> None:
         meter = ProcessSampler("this host", StatusPageReader(Path(folder)), SystemProcesses())
         for _ in range(options.rounds):
             measure_worker(report, probe)
-            measure_signs(report, every[0])
+            measure_heartbeat(report, every[0])
             measure_history(report, measure_batch(report, meter))
     workers.stop().get()
     close_session()

@@ -1,4 +1,4 @@
-"""What every test stands on: a scratch home for the run, and the rule that nothing is left behind.
+"""The base of all tests: a scratch home for the run, and the rule that nothing is left behind.
 
 A test that leaves a process behind fails, by name. So does a run that leaves a run directory behind.
 """
@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import hypothesis
 import psutil
 import pytest
@@ -27,6 +28,7 @@ import pytest
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fault_hook
 
+HERE = Path(__file__).parent
 # Short, because the path of an ipc socket may have 107 bytes at most.
 SCRATCH = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
 RUNTIME_DIR = SCRATCH / "run"
@@ -50,12 +52,44 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 PATIENCE_S = 3.0
 
-# Its 200 ms for an example are passed on a machine that does other things too, and that is no fault of the code.
+# On a busy machine an example may take longer than hypothesis's limit of 200 ms.
 hypothesis.settings.register_profile("meshbook", deadline=None)
 hypothesis.settings.load_profile("meshbook")
 
-# A test run is no script that ends at the first fault; one may also come when the test that caused it has ended.
+# A failure must not end the test run, as it ends a script; it may also arrive after the end of the test that caused it.
 set_unhandled_fault_hook(lambda failure: None)
+
+
+# -- the tests that start no process: `make quick` --------------------------------------------
+
+START_PROCESSES = {"browser", "end_to_end", "kernel", "libraries", "notebooks", "typed"}
+START_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+# Workers cannot import test modules, so the classes and functions of these travel by value.
+PICKLED_BY_VALUE = ("end_to_end", "kernel", "runtime/rdma", "runtime/semantics", "testing")
+_quick_test: str | None = None  # the one that runs
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = collection_path.parent == HERE and collection_path.name in START_PROCESSES
+    return True if is_left_out and config.getoption("markexpr") == "quick" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global _quick_test
+    _quick_test = item.nodeid if item.get_closest_marker("quick") else None
+    try:
+        return (yield)
+    finally:
+        _quick_test = None
+
+
+def _reject_start_in_quick_test(event: str, arguments: tuple[object, ...]) -> None:
+    if event in START_EVENTS and _quick_test is not None:
+        raise AssertionError(f"{_quick_test} starts a process: mark it with `process`")
+
+
+sys.addaudithook(_reject_start_in_quick_test)
 
 
 # -- where torch is not installed: `make test-pythons` ---------------------------------------
@@ -84,9 +118,19 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if HAS_TORCH else ModuleWithoutTorch.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest's own evaluates -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if HAS_TORCH:
-        return
+    for item in items:
+        if not _starts_processes(item) and item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
+    for path, module in {(item.path, item.getparent(pytest.Module).obj) for item in items}:
+        if path.is_relative_to(HERE) and str(path.relative_to(HERE)).startswith(PICKLED_BY_VALUE):
+            cloudpickle.register_pickle_by_value(module)
+    if not HAS_TORCH:
+        _deselect_those_with_torch(config, items)
+
+
+def _deselect_those_with_torch(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
@@ -96,7 +140,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _starts_torch(item: pytest.Item) -> bool:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    folder = item.path.relative_to(HERE).parts[0]
     return folder in START_TORCH and item.get_closest_marker("without_torch") is None
 
 
@@ -108,7 +152,7 @@ def pytest_collection_finish() -> None:
 
 @atexit.register
 def _clear_away(owner: int = os.getpid()) -> None:
-    """Of each process that loads this file. Its shells, which write their history down at its end, do so before."""
+    """Remove the scratch folder when this process ends, after its shells have written their history."""
     if os.getpid() == owner:  # no child
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
@@ -124,7 +168,7 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def faults() -> Iterator[queue.SimpleQueue[MeshFailure]]:
-    """What nobody handled in this test."""
+    """Failures that no caller and no supervisor handled in this test."""
     found: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = unhandled_fault_hook()
     set_unhandled_fault_hook(found.put)
@@ -135,8 +179,10 @@ def faults() -> Iterator[queue.SimpleQueue[MeshFailure]]:
 @pytest.fixture(autouse=True)
 def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compares before and after, so that a mesh or kernel that several tests share may live on."""
-    if request.node.get_closest_marker("browser"):
-        yield  # they heal ranks of a mesh that they share; the end of the run shows what is left
+    # Quick tests cannot start one. Tests in a browser heal ranks of a mesh that they share; the end of the run shows
+    # what is left.
+    if request.node.get_closest_marker("quick") or request.node.get_closest_marker("browser"):
+        yield
         return
     find = _all_processes if _starts_processes(request.node) else _family
     before = find()
@@ -146,8 +192,8 @@ def _test_leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[N
 
 
 def _starts_processes(node: pytest.Item) -> bool:
-    marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "gpu", "rdma"))
-    return marked or "end_to_end" in node.path.parts
+    marked = any(node.get_closest_marker(name) for name in ("process", "kernel", "browser", "gpu", "rdma"))
+    return marked or node.path.relative_to(HERE).parts[0] in START_PROCESSES
 
 
 def _all_processes() -> set[psutil.Process]:
@@ -177,7 +223,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _marked_processes(mark: str) -> set[psutil.Process]:
-    """The processes with this in their environment, whoever their parent is."""
+    """Return the processes with this in their environment, whatever their parent is."""
     found: set[psutil.Process] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -206,7 +252,7 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def _end_and_complain(left: set[psutil.Process], who: str) -> None:
-    """Fails when processes outlive the patience; ends them, lest the next test be blamed."""
+    """Fail if processes outlive the patience, and kill them, so that they do not fail the next test."""
     if not left:
         return
     words = {process.pid: _describe(process) for process in left}
@@ -237,7 +283,7 @@ def _kill(process: psutil.Process) -> None:
 
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """A folder for runs that no other test has. Short: a socket's path has 107 bytes."""
+    """A folder for the runs of one test. Short: a socket's path has 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)  # a process that ends may be removing files of its own
@@ -268,11 +314,11 @@ class Script:
         self.process.stdin.flush()
 
     def family(self) -> list[psutil.Process]:
-        """Everything that it started, and that was started by this, and so on."""
+        """Return its descendants."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def processes(self) -> set[psutil.Process]:
-        """It, and everything that came of it, whoever is the parent now."""
+        """Return it and all processes that it started, directly or not, whatever their parent is now."""
         return _marked_processes(f"MESHBOOK_SCRIPT={self._file}")
 
     def close(self) -> None:

@@ -66,12 +66,14 @@ def child(start_child: Callable[[], Child]) -> Child:
     return start_child()
 
 
+@pytest.mark.process
 def test_each_wait_is_a_wake_up(child: Child) -> None:
     with Counting([child.pid]) as counted:
         child.run(f"for _ in range({TIMES}): time.sleep(0.0005)")
     assert TIMES <= counted.wake_ups <= TIMES + ROOM
 
 
+@pytest.mark.process
 def test_computing_is_no_wake_up_but_processor_time(child: Child) -> None:
     with Counting([child.pid]) as counted:
         child.run("sum(range(3_000_000))")
@@ -79,6 +81,7 @@ def test_computing_is_no_wake_up_but_processor_time(child: Child) -> None:
     assert counted.processor_seconds > 0.005
 
 
+@pytest.mark.process
 def test_a_process_that_waits_does_nothing(child: Child) -> None:
     with Counting([child.pid]) as counted:
         time.sleep(0.05)
@@ -86,6 +89,7 @@ def test_a_process_that_waits_does_nothing(child: Child) -> None:
     assert counted.writes == 0
 
 
+@pytest.mark.process
 def test_processes_are_summed_and_told_apart(start_child: Callable[[], Child]) -> None:
     busy, idle = start_child(), start_child()
     with Counting([busy.pid, idle.pid]) as counted:
@@ -114,6 +118,7 @@ def test_threads_are_told_apart() -> None:
     assert TIMES <= counted.by_thread[Thread(os.getpid(), waiting.native_id)].wake_ups <= TIMES + ROOM
 
 
+@pytest.mark.process
 def test_file_calls_are_counted(child: Child) -> None:
     with Counting([child.pid]) as counted:
         child.run(f"for _ in range({TIMES}): os.write(null, b'x')")
@@ -121,6 +126,7 @@ def test_file_calls_are_counted(child: Child) -> None:
     assert counted.reads <= ROOM
 
 
+@pytest.mark.process
 def test_a_process_that_has_ended_cannot_be_counted() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -128,6 +134,7 @@ def test_a_process_that_has_ended_cannot_be_counted() -> None:
         pass
 
 
+@pytest.mark.process
 def test_system_calls_are_counted_by_name(start_child: Callable[[], Child]) -> None:
     one, other = start_child(), start_child()
     with SystemCalls([one.pid, other.pid]) as calls:

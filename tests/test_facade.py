@@ -8,6 +8,7 @@ from unittest import mock
 
 import cloudpickle
 import jedi
+import pytest
 
 import meshbook
 from meshbook.runtime.hosts import faults
@@ -44,6 +45,7 @@ def test_each_name_says_what_it_is() -> None:
     assert silent == []
 
 
+@pytest.mark.slow
 def test_tab_completes_what_each_class_has() -> None:
     # As IPython asks. It shows nothing where jedi fails, as over a property whose type is an alias of literals.
     for name in (name for name in meshbook.__all__ if inspect.isclass(getattr(meshbook, name))):

@@ -1,4 +1,7 @@
-"""Checks the layers: a package imports only from lower layers, always by the full name."""
+"""Checks the layers: a package imports only from lower layers, always by the full name.
+
+Inside a package, modules have an order as well: no module imports itself by way of others.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,14 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 }
 
 
+# (module, imported module): the reason why a function imports it although the modules form a cycle.
+CYCLES: dict[tuple[str, str], str] = {
+    ("meshbook.runtime.hosts.start_agent", "meshbook.runtime.hosts.agent"): (
+        "the first code of the agent starts the fork server before it imports the agent"
+    ),
+}
+
+
 def module_of(file: Path) -> str:
     """Return the dotted name under which `file` is imported."""
     parts = file.relative_to(ROOT).with_suffix("").parts
@@ -90,8 +101,13 @@ def sources() -> list[Path]:
 
 
 @functools.cache
+def tree_of_file(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+@functools.cache
 def imports_of_file(file: Path) -> list[tuple[int, str]]:
-    return list(imports_of(ast.parse(file.read_text(encoding="utf-8"), str(file))))
+    return list(imports_of(tree_of_file(file)))
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -104,6 +120,52 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
             prefix = "." * node.level + (node.module or "")
             for alias in node.names:
                 yield node.lineno, f"{prefix}.{alias.name}"
+
+
+def running_imports_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the imports that run: at the top or in a function, but not under TYPE_CHECKING."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports_of(node)
+        elif isinstance(node, ast.stmt | ast.mod | ast.excepthandler | ast.match_case):  # no import is in an expression
+            waiting += ast.iter_child_nodes(node)
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    trees = {module_of(file): tree_of_file(file) for file in sources()}
+    graph: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        names = [name for _, name in running_imports_of(tree)]
+        # `from package import name` imports the module of that name, or a name that the package defines.
+        graph[module] = {name if name in trees else name.rpartition(".")[0] for name in names} & trees.keys()
+        graph[module].discard(module)
+    return graph
+
+
+def cycles_of(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules of which each imports the others, directly or not."""
+    reachable = {module: reached_from(module, graph) for module in graph}
+    groups = {
+        tuple(sorted(other for other in reached if module in reachable[other]))
+        for module, reached in reachable.items()
+        if module in reached
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def reached_from(module: str, graph: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        new = graph.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def is_allowed(source: str, target: str) -> bool:
@@ -152,6 +214,35 @@ def test_every_exception_is_in_use() -> None:
         if name.partition(".")[0] == "meshbook"
     }
     assert not set(EXCEPTIONS) - used
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = module_graph()
+    for module, imported in CYCLES:
+        graph[module].discard(imported)
+    found = [[f"{module} -> {sorted(graph[module] & set(group))}" for module in group] for group in cycles_of(graph)]
+    assert not found, "\n" + "\n\n".join("\n".join(group) for group in found)
+
+
+def test_every_named_cycle_exists() -> None:
+    graph = module_graph()
+    assert [(module, imported) for module, imported in CYCLES if module not in reached_from(imported, graph)] == [], (
+        "remove these from CYCLES"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ({"a": "import m.b", "b": "import m.c", "c": "import m.a"}, [["m.a", "m.b", "m.c"]]),
+        ({"a": "import m.b", "b": "def f():\n    from m import a"}, [["m.a", "m.b"]]),
+        ({"a": "import m.b", "b": "if TYPE_CHECKING:\n    import m.a"}, []),
+        ({"a": "import m.b, m.c", "b": "import m.c", "c": ""}, []),
+    ],
+)
+def test_cycles_are_found(code: dict[str, str], expected: list[list[str]]) -> None:
+    graph = {f"m.{name}": {target for _, target in running_imports_of(ast.parse(text))} for name, text in code.items()}
+    assert cycles_of(graph) == expected
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert alias.is_relative_to(place.parent / "monarch")
 
 
+@pytest.mark.process
 def test_the_package_monarch_finds_the_rest_by_itself(tmp_path: Path) -> None:
     # As in what a worker of a checkout starts: PYTHONPATH leads to the one package, and to nothing else of ours.
     python = new_environment(tmp_path / "environment")
@@ -102,6 +103,7 @@ def test_the_package_monarch_finds_the_rest_by_itself(tmp_path: Path) -> None:
     assert Path(run(python, "-c", code, cwd=tmp_path).strip()) == ROOT / "meshbook" / "__init__.py"
 
 
+@pytest.mark.process
 def test_import_is_light(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import meshbook; "
@@ -116,6 +118,7 @@ def meshbook_command() -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.process
 def test_install_names_this_interpreter(tmp_path: Path, meshbook_command: list[str]) -> None:
     prefix = tmp_path / "prefix"
     folder = prefix / "share" / "jupyter" / "kernels" / "meshbook"
@@ -130,6 +133,7 @@ def test_install_names_this_interpreter(tmp_path: Path, meshbook_command: list[s
     assert not folder.exists()
 
 
+@pytest.mark.process
 def test_install_is_for_the_user_by_default(tmp_path: Path, meshbook_command: list[str]) -> None:
     run(*meshbook_command, "install", cwd=tmp_path)
     (spec,) = tmp_path.rglob("kernel.json")  # the home folder of these commands
@@ -141,6 +145,7 @@ def test_install_is_for_the_user_by_default(tmp_path: Path, meshbook_command: li
     assert not [*tmp_path.rglob("kernel.json")]
 
 
+@pytest.mark.process
 def test_uninstall_of_nothing_says_so(tmp_path: Path, meshbook_command: list[str]) -> None:
     command = [*meshbook_command, "uninstall", "--prefix", str(tmp_path)]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Checks the documents: the tests that a table of `docs/` names exist, and so do all linked and named files.
+"""Checks the documents: the tests that a table names exist, and so do all linked and named files.
 
 A row names the test file as a link, followed by each of its tests.
 """
@@ -8,40 +8,41 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *DOCS.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    ROOT / "tests/README.md",
     *ROOT.glob("runtime/*/README.md"),
     *ROOT.glob("benchmarks/results/*.md"),
 ]
 HEADINGS = ("what", "what happens")
 # The number of rows of each page, so that no row disappears by accident.
-ROWS = {"faults.md": 26, "notebook.md": 47}
+ROWS = {"docs/faults.md": 26, "tests/README.md": 47}
 Row = tuple[str, str, str]
 
 
 def rows_of(page: str) -> list[Row]:
     """Return the page, the subject and the last column of each row."""
-    lines = [line.strip("|\n").split(" | ") for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
-    return [(page, subject.strip(), shown) for subject, _, shown in lines if subject.strip() not in HEADINGS]
+    lines = [line.strip("|\n").split(" | ") for line in (ROOT / page).read_text().splitlines() if line.startswith("| ")]
+    return [(page, line[0].strip(), line[-1]) for line in lines if line[0].strip() not in HEADINGS]
 
 
 ALL_ROWS = [row for page in ROWS for row in rows_of(page)]
 
 
-def named_tests(shown: str) -> list[tuple[Path, str]]:
+def named_tests(page: str, shown: str) -> list[tuple[Path, str]]:
     """Return the tests that a last column names, each with the file of the link before it."""
     found: list[tuple[Path, str]] = []
-    file = DOCS
+    file = folder = (ROOT / page).parent
     for link, test in re.findall(r"\]\((\S+?)\)|`(test_\w+)`(?!\])", shown):
         if link:
-            file = (DOCS / link).resolve()
+            file = (folder / link).resolve()
         else:
             found.append((file, test))
     return found
@@ -60,7 +61,7 @@ def test_no_row_is_missing_or_duplicated(page: str, count: int) -> None:
 
 @pytest.mark.parametrize("row", ALL_ROWS, ids=lambda row: row[1])
 def test_every_row_names_existing_tests(row: Row) -> None:
-    named = named_tests(row[2])
+    named = named_tests(row[0], row[2])
     assert named
     for file, test in named:
         assert test in defined_in(file), f"{file.name} has no {test}"
@@ -90,3 +91,8 @@ def test_every_named_file_exists(document: Path) -> None:
     for name in re.findall(r"`([\w./-]+\.(?:py|md|js))`", document.read_text()):
         near = document.parent.glob(f"**/{name}") if "/" not in name else []
         assert any(near) or (ROOT / name).exists() or (document.parent / name).exists(), name
+
+
+def test_the_reference_of_options_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "docs/write_options.py"))
+    assert (ROOT / "docs/options.md").read_text() == script["reference"](), "run python docs/write_options.py"

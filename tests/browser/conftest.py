@@ -14,11 +14,11 @@ import pytest
 
 from tests.browser.harness import BarePage, chromium, find_chromium
 from tests.browser.jupyter import FrontEnd, NotebookPage, Server
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
-PATIENCE = 60.0  # seconds; what a page may take on a busy machine before a test gives up
 # Notebook 7 says these at each start.
 NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'filebrowser:open-path' not registered.")
 SIZE = {"width": 1280, "height": 800}

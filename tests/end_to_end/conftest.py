@@ -14,8 +14,8 @@ from meshbook.runtime.hosts.session import Session, close_session, current_sessi
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.output import Chunk, OutputChunk
+from tests.support import PATIENCE
 
-PATIENCE = 60.0  # for what is certain to come, on a machine that does other things too
 SpawnProcs = Callable[..., ProcMesh]
 
 

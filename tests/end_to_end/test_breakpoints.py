@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import PATIENCE
+
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-PATIENCE = 60.0
 SCRIPT = """
 from meshbook import Actor, ActorError, endpoint, this_host
 

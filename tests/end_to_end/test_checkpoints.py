@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, checkpoint, endpoint
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Rank(Actor):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, Channel, SupervisionError, close_session, endpoint, this_host, this_proc
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Echo(Actor):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, SupervisionError, endpoint, get_or_spawn_controller
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Counter(Actor):

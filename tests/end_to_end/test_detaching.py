@@ -6,13 +6,11 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import msgspec
 import psutil
 import pytest
@@ -27,11 +25,10 @@ from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import DOOR, DoorRequest, knock
 from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # 2 s are promised; a loaded machine takes longer to take processes apart
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Counter(Actor):

@@ -23,10 +23,9 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import OVERRIDES, Settings
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.telemetry.lines import CompleteLines, Shown
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCRIPT = """
 import logging, os, sys
@@ -116,14 +115,6 @@ def test_a_script_that_wants_it_shows_what_its_ranks_print_and_log(runtime_dir, 
 
 
 # -- logging_option ------------------------------------------------------------------------
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 class Noted:

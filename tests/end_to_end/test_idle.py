@@ -15,8 +15,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.vitals import IDLE_BATCH_SECONDS, SECONDS
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 RANKS = 8
 WINDOW_SECONDS = 10
 MOST_WAKES = WINDOW_SECONDS  # of a process: one a second

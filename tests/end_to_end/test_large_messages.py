@@ -7,22 +7,19 @@ import hashlib
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from meshbook import Actor, Channel, RDMABuffer, SupervisionError, endpoint
 from meshbook.runtime.node import bulk
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 MIB = 1 << 20
 LITTLE = 4096
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 torch = pytest.importorskip("torch")
 
 

@@ -10,23 +10,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
 from meshbook import (
-    Actor,
     BootstrapCommand,
     Point,
     SupervisionError,
     default_bootstrap_cmd,
-    endpoint,
     shutdown_context,
     this_host,
 )
@@ -34,33 +30,16 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.hosts.session import Session
+from tests.support import PATIENCE, Probe, environment, wait_forever
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}  # for scripts
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-
-def wait_for_ever() -> None:
-    threading.Event().wait()
 
 
 def affinity() -> list[int]:
     return sorted(os.sched_getaffinity(0))
-
-
-def environment(*names: str) -> list[str | None]:
-    return [os.environ.get(name) for name in names]
 
 
 @pytest.fixture
@@ -377,7 +356,7 @@ def test_a_host_is_shut_down(own_session):
     mesh = host.spawn_procs(per_host={"gpus": 2})
     probe = mesh.spawn("probe", Probe)
     probe.run.call(os.getpid).get(PATIENCE)
-    waiting = probe.run.call(wait_for_ever)
+    waiting = probe.run.call(wait_forever)
     part, processes = host.rename(), everything_of(own_session)
     ended = host.shutdown()
     for handle in (host, part, host.with_python_executable("python")):

@@ -7,23 +7,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
-from meshbook import Actor, ProcMesh, endpoint, this_host
+from meshbook import ProcMesh, this_host
 from meshbook.monarch.configuration import clear_runtime_config, configure, configured, get_global_config
 from meshbook.monarch.functions import local_proc_mesh, proc_mesh
 from meshbook.monarch.path import FOLDER
 from meshbook.runtime.errors import LaunchError, ProcessDied
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 AT_ONCE = 2.0  # what a machine that does other things may take for something that needs no waiting
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BY_COMMAND = """
 import os, sys
@@ -104,14 +101,6 @@ def test_a_fresh_interpreter_installs_it(runtime_dir: Path, tmp_path: Path) -> N
 
 
 # -- configuration ------------------------------------------------------------------------
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 def look(key: str) -> Any:

@@ -19,10 +19,9 @@ import pytest
 from meshbook import Actor, ActorError, HostMesh, SupervisionError, context, endpoint, this_host
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.session import Session, this_proc
+from tests.support import PATIENCE, environment
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Probe(Actor):
@@ -35,10 +34,6 @@ class Probe(Actor):
     @endpoint
     def wait(self) -> None:
         threading.Event().wait()
-
-
-def environment(*names: str) -> list[str | None]:
-    return [os.environ.get(name) for name in names]
 
 
 # -- birth -------------------------------------------------------------------------

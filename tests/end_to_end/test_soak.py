@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
 
 @pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> Any:
+def soak_messages(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("soak_messages")
 
 
 @pytest.fixture
-def soak(messages: Any) -> Any:
+def soak(soak_messages: Any) -> Any:
     return importlib.import_module("soak")
 
 
@@ -49,30 +49,30 @@ def test_five_seconds_lose_nothing_and_leave_nothing(runtime_dir: Path, tmp_path
     ],
 )
 def test_a_receiver_sees_what_is_lost_reordered_or_doubled(
-    messages: Any, numbers: list[int], faults: list[str]
+    soak_messages: Any, numbers: list[int], faults: list[str]
 ) -> None:
-    inbox = messages.Inbox()
+    inbox = soak_messages.Inbox()
     for number in numbers:
-        inbox.take("s", number)
-        inbox.take("other", inbox.received.get("other", 0))
+        inbox.receive("s", number)
+        inbox.receive("other", inbox.received.get("other", 0))
     assert inbox.faults == faults
 
 
-def test_each_receiver_has_numbers_of_its_own(messages: Any) -> None:
-    outbox = messages.Outbox("s")
-    written = [outbox.write(*to).numbers for to in (("a", [0, 1]), ("a", [1, 2]), ("b", [1]))]
+def test_each_receiver_has_numbers_of_its_own(soak_messages: Any) -> None:
+    outbox = soak_messages.Outbox("s")
+    written = [outbox.next_message(*to).numbers for to in (("a", [0, 1]), ("a", [1, 2]), ("b", [1]))]
     assert written == [{0: 0, 1: 0}, {1: 1, 2: 0}, {1: 0}]
     assert outbox.sent == {("a", 0): 1, ("a", 1): 2, ("a", 2): 1, ("b", 1): 1}
 
 
-def test_a_last_message_that_is_lost_is_missed(messages: Any, soak: Any) -> None:
-    outbox = messages.Outbox("controller")
-    outbox.write("a", [0, 1])
-    first = messages.Audit("a 0", 1, 0, {("a", 1): 2}, {"controller": 1})
-    second = messages.Audit("a 1", 2, 0, {}, {"controller": 1, "a 0": 2})
+def test_a_last_letter_that_is_lost_is_missed(soak_messages: Any, soak: Any) -> None:
+    outbox = soak_messages.Outbox("controller")
+    outbox.next_message("a", [0, 1])
+    first = soak_messages.Audit("a 0", 1, 0, {("a", 1): 2}, {"controller": 1})
+    second = soak_messages.Audit("a 1", 2, 0, {}, {"controller": 1, "a 0": 2})
     assert soak.find_missing([first, second], outbox) == []
     second.received["a 0"] = 1
-    outbox.write("a", [0])
+    outbox.next_message("a", [0])
     assert soak.find_missing([first, second], outbox) == [
         "a 0 got 1 of 2 messages of controller",
         "a 1 got 1 of 2 messages of a 0",
@@ -93,9 +93,9 @@ def test_a_last_message_that_is_lost_is_missed(messages: Any, soak: Any) -> None
     ],
 )
 def test_what_has_grown_is_named(soak: Any, now: dict[str, Any], found: list[str]) -> None:
-    def sight(**changes: Any) -> Any:
+    def measured(**changes: Any) -> Any:
         seen = {"memory": 10.0, "descriptors": 4, "threads": 2, "processes": 6, "files": 8, "open_calls": 0} | changes
         print_of_agent = soak.Footprint(*(seen.pop(name) for name in ("memory", "descriptors", "threads")))
-        return soak.Sight(footprints={"agent": print_of_agent}, messages=0, **seen)
+        return soak.Measurement(footprints={"agent": print_of_agent}, messages=0, **seen)
 
-    assert soak.grown(sight(**now), sight()) == found
+    assert soak.find_growth(measured(**now), measured()) == found

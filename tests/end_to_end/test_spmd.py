@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, HostMesh, endpoint, this_host
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.spmd.actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from meshbook.runtime.spmd.run_policy import TERM_SECONDS
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")

@@ -5,34 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, endpoint
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.prompt_questions import PromptAnswer
 from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 class Watch:

@@ -19,8 +19,8 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
 
 TORCH = """

@@ -26,7 +26,8 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-PATIENCE = 60.0  # seconds; how long a cell may take on a busy machine before a test gives up
+from tests.support import PATIENCE
+
 WITHOUT_TORCH = Path(__file__).parent.parent / "without_torch"
 
 

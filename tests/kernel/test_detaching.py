@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook, Signs
 
 pytestmark = pytest.mark.kernel
-PATIENCE = 60.0
 
 CLASS = """
 from meshbook import Actor, endpoint

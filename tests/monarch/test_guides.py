@@ -20,8 +20,8 @@ from meshbook.runtime.actor.context import context
 from meshbook.runtime.config import current_settings
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 OF_SHAPES = {
     "monarch._rust_bindings.monarch_hyperactor.shape": ["Extent", "Point", "Region", "Shape", "Slice"],
     "monarch._src.actor.shape": ["Extent", "MeshTrait", "NDSlice", "Shape", "Slice"],

@@ -30,11 +30,11 @@ from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import Switchboard
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.frames import Buffer
+from tests.support import PATIENCE, Probe
 
 A = TypeVar("A", bound=Actor)
 Connect = Callable[[str, Settings], Transport]
 NOWHERE = Extent((), ())
-PATIENCE = 10.0  # seconds until a wait that should be short is a failure; nothing waits as long as that
 
 
 class Gate:
@@ -76,25 +76,6 @@ class Gate:
 @pytest.fixture
 def gate() -> Gate:
     return Gate()
-
-
-class Probe(Actor):
-    """Runs what it is sent, on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.notes: list[Any] = []
-
-    @endpoint
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
-    @endpoint
-    def note(self, what: Any) -> None:
-        self.notes.append(what)
-
-    @endpoint
-    def noted(self) -> list[Any]:
-        return self.notes
 
 
 class AsyncProbe(Actor):

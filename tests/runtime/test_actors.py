@@ -17,7 +17,8 @@ from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node import actors
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
-from tests.runtime.conftest import PATIENCE, Gate, Probe
+from tests.runtime.conftest import Gate
+from tests.support import PATIENCE, Probe
 
 HERE = Extent((), ())
 

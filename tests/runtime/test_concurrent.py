@@ -10,8 +10,7 @@ import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, SupervisionError, concurrent_endpoint, current_rank, endpoint
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Waiting(Actor):

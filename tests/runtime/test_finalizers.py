@@ -25,7 +25,9 @@ from meshbook.runtime.node.flow_control import QueueLimits, SentCredits
 from meshbook.runtime.node.ledger import Ledger, OwnedMesh
 from meshbook.runtime.node.ports import PortMailbox
 from meshbook.runtime.threads import may_block
-from tests.runtime.conftest import PATIENCE, Probe
+from tests.support import PATIENCE, Probe
+
+pytestmark = pytest.mark.slow
 
 CALLS = 20
 

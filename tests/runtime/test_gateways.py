@@ -25,7 +25,10 @@ from meshbook.runtime.transport.home import Home, LaneRequest
 from meshbook.runtime.transport.link import LinkAttach, Ping, StreamPart, pack
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import Received
+from tests.support import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = Settings(high_water_mark=100, host_timeout=PATIENCE, launch_timeout=PATIENCE)
 SOON_SILENT = msgspec.structs.replace(SETTINGS, host_timeout=1.5)  # no less: a busy machine must not seem silent

@@ -14,7 +14,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.flow_control import LONG
 from meshbook.runtime.telemetry.output import TELEMETRY
-from tests.runtime.conftest import NOWHERE, PATIENCE, Gate
+from tests.runtime.conftest import NOWHERE, Gate
+from tests.support import PATIENCE
 
 MOST = 8
 

@@ -21,8 +21,7 @@ from meshbook import (
     endpoint,
 )
 from meshbook.runtime.errors import PickleError
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Sender(Actor):

@@ -17,7 +17,8 @@ from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Down, Hello
-from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
+from tests.runtime.conftest import NOWHERE
+from tests.support import PATIENCE, Probe
 
 BEFORE = ExitReport("worker-0", 4711, -9, incarnation=0)  # the end of the first life
 

@@ -10,8 +10,7 @@ import pytest
 
 from meshbook import Actor, ActorError, Channel, Port, SupervisionError, current_rank, endpoint, send
 from meshbook.runtime.errors import PickleError
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Member(Actor):

@@ -13,8 +13,7 @@ import pytest
 from meshbook.runtime.hosts.forkserver_client import ForkedProcess
 from meshbook.runtime.hosts.launchers import START_AGENT
 from meshbook.runtime.hosts.start_agent import with_huge_pages
-
-PATIENCE = 60.0
+from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -30,6 +29,7 @@ def test_the_c_library_of_workers_uses_huge_pages_unless_the_user_says_otherwise
     assert with_huge_pages(given) == expected
 
 
+@pytest.mark.process
 def test_the_first_code_of_an_agent_imports_nothing_of_meshbook() -> None:
     """Else the warm fork server would wait for it."""
     source = (
@@ -39,6 +39,7 @@ def test_the_first_code_of_an_agent_imports_nothing_of_meshbook() -> None:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.process
 def test_a_fork_is_waited_for_and_killed_like_any_process() -> None:
     ending = _fork(lambda: os._exit(7))
     assert [ending.wait(PATIENCE), ending.wait(0)] == [7, 7]
@@ -50,6 +51,7 @@ def test_a_fork_is_waited_for_and_killed_like_any_process() -> None:
     assert lasting.wait() == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_a_fork_that_was_reaped_elsewhere_has_ended() -> None:
     reaped = _fork(lambda: os._exit(7))
     os.waitpid(reaped.pid, 0)

@@ -13,11 +13,11 @@ import pytest
 from meshbook.runtime.errors import ActorError
 from meshbook.runtime.spmd.actor import AddrType, SPMDActor, host_address
 from meshbook.runtime.spmd.script import ScriptExited
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Session
 
-PATIENCE = 10.0
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 

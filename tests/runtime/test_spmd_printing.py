@@ -11,8 +11,7 @@ import pytest
 
 from meshbook.runtime.spmd.printing import LINE_CHARACTERS, Prefixer, Printer
 from meshbook.runtime.telemetry.output import DisplayChunk, OutputChunk, StreamName
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize(

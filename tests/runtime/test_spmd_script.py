@@ -44,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["scripts/look.py"], ["-m", "package.look"]], ids=["file", "module"])
 def test_a_script_finds_what_python_gives_it(folder: Path, arguments: list[str]) -> None:
     run_as_main([*arguments, "ours", "--lr", "1"])
@@ -127,6 +128,7 @@ def test_exits(folder: Path, capsys: pytest.CaptureFixture[str], source: str, en
     assert capsys.readouterr().err == printed
 
 
+@pytest.mark.process
 def test_an_exception_is_printed_as_python_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of(folder, RAISES) == EndRun(1, "ZeroDivisionError: division by zero", "train.py:3 in step")
     script = folder / "train.py"

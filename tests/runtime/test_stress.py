@@ -21,7 +21,10 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import QueueFull
 from meshbook.runtime.transport import Transport
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import Received
+from tests.support import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 LONG = 30.0  # seconds until a wait in the middle of much work is a failure
 LARGE = 300_000  # bytes: more than a socket's buffer takes

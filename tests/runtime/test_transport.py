@@ -19,7 +19,8 @@ from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.memory import Switchboard
 from meshbook.runtime.transport.unix import PACKET_BYTES, StreamSocket, UnixTransport
 from meshbook.runtime.wire.messages import Address
-from tests.runtime.conftest import PATIENCE, Gate, Received
+from tests.runtime.conftest import Gate, Received
+from tests.support import PATIENCE
 
 MARK = 10  # messages a peer may be behind, in the tests that fill queues
 Open = Callable[[str], Transport]
@@ -375,6 +376,7 @@ def test_a_frame_over_the_limit_closes_its_connection(folder: Path, transports: 
     assert received.is_empty()
 
 
+@pytest.mark.process
 def test_a_forked_child_keeps_no_connection_open(unix: Callable[[str], UnixTransport]) -> None:
     """Else its peers would not see the end of this process, nor the child's writes stay out of the stream."""
     here, there = unix("here"), unix("there")

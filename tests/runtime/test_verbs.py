@@ -12,8 +12,7 @@ import pytest
 from meshbook import Accumulator, Actor, ActorError, SupervisionError, current_rank, current_size, endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Member(Actor):

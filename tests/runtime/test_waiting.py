@@ -17,8 +17,7 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import SupervisionError
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 def get(future: Future[Any]) -> Any:

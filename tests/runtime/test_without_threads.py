@@ -20,8 +20,8 @@ from meshbook.runtime.rdma.memory_server import MemoryServer
 from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 TOO_MANY = "can't start new thread"
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import msgspec
 import psutil
 import pytest
@@ -17,10 +15,9 @@ from meshbook import Actor, ProcMesh, endpoint, this_host
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import close_session
 from meshbook.testing import Chaos, Event, Report, chaos
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Member(Actor):

@@ -25,6 +25,7 @@ def said(node: str, script: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.process
 def test_modules_see_what_they_import_and_nothing_else_of_each_other(node: str) -> None:
     script = joined(
         entry='import { twice } from "./a.js";\nimport {three as THREE, Box} from "./deep/b.js";\n'
@@ -37,6 +38,7 @@ def test_modules_see_what_they_import_and_nothing_else_of_each_other(node: str) 
     assert said(node, script) == "107"
 
 
+@pytest.mark.process
 def test_a_module_of_two_is_there_once(node: str) -> None:
     script = joined(
         entry='import {a} from "./a.js";\nimport {b} from "./b.js";\nexport default a.x + b.x;',
@@ -47,6 +49,7 @@ def test_a_module_of_two_is_there_once(node: str) -> None:
     assert said(node, script) == "4"
 
 
+@pytest.mark.process
 def test_comments_are_left_out_and_code_after_them_stays(node: str) -> None:
     script = joined(
         entry="// @ts-check\n/**\n * Adds. @import {X} */\n  /** Two lines\n   * of text. */\n"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from meshbook.widgets import assets
 
 TESTS = Path(__file__).parent / "static"
 STATIC = Path(assets.__file__).parent / "static"
 
 
+@pytest.mark.process
 def test_the_tests_in_node_pass(node: str) -> None:
     tests = sorted(map(str, TESTS.glob("*.test.mjs")))
     finished = subprocess.run([node, "--test", *tests], capture_output=True, text=True, timeout=100)

@@ -331,6 +331,7 @@ moves = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(moves, min_size=1, max_size=8))
 def test_a_view_that_heard_every_tick_has_what_a_new_one_gets(moves: list[Any]) -> None:

@@ -15,8 +15,8 @@ from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, ProcessD
 from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
 from meshbook.widgets.server import MOST_SLOW_REQUESTS, DashboardServer
 from meshbook.widgets.source import BackendReply, MeshFacts, MeshSnapshot, RankConditions
+from tests.support import PATIENCE
 
-PATIENCE = 20.0  # seconds
 SIZE = 4
 
 

@@ -118,6 +118,7 @@ def test_html_says_the_same_and_shows_all_text_as_text() -> None:
         assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "most"), [(1, 2_000), (64, 12_000), (256, 32_000), (4096, 32_000), (65536, 32_000)])
 def test_pictures_are_small(size: int, most: int) -> None:
     mesh = fake_mesh(size, faults=0)

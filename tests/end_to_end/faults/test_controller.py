@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.session import Session
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -226,16 +222,8 @@ def test_a_controller_killed_before_its_agent_knows_the_run(run_script, runtime_
 # -- the agent -----------------------------------------------------------------------------
 
 
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-
 def test_a_killed_agent(own_session: Session):
-    def wait_for_ever() -> None:
+    def wait_forever() -> None:
         threading.Event().wait()
 
     def leave_one_behind() -> int:
@@ -246,7 +234,7 @@ def test_a_killed_agent(own_session: Session):
     agent = psutil.Process(own_session._agent.pid)
     processes = [agent, *agent.children(recursive=True)]
     assert set(started) <= {process.pid for process in processes}
-    waiting = probe.run.call_each(wait_for_ever)
+    waiting = probe.run.call_each(wait_forever)
     agent.kill()
     for future in (*waiting, probe.run.call(os.getpid)):
         with pytest.raises(ProcessDied, match=rf"its host agent ended: Killed\(sig=9\) \(agent, pid {agent.pid}\)"):

@@ -8,16 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, endpoint
 from meshbook.runtime.collectives.abort import abort_groups
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 AT_ONCE = 5.0  # promised are 0.3 s until a stuck rank is free; gloo by itself would wait for half an hour
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Rank(Actor):

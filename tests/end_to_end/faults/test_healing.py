@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import msgspec
 import psutil
 import pytest
@@ -35,12 +34,11 @@ from meshbook.runtime.mesh import groups
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import ask_for
 from meshbook.runtime.wire.messages import Address
+from tests.support import PATIENCE, pids
 
-PATIENCE = 60.0
 LIMIT = 10.0  # seconds of a heal, where something that it asks for is not answered
 SOON = 0.2  # seconds from the death of one of eight ranks to a healed mesh
 pytestmark = [pytest.mark.process, pytest.mark.without_torch, pytest.mark.usefixtures("faults")]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Probe(Actor):
@@ -55,10 +53,6 @@ class Probe(Actor):
     def count(self) -> int:
         self.calls += 1
         return self.calls
-
-
-def pids(probe: Any) -> list[int]:
-    return list(probe.run.call(os.getpid).get(PATIENCE).values())
 
 
 def kill(procs: ProcMesh, session: Session) -> None:

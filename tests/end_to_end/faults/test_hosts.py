@@ -9,71 +9,31 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
 import meshbook
-from meshbook import Actor, HostMesh, RDMABuffer, TransferError, context, current_rank, endpoint, this_host
+from meshbook import HostMesh, RDMABuffer, TransferError, context, current_rank, this_host
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.actor import CellActor
-from meshbook.runtime.errors import LaunchError, ProcessDied
+from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
+from tests.support import PATIENCE, Probe, await_death, died, pids, wait_forever
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    def __init__(self) -> None:
-        self.notes: list[Any] = []
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-    @endpoint
-    def note(self, what: Any) -> None:
-        self.notes.append(what)
-
-    @endpoint
-    def noted(self) -> list[Any]:
-        return self.notes
-
-
-def wait_for_ever() -> None:
-    threading.Event().wait()
 
 
 def ask_all(others: Any) -> list[int]:
     return list(others.run.call(os.getpid).get(PATIENCE).values())
-
-
-def await_death(other: Any) -> str:
-    return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
-
-
-def pids(probe: Any) -> list[int]:
-    return list(probe.run.call(os.getpid).get(PATIENCE).values())
-
-
-def died(future: Any) -> ProcessDied:
-    with pytest.raises(ProcessDied) as caught:
-        future.get(PATIENCE)
-    return caught.value
 
 
 def agent_of(host: str, session: Session) -> psutil.Process:
@@ -307,7 +267,7 @@ def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn, spawn_procs)
     before = pids(probe)
     waiting = one.run.call_one(await_death, two)
     at_home = home.run.call_one(await_death, two)
-    own = two.run.call_one(wait_for_ever)
+    own = two.run.call_one(wait_forever)
     os.kill(before[1], signal.SIGKILL)
     report = died(own).report
     assert (report.host, report.signal_name) == ("h2", "SIGKILL")
@@ -340,7 +300,7 @@ def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh,
     agent = agent_of("d1", session)
     pids(probe)
     family = [agent, *agent.children(recursive=True)]
-    waiting = [on_lost.slice(gpus=0).run.call_one(wait_for_ever), procs.slice(hosts=0).spawn("late", Probe).initialized]
+    waiting = [on_lost.slice(gpus=0).run.call_one(wait_forever), procs.slice(hosts=0).spawn("late", Probe).initialized]
     told = on_other.slice(gpus=0).run.call_one(await_death, on_lost.slice(gpus=1))
     agent.kill()
     assert f"its host agent ended: Killed(sig=9) ({_agent_name(session, agent)}, pid {agent.pid} on d1)" in str(
@@ -470,7 +430,7 @@ def test_a_mesh_on_hosts_grows_heals_and_shrinks(spawn):
     found = list(everybody.run.call(who).get(PATIENCE).values())
     assert [told[1:] for told in found] == [(rank, str(rank), str(rank % 2), "4") for rank in range(4)]
     assert [found[0][0], found[2][0]] == first
-    lost = everybody.slice(hosts=1, gpus=1).run.call_one(wait_for_ever)
+    lost = everybody.slice(hosts=1, gpus=1).run.call_one(wait_forever)
     psutil.Process(found[3][0]).kill()
     died(lost)
     assert procs.heal().get(PATIENCE) == [3]

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-PATIENCE = 10.0
+from tests.support import PATIENCE
+
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 PIDS = Path("/sys/fs/cgroup/pids")
 PROGRAM = """

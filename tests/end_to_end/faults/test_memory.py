@@ -11,24 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, ActorError, endpoint
+from meshbook import ActorError
 from meshbook.runtime.errors import ProcessDied
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path("/sys/fs/cgroup")
 LIMIT = 600 << 20  # several times what a script, its agent and two ranks need
-
-
-class Probe(Actor):
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 @pytest.fixture

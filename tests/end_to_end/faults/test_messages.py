@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import msgspec
 import pytest
 
-from meshbook import Actor, ActorError, SupervisionError, endpoint
+from meshbook import ActorError, SupervisionError
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MessageTooLarge, PickleError
 from meshbook.runtime.hosts.session import Session
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 LIMIT = 1 << 20
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 class Unreadable:

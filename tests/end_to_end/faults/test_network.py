@@ -10,14 +10,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
@@ -29,11 +27,10 @@ from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.transport.home import describe, host_of
+from tests.support import PATIENCE, await_death, pids, wait_forever
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # a host is lost, or has ended itself: promised are two seconds, and a busy machine has its time
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Probe(Actor):
@@ -53,18 +50,6 @@ class Probe(Actor):
     @endpoint
     def noted(self) -> list[tuple[str, int]]:
         return self.notes
-
-
-def wait_for_ever() -> None:
-    threading.Event().wait()
-
-
-def await_death(other: Any) -> str:
-    return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
-
-
-def pids(probe: Any) -> list[int]:
-    return list(probe.run.call(os.getpid).get(PATIENCE).values())
 
 
 def pause(seconds: float) -> None:
@@ -347,7 +332,7 @@ def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(det
     one, two = detached.on("h1"), detached.on("h2")
     buffer = one.run.call_one(lend, 2_000_003).get(PATIENCE)
     assert read(buffer)
-    waiting = one.run.call_one(wait_for_ever)
+    waiting = one.run.call_one(wait_forever)
     told = two.run.call_one(await_death, one)
     family = detached.family("h1")
     begun = time.monotonic()
@@ -375,7 +360,7 @@ def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(det
 
 def test_a_host_that_was_given_up_ends_itself_when_it_comes_back(detached: Hosts) -> None:
     family = detached.family("h1")
-    waiting = detached.on("h1").run.call_one(wait_for_ever)
+    waiting = detached.on("h1").run.call_one(wait_forever)
     family[0].suspend()
     with pytest.raises(ProcessDied):
         waiting.get(PATIENCE)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
@@ -23,7 +21,6 @@ DATA = bytes(1000)
 ALL_MB = MANY * len(DATA) / 1e6  # what would pile up somewhere if nobody waited
 MOST_MB = 40.0  # that a process may grow by: 4096 messages of this size, and what Python keeps for them
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Sink(Actor):

@@ -8,15 +8,13 @@ import signal
 import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, endpoint
 from meshbook.runtime.errors import GroupError
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Rank(Actor):

@@ -11,23 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
 from meshbook import Actor, ProcMesh, default_bootstrap_cmd, endpoint, events
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.host_ownership import when_ended
+from tests.support import PATIENCE, Probe
 
-PATIENCE = 60.0
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
 
 class Fifo:

@@ -5,45 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
-from meshbook import Actor, ActorError, SupervisionError, endpoint
-from meshbook.runtime.errors import ProcessDied
+from meshbook import ActorError, SupervisionError
+from tests.support import PATIENCE, Probe, died, pids, wait_forever
 
-PATIENCE = 60.0
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 TELLING = 0.1  # the promise: who waits for one that dies knows by then
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Probe(Actor):
-    """Runs what it is sent."""
-
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
-
-
-def wait_for_ever() -> None:
-    threading.Event().wait()
-
-
-def pids(probe: Any) -> list[int]:
-    return list(probe.run.call(os.getpid).get(PATIENCE).values())
-
-
-def died(future: Any) -> ProcessDied:
-    with pytest.raises(ProcessDied) as caught:
-        future.get(PATIENCE)
-    return caught.value
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -85,7 +59,7 @@ def test_a_killed_worker(spawn_procs):
 
     killed = psutil.Process(pids(probe)[1])
     probe.slice(gpus=1).run.call(speak).get(PATIENCE)
-    waiting = probe.slice(gpus=1).run.call_one(wait_for_ever)
+    waiting = probe.slice(gpus=1).run.call_one(wait_forever)
     gathered = probe.run.call(os.getpid)
     killed.kill()
     for future in (waiting, gathered):
@@ -110,7 +84,7 @@ def test_the_other_ranks_answer(spawn_procs):
 
 def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
     def ask(other: Any) -> str:
-        return type(other.run.call_one(wait_for_ever).exception(PATIENCE)).__name__
+        return type(other.run.call_one(wait_forever).exception(PATIENCE)).__name__
 
     probe = spawn_procs(2).spawn("probe", Probe)
     other = psutil.Process(pids(probe)[0])
@@ -123,13 +97,13 @@ def test_a_worker_that_was_born_later_hears_of_a_death_before(spawn_procs):
     """Nobody told it, since it was not there: of one that was killed, and of one that was stopped."""
 
     def ask(other: Any) -> str:
-        return str(other.run.call_one(wait_for_ever).exception(PATIENCE))
+        return str(other.run.call_one(wait_forever).exception(PATIENCE))
 
     mesh = spawn_procs(2)
     probe = mesh.spawn("probe", Probe)
     killed = psutil.Process(pids(probe)[0])
     killed.kill()
-    died(probe.slice(gpus=0).run.call_one(wait_for_ever))
+    died(probe.slice(gpus=0).run.call_one(wait_forever))
     late = spawn_procs().spawn("late", Probe)
     assert f"pid {killed.pid}" in late.run.call_one(ask, probe.slice(gpus=0)).get(PATIENCE)
     mesh.stop().get(PATIENCE)
@@ -166,7 +140,7 @@ def test_a_worker_that_ends_itself(spawn_procs, faults, end: Callable[[], None],
     last = probe.slice(gpus=1)
     if not asked:
         last.run.broadcast(end)
-    text = str(died(last.run.call_one(end if asked else wait_for_ever)))
+    text = str(died(last.run.call_one(end if asked else wait_forever)))
     for told in (text, faults.get(timeout=PATIENCE).report(), str(died(probe.run.call(os.getpid)))):
         assert [each for each in said if each not in told] == [], told
     assert mesh.heal().get(PATIENCE) == [1]
@@ -181,7 +155,7 @@ def test_who_waits_for_a_killed_worker_knows_at_once(spawn_procs):
     taken = []
     for _ in range(3):
         pid = pids(probe)[1]
-        waiting = probe.slice(gpus=1).run.call_one(wait_for_ever)
+        waiting = probe.slice(gpus=1).run.call_one(wait_forever)
         begun = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         died(waiting)
@@ -205,7 +179,7 @@ def test_a_mesh_that_lost_a_worker_is_stopped(spawn_procs):
     probe = mesh.spawn("probe", Probe)
     processes = [psutil.Process(pid) for pid in pids(probe)]
     processes[0].kill()
-    died(probe.slice(gpus=0).run.call(wait_for_ever))
+    died(probe.slice(gpus=0).run.call(wait_forever))
     mesh.stop().get(PATIENCE)
     assert alive(processes) == []
     with pytest.raises(SupervisionError, match="stopped"):
@@ -270,7 +244,7 @@ def test_a_program_that_replaces_clocks_and_pickle_is_answered(spawn_procs, hear
     with pytest.raises(ActorError, match="KeyError"):
         probe.run.call_one(lose_the_key).get(PATIENCE)
     with pytest.raises(TimeoutError):
-        probe.run.call_one(wait_for_ever).get(0.01)
+        probe.run.call_one(wait_forever).get(0.01)
 
 
 class Leaving:

@@ -7,8 +7,8 @@ import threading
 
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from tests.support import PATIENCE
 
-PATIENCE = 30.0  # seconds
 DONE = CellOutcome(CellCost(wall=0.1, cpu=0.1, peak_rss=1))
 BAD = RankError("raised", "ValueError", "bad")
 

@@ -129,6 +129,7 @@ def test_the_worst_level_counts() -> None:
     assert worst_of([Finding("note", "", ""), Finding("problem", "", ""), Finding("ok", "", "")]) == "problem"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_this_machine_can_be_examined() -> None:
     found = examine(check for check in CHECKS if check is not a_worker)
@@ -136,6 +137,7 @@ def test_this_machine_can_be_examined() -> None:
     assert {"Python", "packages", "/dev/shm", "open files", "ptrace"} <= {finding.subject for finding in found}
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no process_vm_readv")
 def test_reading_process_memory_is_tried() -> None:
     finding, _ = process_memory()

@@ -17,11 +17,10 @@ from meshbook.magics.output.actor_output import (
 from meshbook.runtime.telemetry.forwarding import Forwarder
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, LogOptions, OutputChunk, OutputStore
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel
-
-PATIENCE = 30.0
 
 
 @pytest.fixture

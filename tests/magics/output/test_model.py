@@ -381,6 +381,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "is_long"), [(1, False), (8, True), (200, False), (200, True)], ids=["1", "8-long", "200", "200-long"]
 )

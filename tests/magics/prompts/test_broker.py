@@ -13,8 +13,7 @@ from meshbook.magics.cells.state import CellInbox
 from meshbook.magics.prompts.broker import PromptBroker, PromptPolicy
 from meshbook.magics.prompts.keyboard import NoKeyboard, PromptWithdrawn
 from meshbook.runtime.telemetry.prompt_questions import EOF, Kind, PromptAnswer, PromptQuestion
-
-PATIENCE = 30.0  # seconds
+from tests.support import PATIENCE
 
 
 class Person:

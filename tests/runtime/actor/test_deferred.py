@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from meshbook import Actor, ActorError, DeadlockError, Future, current_rank, endpoint, returns_future
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="unset")
 
 

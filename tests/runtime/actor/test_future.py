@@ -16,8 +16,7 @@ import pytest
 
 from meshbook.runtime import threads as runtime_threads
 from meshbook.runtime.actor.future import Future
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 def answered(value: Any = 1) -> Future[Any]:

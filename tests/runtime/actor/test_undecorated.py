@@ -25,8 +25,7 @@ from meshbook import (
 )
 from meshbook.runtime.actor.endpoint import Endpoint, Options
 from meshbook.runtime.actor.undecorated import PlainMethod, find_undecorated
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Base(Actor):

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.runtime.cells.interrupts import Interrupts
-
-PATIENCE = 30.0
+from tests.support import PATIENCE
 
 
 @pytest.fixture

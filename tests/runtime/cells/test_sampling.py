@@ -14,8 +14,8 @@ import pytest
 
 from meshbook.runtime.cells.sampling import MOST_SAMPLES, Sampling
 from meshbook.runtime.hosts.profiler import Profiler
+from tests.support import PATIENCE
 
-PATIENCE = 20.0  # seconds
 SPY = pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is missing")
 BUSY = "import sys\ndef work():\n    while True: sum(range(1000))\nprint('here', flush=True)\nwork()"
 

@@ -17,8 +17,7 @@ from meshbook.runtime.cells.thread_stacks import (
     stack_of_main,
     stacks_of_others,
 )
-
-PATIENCE = 30.0
+from tests.support import PATIENCE
 
 
 def cell(source: str, names: dict[str, Any]) -> dict[str, Any]:

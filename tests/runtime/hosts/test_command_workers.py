@@ -18,7 +18,8 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import is_whole
 from meshbook.runtime.wire.messages import HoldRequest, Reply
-from tests.runtime.conftest import NOWHERE, PATIENCE, Probe
+from tests.runtime.conftest import NOWHERE
+from tests.support import PATIENCE, Probe
 
 Succeed = Callable[..., Node]
 

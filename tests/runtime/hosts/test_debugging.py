@@ -11,8 +11,7 @@ import pytest
 from meshbook.runtime.hosts import debugging as module
 from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.telemetry.prompt_questions import Kind, PromptAnswer, PromptQuestion
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Person:

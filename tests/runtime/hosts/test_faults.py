@@ -23,8 +23,8 @@ from meshbook.runtime.hosts.faults import (
     unhandled_fault_hook,
 )
 from meshbook.runtime.node.ledger import OwnedMesh
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none")
 
 

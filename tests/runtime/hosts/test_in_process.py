@@ -10,19 +10,11 @@ from typing import Any
 
 import pytest
 
-from meshbook import Actor, SupervisionError, context, endpoint, this_host, this_proc
-from meshbook.runtime.errors import ProcessDied
+from meshbook import SupervisionError, context, this_host, this_proc
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.procs import ProcMesh
-
-PATIENCE = 10.0
-
-
-class Probe(Actor):
-    @endpoint
-    def run(self, function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
+from tests.support import PATIENCE, Probe, died
 
 
 @pytest.fixture
@@ -35,12 +27,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessSession]:
 
 def spawn(count: int = 2, **options: Any) -> ProcMesh:
     return this_host().spawn_procs(per_host={"gpus": count}, **options)
-
-
-def died(future: Any) -> ProcessDied:
-    with pytest.raises(ProcessDied) as caught:
-        future.get(PATIENCE)
-    return caught.value
 
 
 def test_ranks_are_nodes_of_this_process(run: InProcessSession) -> None:

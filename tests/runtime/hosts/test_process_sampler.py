@@ -44,8 +44,8 @@ from meshbook.runtime.telemetry.vitals import (
     VitalsBatch,
 )
 from meshbook.runtime.wire.messages import Address
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 WORDS = ProcessReport(7)
 
 
@@ -336,6 +336,7 @@ def test_what_a_gpu_shows_is_in_the_batch(
     assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)
 
 
+@pytest.mark.process
 def test_memory_that_processes_share_is_divided_among_them() -> None:
     now = [0.0]
     processes = SystemProcesses(lambda: now[0])

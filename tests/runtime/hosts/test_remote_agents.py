@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.transport.home import Home
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Gateway:

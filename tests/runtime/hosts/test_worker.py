@@ -13,8 +13,8 @@ from meshbook.runtime.hosts.worker import MainThread, Process
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 NOWHERE = Extent((), ())
 
 

@@ -138,6 +138,7 @@ def test_a_segment_of_several_is_used_again_when_all_have_read_it(pool, mappings
     assert lend(pool)[0].token == one.token
 
 
+@pytest.mark.process
 def test_who_has_ended_reads_nothing_any_more(pool):
     told, telling = os.pipe()
     child = os.fork()
@@ -220,6 +221,7 @@ def test_without_descriptors_there_are_no_segments(pool):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.process
 def test_a_child_has_views_of_its_own(pool, mappings):
     (reference,) = lend(pool, [bytearray(100)])
     views = mappings.open(reference, [100])

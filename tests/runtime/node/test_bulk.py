@@ -18,7 +18,7 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import BodyElsewhere, is_whole, unpack
 from meshbook.runtime.wire.messages import Address, Reply
-from tests.runtime.conftest import PATIENCE
+from tests.support import PATIENCE
 
 BODY = pickling.dumps(bytes(1 << 20), "a value")
 LARGE = bytes(range(256)) * 4096
@@ -75,6 +75,7 @@ def test_it_can_be_switched_off(make_session):
     assert is_whole(frame_for(session.controller, node.address))
 
 
+@pytest.mark.process
 def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
     """Its sender has ended before it was looked at."""
     [node] = session.workers(1)

@@ -14,8 +14,7 @@ from meshbook.runtime.actor.context import CURRENT, context, current_actor_name,
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ActorError, MessageTooLarge, PickleError
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 class Worker(Actor):

@@ -15,8 +15,8 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.node.execution import Execution
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 KEY, OTHER = ("asker", 1), ("asker", 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.node.listeners import notify_all
-from tests.runtime.conftest import PATIENCE
+from tests.support import PATIENCE
 
 
 def fail(*news: Any) -> None:

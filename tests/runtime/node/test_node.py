@@ -20,7 +20,8 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Hello, Message, Reply, Spawn, Stop
-from tests.runtime.conftest import NOWHERE, PATIENCE, Gate, Received
+from tests.runtime.conftest import NOWHERE, Gate, Received
+from tests.support import PATIENCE
 
 
 def fails(future: Any, said: str, kind: type[BaseException] = SupervisionError) -> BaseException:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -23,10 +22,9 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.nixl.agent import has_nic
 from meshbook.runtime.rdma.nixl.registration import STAGED
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 WHEEL = "nixl-cu12==1.5.1"  # of what `meshbook[rdma]` asks for the half that is used here
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Owner(Actor):

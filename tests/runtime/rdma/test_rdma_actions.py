@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -26,7 +24,6 @@ from meshbook.runtime.wire.messages import Address
 
 SIZE = 64
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def handle_of(pid: int = 1) -> BufferHandle:

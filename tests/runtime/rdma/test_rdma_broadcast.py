@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -33,7 +31,6 @@ from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
 
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do without torch, which is imported here
 
 # --- who fetches from whom ---
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import msgspec
 import pytest
 import torch
@@ -42,7 +40,6 @@ from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 GPU = "cuda:1b2c"  # as handles name it
 
 

@@ -13,8 +13,8 @@ from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.in_process import InProcessSession
+from tests.support import PATIENCE
 
-PATIENCE = 30.0
 SIZE = 1_000_003
 
 

@@ -157,6 +157,7 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
         moving.at(lease, 1)
 
 
+@pytest.mark.process
 def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
     source = f"""
 from meshbook.runtime.rdma.progress import ActiveTransfers

@@ -8,14 +8,12 @@ import ctypes
 import mmap
 import os
 import pickle
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -33,12 +31,11 @@ from meshbook.runtime.errors import (
 )
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.backends import process_memory
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 SIZE = 3 << 20
 CAP_SYS_PTRACE = 19
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Owner(Actor):

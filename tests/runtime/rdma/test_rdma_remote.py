@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -21,12 +19,11 @@ from meshbook.runtime.config import OVERRIDES, Settings
 from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.rdma.pieces import PIECE
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 SIZE = PIECE + 17
 WAYS = ["host agent", "message"]
 pytestmark = pytest.mark.process
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Owner(Actor):

@@ -26,8 +26,8 @@ from meshbook.runtime.rdma.connection import DataConnection, be_admitted
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
 from meshbook.runtime.wire.messages import Address
+from tests.support import PATIENCE
 
-PATIENCE = 30.0
 PIECE = 1 << 18  # smaller than it is, so that several are little
 SIZE = 5 * PIECE + 3
 ANSWER_BYTES = protocol.LENGTH_BYTES + protocol.TAG + 1 + protocol.TAG  # of one that goes well

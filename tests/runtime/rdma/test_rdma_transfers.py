@@ -26,8 +26,7 @@ from meshbook.runtime.rdma.transfer_progress import TransferProgress
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> BufferHandle:

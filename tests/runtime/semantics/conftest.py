@@ -31,9 +31,9 @@ from meshbook.runtime.hosts.session import Session, close_session, current_sessi
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
+from tests.support import PATIENCE
 
 A = TypeVar("A", bound=Actor)
-PATIENCE = 60.0  # seconds until a wait that should be short is a failure
 SIGKILL = 9
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # gates travel to processes that have no such module
 

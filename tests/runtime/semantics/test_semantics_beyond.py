@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import sys
 import threading
 import warnings
 from typing import Any
 
-import cloudpickle
 import pytest
 from ipykernel.kernelapp import IPKernelApp
 
@@ -24,9 +22,7 @@ from meshbook import (
     endpoint,
 )
 from meshbook.runtime.hosts.faults import default_hook, set_unhandled_fault_hook
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
 from meshbook import Actor, SupervisionError, current_rank, endpoint, this_host
-from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE, died
 
 
 class Member(Actor):
@@ -37,12 +32,6 @@ class Member(Actor):
     @endpoint
     def end(self) -> None:
         raise SystemExit("it had enough")
-
-
-def died(future: Any) -> ProcessDied:
-    with pytest.raises(ProcessDied) as caught:
-        future.get(PATIENCE)
-    return caught.value
 
 
 # -- 15 --------------------------------------------------------------------------------

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, endpoint
 from meshbook.runtime.errors import PickleError
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class OwnError(Exception):

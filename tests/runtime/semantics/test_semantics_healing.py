@@ -7,7 +7,6 @@ import pickle
 import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -23,10 +22,9 @@ from meshbook import (
     this_host,
 )
 from meshbook.runtime.errors import ProcessDied
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.usefixtures("faults")  # each death is a fault, of which these tests do not speak
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Member(Actor):

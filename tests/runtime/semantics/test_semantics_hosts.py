@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, SupervisionError, context, endpoint, this_host
 from meshbook.monarch.configuration import clear_runtime_config, configure, configured, get_global_config
 from meshbook.runtime.errors import ProcessDied
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

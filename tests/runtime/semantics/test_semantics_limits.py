@@ -6,20 +6,17 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, CallTimeout, SupervisionError, current_rank, endpoint
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 SHORT = 0.05
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Member(Actor):

@@ -8,12 +8,10 @@ import os
 import pickle
 import queue
 import signal
-import sys
 import threading
 from concurrent.futures import CancelledError
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook.runtime.actor.base import Actor
@@ -22,9 +20,7 @@ from meshbook.runtime.errors import ActorError, ItemError, ItemLost, PickleError
 from meshbook.runtime.hosts.session import this_proc
 from meshbook.runtime.mesh.balancing import MOST_DEATHS
 from meshbook.runtime.mesh.mapping import MapResult
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 def square(x: int) -> int:

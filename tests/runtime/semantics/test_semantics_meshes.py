@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import operator
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -20,9 +18,7 @@ from meshbook import (
     current_size,
     endpoint,
 )
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import operator
 import pickle
-import sys
 import traceback
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -37,9 +35,7 @@ from meshbook.runtime.errors import PickleError
 from meshbook.runtime.geometry.region import UnknownDimension
 from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange
 from meshbook.runtime.traces import is_ours
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Trainer(Actor):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, Future, SupervisionError, endpoint
 from meshbook.runtime.mesh.host_ownership import when_ended
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.usefixtures("faults")  # each death is a fault, of which these tests do not speak
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Caller(Actor):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import warnings
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, SupervisionError, concurrent_endpoint, current_rank, endpoint
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Log(Actor):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import queue
-import sys
 import time
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -25,9 +23,7 @@ from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.policies import Verdict
 from meshbook.runtime.telemetry.events import RunEvent
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, Channel, SupervisionError, UndeliverableMessageEnvelope, context, endpoint
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
+from tests.support import PATIENCE
 
 # -- 40 --------------------------------------------------------------------------------
 

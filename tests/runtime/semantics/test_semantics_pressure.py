@@ -8,12 +8,10 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import msgspec
 import pytest
 
@@ -25,9 +23,9 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.node.flow_control import LONG
-from tests.runtime.semantics.conftest import PATIENCE, World
+from tests.runtime.semantics.conftest import World
+from tests.support import PATIENCE
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MOST = 8  # messages of one process in a queue, here
 FREE = MOST - 1  # while an actor is held: that it has taken the first message its sender does not know yet
 

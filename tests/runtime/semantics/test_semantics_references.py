@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,9 +12,8 @@ import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, Channel, SupervisionError, endpoint, this_host, this_proc
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 COUNTED = [0]  # a global of this module, of which each process that gets a class of it has its own
 
 

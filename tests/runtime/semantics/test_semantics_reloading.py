@@ -13,10 +13,9 @@ import pytest
 
 from meshbook import Actor, ActorError, SupervisionError, as_endpoint, concurrent_endpoint, context, endpoint
 from meshbook.runtime.errors import CallCancelled, PickleError
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 HERE = sys.modules[__name__]
-cloudpickle.register_pickle_by_value(HERE)
 
 
 class Counter(Actor):

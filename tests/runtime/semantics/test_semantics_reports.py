@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -30,9 +29,7 @@ from meshbook import (
     this_proc,
 )
 from meshbook.runtime.traces import is_ours
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 def divide(value: int) -> float:

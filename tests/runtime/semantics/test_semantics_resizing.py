@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -22,9 +20,7 @@ from meshbook import (
     this_host,
 )
 from meshbook.runtime.mesh.actors import current_node
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

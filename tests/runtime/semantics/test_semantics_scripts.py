@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-PATIENCE = 60.0
+from tests.support import PATIENCE
+
 AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after an end
 QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}
 pytestmark = pytest.mark.process

@@ -15,9 +15,7 @@ import pytest
 
 from meshbook import Actor, MeshFailure, SupervisionError, context, endpoint, this_proc
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fault_hook
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

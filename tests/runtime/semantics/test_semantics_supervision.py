@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -26,9 +24,7 @@ from meshbook import (
 )
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Own(BaseException):

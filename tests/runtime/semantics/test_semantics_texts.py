@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import Actor, ActorError, SupervisionError, context, current_actor_name, endpoint, this_proc
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Member(Actor):

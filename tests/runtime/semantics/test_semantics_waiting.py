@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from meshbook import (
@@ -24,9 +22,7 @@ from meshbook import (
     this_proc,
 )
 from meshbook.runtime.node import deadlock
-
-PATIENCE = 60.0
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from tests.support import PATIENCE
 
 
 class Node(Actor):

@@ -22,8 +22,8 @@ from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.stderr_tail import read_last_lines
 from meshbook.runtime.telemetry.streams import RankStream
+from tests.support import PATIENCE
 
-PATIENCE = 10.0
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
 
 
@@ -385,6 +385,7 @@ def run_installed(tmp_path: Path, source: str) -> tuple[str, str]:
     return result.read_text(), done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_an_installed_capture_sends_by_itself_and_the_rest_at_its_end(tmp_path: Path) -> None:
     source = """
 print("line")
@@ -409,6 +410,7 @@ result.write(str(sum(len(chunk.text) for chunk in chunks)))
     assert said.endswith(str(total))
 
 
+@pytest.mark.process
 def test_a_forked_child_writes_to_its_descriptors(tmp_path: Path) -> None:
     """A DataLoader's worker: no thread sends there, and what waits is the parent's to send, once."""
     source = """
@@ -429,6 +431,7 @@ result.write("".join(chunk.text for chunk in chunks))
     assert sorted(past.split()) == ["child's", "child's", "error", "é"]
 
 
+@pytest.mark.process
 def test_a_thread_may_outlive_the_flush_of_its_cell(tmp_path: Path) -> None:
     source = """
 go, done = threading.Event(), threading.Event()
@@ -453,6 +456,7 @@ result.write(chunks[-1].text)
     assert said == "['early']late"
 
 
+@pytest.mark.process
 def test_what_cannot_be_sent_costs_no_later_line(tmp_path: Path) -> None:
     """It may be that a full disk, or somebody who closed our files, is in the way for a moment. It is told of once."""
     source = """

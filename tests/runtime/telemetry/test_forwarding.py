@@ -11,8 +11,7 @@ import pytest
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.lines import CompleteLines, Shown
 from meshbook.runtime.telemetry.output import SHOWN, DisplayChunk, LogOptions, OutputChunk, StreamName
-
-PATIENCE = 10.0
+from tests.support import PATIENCE
 
 
 def chunk(text: str, options: LogOptions = SHOWN) -> OutputChunk:

@@ -26,7 +26,6 @@ from meshbook.runtime.telemetry.stderr_tail import (
     remove_files,
 )
 
-PATIENCE = 10.0
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
 
 

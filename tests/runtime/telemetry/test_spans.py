@@ -155,6 +155,7 @@ def test_nothing_is_recorded_where_that_is_not_wanted(make_session: Callable[...
     assert recording_of(node).marks == ()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_collectives_are_recorded_and_stay_the_same_functions() -> None:
     # In a process of its own: torch's functions stay recorded once they are.

@@ -12,7 +12,8 @@ import pytest
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
-from tests.runtime.conftest import PATIENCE, Received
+from tests.runtime.conftest import Received
+from tests.support import PATIENCE
 
 LONG = 1000.0  # seconds of a disturbance that no test waits for: it mends the link instead
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.runtime.transport.io_loop import IN, IoLoop
-from tests.runtime.conftest import PATIENCE
+from tests.support import PATIENCE
 
 NEVER = 1e6
 
@@ -340,6 +340,7 @@ def test_callbacks_while_it_closes_all_run() -> None:
         assert sorted(ran) == list(range(300))
 
 
+@pytest.mark.process
 def test_a_forked_child_closes_the_descriptors(loop: IoLoop) -> None:
     loop.run(lambda: None)
     assert loop._bell is not None

@@ -1,6 +1,6 @@
 """Other runtimes that move bulk data, for comparison with ours in the same run of `transfer.py`.
 
-    python benchmarks/movers.py monarch|ray|dask
+    python benchmarks/transfer_peers.py monarch|ray|dask
 
 Runs in any interpreter that has them, so it does not import meshbook. For each line of its input, "read SIZE TIMES" or
 "echo SIZE TIMES", it prints a line: the median of so many times, in seconds. It ends with its input. "read" copies

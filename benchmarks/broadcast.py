@@ -1,6 +1,6 @@
-"""Measures calls that several workers answer, and broadcasts that none answers, beside bare ZeroMQ.
+"""Measures calls to several workers, and broadcasts to them, beside bare ZeroMQ.
 
-    python benchmarks/fans.py [--rounds N] [--json FILE]
+    python benchmarks/broadcast.py [--rounds N] [--json FILE]
 
 The base (`bare.py`) sends to as many processes and reads as many answers. Broadcasts are counted until all have
 arrived: the last message of each side is a call. With more workers than cores, all figures include waiting for a core.
@@ -21,33 +21,33 @@ RATIO_AIMS = {8: Aim(1.3), 32: Aim(1.5)}
 AIMS = {8: Aim(0.3), 32: Aim(2)}
 CALLS = 1600 // TURNS  # of one turn, divided by the ranks
 FEWEST_CALLS = 40
-LISTENERS = 4
+RECEIVERS = 4
 BROADCASTS = 5000
 
 
-class Listener(Actor):
-    """The worker's side."""
+class Receiver(Actor):
+    """Runs in the workers."""
 
     def __init__(self) -> None:
-        self._heard = 0
+        self._sum = 0
 
     @endpoint
     def echo(self, value: int) -> int:
         return value
 
     @endpoint
-    def note(self, value: int) -> None:
-        self._heard += value
+    def add(self, value: int) -> None:
+        self._sum += value
 
     @endpoint
-    def heard(self) -> int:
-        """Return the sum of all notes since the last call of this."""
-        heard, self._heard = self._heard, 0
-        return heard
+    def take_sum(self) -> int:
+        """Return the sum of the values since the last call of this."""
+        total, self._sum = self._sum, 0
+        return total
 
 
-def compare_calls(bare: Bare, listeners: Any, ranks: int) -> Comparison:
-    echo = listeners.slice(gpus=slice(0, ranks)).echo
+def compare_calls(bare: Bare, receivers: Any, ranks: int) -> Comparison:
+    echo = receivers.slice(gpus=slice(0, ranks)).echo
     count = max(CALLS // ranks, FEWEST_CALLS)
     return Comparison(
         f"call on {ranks} ranks",
@@ -59,20 +59,20 @@ def compare_calls(bare: Bare, listeners: Any, ranks: int) -> Comparison:
     )
 
 
-def compare_broadcasts(bare: Bare, listeners: Any) -> Comparison:
-    few = listeners.slice(gpus=slice(0, LISTENERS))
+def compare_broadcasts(bare: Bare, receivers: Any) -> Comparison:
+    few = receivers.slice(gpus=slice(0, RECEIVERS))
 
     def broadcast() -> None:
         for _ in range(BROADCASTS):
-            few.note.broadcast(1)
-        heard = list(few.heard.call().get().values())
-        assert heard == [BROADCASTS] * LISTENERS, heard
+            few.add.broadcast(1)
+        sums = list(few.take_sum.call().get().values())
+        assert sums == [BROADCASTS] * RECEIVERS, sums
 
     return Comparison(
-        f"broadcasts to {LISTENERS} ranks",
-        timed(lambda: bare.cast(BROADCASTS)),
+        f"broadcasts to {RECEIVERS} ranks",
+        timed(lambda: bare.broadcast(BROADCASTS)),
         timed(broadcast),
-        "casts/s",
+        "broadcasts/s",
         per_run=BROADCASTS,
         ratio_aim=Aim(0.7, is_least=True),
         aim=Aim(40_000, is_least=True),
@@ -81,15 +81,15 @@ def compare_broadcasts(bare: Bare, listeners: Any) -> Comparison:
 
 def main() -> None:
     options = arguments("Calls on several workers, and broadcasts, beside bare ZeroMQ.", rounds=7)
-    report, crowd, few = Report(), Bare(max(RANKS)), Bare(LISTENERS)
+    report, many, few = Report(), Bare(max(RANKS)), Bare(RECEIVERS)
     workers = this_host().spawn_procs(per_host={"gpus": max(RANKS)})
-    listeners: Any = workers.spawn("listener", Listener)
-    comparisons = [compare_calls(crowd, listeners, ranks) for ranks in RANKS]
-    comparisons.append(compare_broadcasts(few, listeners))
+    receivers: Any = workers.spawn("receiver", Receiver)
+    comparisons = [compare_calls(many, receivers, ranks) for ranks in RANKS]
+    comparisons.append(compare_broadcasts(few, receivers))
     run_rounds(report, comparisons, options.rounds)
     workers.stop().get()
     close_session()
-    crowd.close()
+    many.close()
     few.close()
     report.present("calls on several workers and broadcasts, in turns", options, format_spread(report, comparisons))
 
