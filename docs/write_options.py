@@ -15,7 +15,7 @@ from pathlib import Path
 from meshbook import __main__ as command
 from meshbook import spmd
 from meshbook.magics.syntax.cell_options import cell_parser
-from meshbook.magics.syntax.settings import PREFERENCES, NotebookSettings
+from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
 from meshbook.magics.verbs.registry import VERBS
 
 PATH = Path(__file__).parent / "options.md"
@@ -33,8 +33,8 @@ def reference() -> str:
     lines = [HEAD, *section("## `%%mesh`", cell)]
     lines += ["## Settings", "", "`%mesh config NAME VALUE` sets them for the cells that follow.", ""]
     lines += ["| setting | default | meaning |", "|---|---|---|"]
-    defaults = {line.split()[0]: line.split()[1] for line in NotebookSettings().describe().splitlines()}
-    lines += [f"| `{name}` | `{defaults[name]}` | {escaped(each.meaning)} |" for name, each in PREFERENCES.items()]
+    defaults = {line.split()[0]: line.split()[1] for line in NotebookSettings().format().splitlines()}
+    lines += [f"| `{name}` | `{defaults[name]}` | {escaped(each.meaning)} |" for name, each in SETTINGS.items()]
     lines += ["", "## `%mesh` verbs", ""]
     for word, verb in VERBS.items():
         lines += section(f"### `%mesh {word}`", verb.parser())
