@@ -45,8 +45,7 @@ FOLLOW_SECONDS = 0.2
 CHUNK_CHARACTERS = 1 << 20  # a chunk that reaches this size is sent, and the next one begins
 WAITING_CHARACTERS = 8 << 20  # with this much unsent, writers block
 PIECE_CHARACTERS = 100  # overhead of a piece in memory: `print(i)` writes "\n" as a piece of its own
-WAIT_SECONDS = 1.0
-KEEP_SECONDS = 0.02  # how long a writer waits for room in the file of unsent output
+WAIT_SECONDS = 1.0  # how long a writer waits for the controller to receive
 
 Send = Callable[[OutputChunk], None]
 logger = logging.getLogger(__name__)
@@ -203,8 +202,8 @@ class Capture:
                 self._wake_lock.release()
 
     def _keep_waiting_for_room(self, number: int, origin: str, stream: StreamName, text: str) -> None:
-        """Keep a long text, waiting for room; stop after `KEEP_SECONDS` if the controller does not receive."""
-        end = monotonic() + KEEP_SECONDS
+        """Keep a long text, waiting for room; stop after `WAIT_SECONDS` if the controller does not receive."""
+        end = monotonic() + WAIT_SECONDS
         for start in range(0, len(text), KEPT_CHARACTERS):
             while not self._unsent.add(number, origin, stream, text[start : start + KEPT_CHARACTERS]):
                 self.flush_soon()

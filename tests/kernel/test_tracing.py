@@ -139,7 +139,7 @@ def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside
 
 def test_the_next_cell_is_profiled_once_and_shown_though_it_fails(notebook: Notebook, tmp_path: Path) -> None:
     assert "next %%mesh cell" in notebook.run(f"%mesh profile 1 -o {tmp_path}/profile.json").stdout
-    failed = notebook.run_failing("%%mesh\ncompute(0.2)\nif rank: 1 / 0")
+    failed = notebook.run_failing("%%mesh\ncompute(1)\nif rank: 1 / 0")
     assert "on rank 1" in failed.displays[-1]["text/plain"]
     assert [each["name"] for each in load(tmp_path / "profile.json")["profiles"]] == ["rank 1"]
     assert notebook.run("%%mesh\n1;").displays == []
