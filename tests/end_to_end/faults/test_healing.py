@@ -340,7 +340,7 @@ def test_a_rank_that_is_stopped_holds_up_no_heal(
 ) -> None:
     """It is asked whether it is in a group of torch's, and cannot say."""
     monkeypatch.setattr(groups, "FREEING_S", 0.1)
-    monkeypatch.setattr(groups, "TELLING_S", 0.1)
+    monkeypatch.setattr(groups, "SET_PORT_S", 0.1)
     procs = spawn_procs(3)
     probe = procs.spawn("probe", Probe)
     before = pids(probe)

@@ -74,7 +74,7 @@ def test_a_rank_that_is_killed_out_of_memory(limited: Path, run_script: Any) -> 
     assert script.read_line() == "ready"
     family = script.family()
     hint = script.read_line()
-    assert "the operating system killed it, out of memory: its cgroup " in hint
+    assert "out of memory" in hint
     assert f"{limited.name} may use 600 MiB" in hint
     assert "add memory, run fewer ranks on this host" in hint
     assert script.read_line() == "[1]"
