@@ -159,6 +159,6 @@ def check_refusals(notebook: Notebook) -> None:
     for line, why in {
         "%mesh detach": "nothing to detach: no mesh is up",
         "%mesh attach": "no run is detached",
-        "%mesh attach nobody": "no detached run is called 'nobody'",
+        "%mesh attach nobody": "no detached run matches 'nobody'",
     }.items():
         assert why in notebook.run_failing(line).traceback
