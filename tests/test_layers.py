@@ -64,6 +64,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "`%load_ext meshbook` needs its hook in the facade; magics never imports the facade",
     ("meshbook", "meshbook.hosts"): "a part of the facade in its own module, which never imports the facade",
     ("meshbook", "meshbook.metrics"): "the same",
+    ("meshbook.runtime.mesh", "meshbook.runtime.tensor"): (
+        "`procs.activate()` begins the tensor engine, in a function: it needs torch, and the mesh knows nothing of it"
+    ),
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "authors of actors use points and value meshes, which have a shape"
     ),

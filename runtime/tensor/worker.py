@@ -1,0 +1,68 @@
+"""The actor of the tensor engine on each rank. The controller sends it batches of commands, and asks it for values."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.collectives.membership import GroupMembership
+from meshbook.runtime.tensor.executor import Executor, ValueRef
+from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.groups import Groups
+from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.templates import Command
+
+
+class TensorWorker(Actor):
+    """One rank of a tensor engine. Endpoints that return values return `Failed` where a command has failed."""
+
+    def __init__(self, engine: str, collective_timeout: float) -> None:
+        rank = context().actor_instance.rank.rank
+        groups = Groups(f"{engine}/{rank}", timedelta(seconds=collective_timeout))
+        self._executor = Executor(rank, groups)
+        self._membership = GroupMembership()  # keeps the store
+
+    @endpoint(instrument=False)
+    def run(self, first: int, commands: bytes | list[Command]) -> list[Failed]:
+        """Run a batch whose commands are numbered from `first` on; return the failures that began in it."""
+        batch = pickle.loads(commands) if isinstance(commands, bytes) else commands
+        with torch.no_grad():
+            return self._executor.run(first, batch)
+
+    @endpoint(instrument=False)
+    def fetch(self, ids: Sequence[int]) -> list[Any]:
+        """Return these values."""
+        return [self._executor.values[each] for each in ids]
+
+    @endpoint(instrument=False)
+    def describe(self, value: int) -> list[Any]:
+        """Return the leaves of a whole result: the metadata of tensors, and anything else itself."""
+        leaves = tree_leaves(self._executor.values[value])
+        return [Meta.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    @endpoint(instrument=False)
+    def call(self, function: Any, tree: Any) -> Any:
+        """Return the result of a remote function on this rank alone; the first failure among its arguments."""
+        failed = self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
+        return failed if failed is not None else self._executor.apply_function(function, tree)
+
+    @endpoint(instrument=False)
+    def open_store(self, is_local: bool) -> tuple[str, int]:
+        """Open the store at which the ranks of process groups meet; return its host and port."""
+        return self._membership.open_store(is_local)
+
+    @endpoint(instrument=False)
+    def count(self) -> int:
+        """Return the number of values in the table."""
+        return len(self._executor.values)
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        self._executor.groups.close()
