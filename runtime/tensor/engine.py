@@ -74,6 +74,7 @@ class Lane:
         self.dead: collections.deque[int] = collections.deque()  # ids to delete; finalizers append
         self.delete = self.dead.append
         self.known: set[int] = set()  # templates that these ranks have
+        self.functions: set[int] = set()  # remote functions that they have
         self.groupings: set[str] = set()
 
     def new_ref(self, number: int) -> Ref:
@@ -259,12 +260,12 @@ class Engine:
         """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
         return self._ask(rank, "fetch", list(ids)).then(self._check_all)
 
-    def describe(self, lane: Lane, value: int) -> list[list[Any]]:
-        """Return the description of a whole result on each rank; waits."""
+    def describe(self, lane: Lane, value: int) -> list[Any]:
+        """Return the description of a whole result by each rank; waits."""
         self.flush()
         actors: Any = lane.actors
         answers = actors.describe.call(value)
-        return [leaves for _, leaves in self._explained(answers).get()]
+        return [described for _, described in self._explained(answers).get()]
 
     def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
         """Return a future of a remote function's result on one rank."""
@@ -297,7 +298,10 @@ class Engine:
     def _explain_trouble(self) -> DeviceMeshError:
         if isinstance(self.trouble, DeviceMeshError):
             return DeviceMeshError(str(self.trouble))
-        error = DeviceMeshError(f"a rank of {self.procs.name} died; heal_mesh(mesh) starts it again\n{self.trouble}")
+        text = f"the tensor engine of {self.procs.name} cannot go on"
+        if isinstance(self.trouble, SupervisionError):
+            text = f"a rank of {self.procs.name} died; heal_mesh(mesh) starts it again"
+        error = DeviceMeshError(f"{text}\n{self.trouble}")
         error.__cause__ = self.trouble
         return error
 

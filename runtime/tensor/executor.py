@@ -84,6 +84,7 @@ class Executor:
         self.values: dict[int, Any] = {}
         self._apply = apply
         self._steps: dict[int, _Step] = {}
+        self._functions: dict[int, Any] = {}  # remote functions
         self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
         self._handlers: dict[str, Callable[..., None]] = {
             "delete": self._delete,
@@ -97,6 +98,7 @@ class Executor:
             "reduce": self._reduce,
             "send": self._send,
             "receive": self._receive,
+            "function": self._keep_function,
             "call": self._call,
         }
 
@@ -242,16 +244,16 @@ class Executor:
 
     # -- remote functions -------------------------------------------------------------
 
-    def _call(
-        self, number: int, function: Any, tree: Any, outputs: Sequence[int] | int, mutated: Sequence[int]
-    ) -> None:
+    def _keep_function(self, number: int, name: int, function: Any) -> None:
+        self._functions[name] = function
+
+    def _call(self, number: int, function: int, tree: Any, outputs: Sequence[int] | int) -> None:
         """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`."""
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
-        targets = (outputs,) if isinstance(outputs, int) else outputs
         try:
             if self.find_failed(ids) is not None:
-                raise RuntimeError("an argument has failed")  # `_fail` passes the failure on
-            result = self.apply_function(function, tree)
+                raise RuntimeError("an argument has failed")  # `_fail` passes that failure on
+            result = self.apply_function(self._functions[function], tree)
             if isinstance(outputs, int):
                 self.values[outputs] = result
             else:
@@ -260,7 +262,7 @@ class Executor:
                     raise ValueError(f"returned {len(leaves)} tensors; its propagation rule promised {len(outputs)}")
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
-            self._fail(number, error, ids, (*targets, *mutated))
+            self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)
 
     def apply_function(self, function: Any, tree: Any) -> Any:
         """Call a remote function with the values of this rank; tensors of the result are detached."""

@@ -50,7 +50,8 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
         return tree_unflatten([found.get(index, leaf) for index, leaf in enumerate(leaves)], spec)
 
     values = place.engine.fetch(rank_of(place.mesh, shard, dims), [tensor._ref.id for tensor in tensors])
-    return values.then(rebuild)
+    fetched: Future[Any] = values.then(rebuild)
+    return fetched
 
 
 def inspect(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) -> Any:

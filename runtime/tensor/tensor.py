@@ -7,11 +7,12 @@ alike, and makes a command of it. `dispatch` is the path whose time counts: 5 to
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.collectives import Collectives
@@ -506,8 +507,7 @@ def _ask_ranks(
     ids = [tensor._ref.id for tensor in tensors]
     engine.issue(lane, (template, number, *ids, *numbers), user_place(DEPTH))
     ref = lane.new_ref(number)
-    by_rank = engine.describe(lane, number)
-    leaves = unite(engine, operator.name, by_rank)
+    leaves = tree_leaves(unite(engine, operator.name, engine.describe(lane, number)))
     metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
     if metas:
         first = engine.new_ids(len(metas))
@@ -520,15 +520,15 @@ def _ask_ranks(
     return leaves[0] if len(returns) == 1 else tuple(leaves)
 
 
-def unite(engine: Engine, name: str, by_rank: list[list[Any]]) -> list[Any]:
-    """Return the leaves of a result that all ranks agree on; values that are no tensors are those of the first rank."""
-    for leaves in by_rank:
-        for leaf in leaves:
-            if type(leaf) is Failed:
-                raise engine.explain(leaf)
-    shapes = [[leaf for leaf in leaves if isinstance(leaf, Meta)] for leaves in by_rank]
-    if any(each != shapes[0] for each in shapes):
-        listed = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(shapes))
+def unite(engine: Engine, name: str, by_rank: list[Any]) -> Any:
+    """Return the result that all ranks have described; what is no tensor in it is that of the first rank."""
+    flat = [tree_leaves(described) for described in by_rank]
+    for leaf in itertools.chain.from_iterable(flat):
+        if type(leaf) is Failed:
+            raise engine.explain(leaf)
+    metas = [[leaf for leaf in leaves if isinstance(leaf, Meta)] for leaves in flat]
+    if any(each != metas[0] for each in metas):
+        listed = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(metas))
         raise RuntimeError(
             f"{name} has a result of another shape on each rank ({listed}): call it in a remote function, which may "
             "return what has the same shape everywhere"

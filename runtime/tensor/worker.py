@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
@@ -43,10 +43,9 @@ class TensorWorker(Actor):
         return [self._executor.values[each] for each in ids]
 
     @endpoint(instrument=False)
-    def describe(self, value: int) -> list[Any]:
-        """Return the leaves of a whole result: the metadata of tensors, and anything else itself."""
-        leaves = tree_leaves(self._executor.values[value])
-        return [Meta.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    def describe(self, value: int) -> Any:
+        """Return a whole result, with its metadata in place of each tensor."""
+        return tree_map_only(torch.Tensor, Meta.of, self._executor.values[value])
 
     @endpoint(instrument=False)
     def call(self, function: Any, tree: Any) -> Any:
