@@ -173,18 +173,28 @@ class Engine:
         with self._sending:
             self._send()
             self._collect()
-            while self._ahead > AHEAD_COMMANDS or self._ahead_bytes > AHEAD_BYTES:
+            while self._is_too_far_ahead:
                 self._outstanding[0].future.exception()
                 self._collect()
 
     def _flush_soon(self) -> None:
         """Send what is unsent, on the I/O thread: it never waits, neither for the ranks nor for another thread."""
         self._is_due = False
-        if self._sending.acquire(blocking=False):
-            try:
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._collect()
+            if not self._is_too_far_ahead:
                 self._send()
-            finally:
-                self._sending.release()
+            elif self._pending:  # the next command may never come
+                self._is_due = True
+                self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
+        finally:
+            self._sending.release()
+
+    @property
+    def _is_too_far_ahead(self) -> bool:
+        return self._ahead > AHEAD_COMMANDS or self._ahead_bytes > AHEAD_BYTES
 
     def _send(self) -> None:
         """Send the unsent commands, one message for each run of one lane, and the deletes behind them."""
@@ -276,14 +286,16 @@ class Engine:
         if self.trouble is not None:
             return Future.failed(self._explain_trouble())
         worker = self.actors.slice(**dict(self.actors.extent.point(rank)))
-        return self._explained(getattr(worker, endpoint).call_one(*arguments))
+        with LOCALLY():
+            return self._explained(getattr(worker, endpoint).call_one(*arguments))
 
     def _explained(self, future: Future[Any]) -> Future[Any]:
         """Return a future whose SupervisionError is a DeviceMeshError."""
         twin: Future[Any] = Future.pending()
 
         def settle() -> None:
-            error = future.exception()
+            with LOCALLY():  # this decodes the value, in the thread that fetches if the value is here already
+                error = future.exception()
             if isinstance(error, SupervisionError):
                 self.trouble = self.trouble or error
                 twin.fail(self._explain_trouble())

@@ -121,7 +121,7 @@ class Group:
 
 
 def _to_bytes(tensor: torch.Tensor, has_failed: bool) -> torch.Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     message = torch.empty(flat.numel() * flat.element_size() + 1, dtype=torch.uint8)
     message[:-1] = flat.view(torch.uint8)
     message[-1] = has_failed

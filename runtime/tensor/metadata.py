@@ -15,14 +15,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, torch.device, bool]
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, torch.device, bool, bool, bool]
 META = torch.device("meta")
 
 
 class Meta:
     """The metadata of a tensor. Equal ones are the same object, so that they compare and hash by identity."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "is_constant", "offset", "shape", "stride")
+    __slots__ = (
+        *("__weakref__", "device", "dtype", "has_bits", "is_conj", "is_constant", "is_neg", "offset", "shape"),
+        "stride",
+    )
 
     _known: weakref.WeakValueDictionary[Key, Meta] = weakref.WeakValueDictionary()
 
@@ -32,6 +35,9 @@ class Meta:
     offset: int  # in elements, from the beginning of the storage
     device: torch.device
     is_constant: bool  # the controller has the value as well: a number that all ranks share
+    is_conj: bool  # torch's bits for values that are read as their conjugate, or negated
+    is_neg: bool
+    has_bits: bool  # one of them
 
     @classmethod
     def make(
@@ -42,35 +48,54 @@ class Meta:
         offset: int,
         device: torch.device,
         is_constant: bool = False,
+        is_conj: bool = False,
+        is_neg: bool = False,
     ) -> Meta:
-        key = (shape, stride, dtype, offset, device, is_constant)
+        key = (shape, stride, dtype, offset, device, is_constant, is_conj, is_neg)
         found = cls._known.get(key)
         if found is None:
             found = cls.__new__(cls)
-            found.shape, found.stride, found.dtype, found.offset, found.device, found.is_constant = key
+            found.shape, found.stride, found.dtype, found.offset, found.device = key[:5]
+            found.is_constant, found.is_conj, found.is_neg = key[5:]
+            found.has_bits = is_conj or is_neg
             found = cls._known.setdefault(key, found)
         return found
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Meta:
         """Return the metadata of a real or meta tensor, on another device if one is given."""
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError(f"a tensor of a mesh is dense, and this one has the layout {tensor.layout}")
         place = tensor.device if device is None else device
-        return cls.make(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset(), place)
+        layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
+        return cls.make(*layout, place, False, tensor.is_conj(), tensor.is_neg())
 
     def as_constant(self, is_constant: bool) -> Meta:
-        return Meta.make(self.shape, self.stride, self.dtype, self.offset, self.device, is_constant)
+        return Meta.make(*self._key[:5], is_constant, self.is_conj, self.is_neg)
+
+    @property
+    def _key(self) -> Key:
+        layout = self.shape, self.stride, self.dtype, self.offset, self.device
+        return *layout, self.is_constant, self.is_conj, self.is_neg
 
     def make_tensor(self) -> torch.Tensor:
         """Return a new meta tensor."""
         tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
-        return tensor.as_strided(self.shape, self.stride, self.offset) if self.offset else tensor
+        tensor = tensor.as_strided(self.shape, self.stride, self.offset) if self.offset else tensor
+        return self.set_bits(tensor) if self.has_bits else tensor
+
+    def set_bits(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a tensor the bits of this metadata."""
+        torch._C._set_conj(tensor, self.is_conj)
+        torch._C._set_neg(tensor, self.is_neg)
+        return tensor
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Meta.make, (self.shape, self.stride, self.dtype, self.offset, self.device, self.is_constant)
+        return Meta.make, self._key
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

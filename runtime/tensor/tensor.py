@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.collectives import Collectives
-from meshbook.runtime.tensor.engine import Engine, Lane, Ref, user_place
+from meshbook.runtime.tensor.engine import LOCALLY, Engine, Lane, Ref, user_place
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.metadata import Meta, Unknown
 from meshbook.runtime.tensor.operators import Cache, Operator, Plan, operator_of
@@ -210,22 +210,25 @@ def make_tensor(meta: Meta, ref: Ref, place: Place) -> MeshTensor:
     tensor._meta = meta
     tensor._place = place
     tensor._constant = None
+    if meta.has_bits:
+        meta.set_bits(tensor)
     return tensor
 
 
 def make_constant(value: torch.Tensor, place: Place) -> MeshTensor:
     """Return a tensor with the same value on all ranks. The controller keeps the value of a number."""
-    value = value.detach()
-    meta = Meta.of(value)
-    if value.dim() == 0:
-        meta = meta.as_constant(True)
+    with LOCALLY():
+        # A copy, as the command is sent later. It has the strides of the original, except where elements overlap.
+        value = value.detach().resolve_conj().resolve_neg().clone()
+        meta = Meta.of(value).as_constant(value.dim() == 0)
     engine = place.engine
     number = engine.new_ids(1)
     ref = place.lane.new_ref(number)
-    engine.issue(place.lane, ("constant", number, value.clone(), meta), user_place(DEPTH), value.nbytes)
+    engine.issue(place.lane, ("constant", number, value, meta), user_place(DEPTH), value.nbytes)
     tensor = make_tensor(meta, ref, place)
     if meta.is_constant:
-        tensor._constant = Constant(value.clone(), [True])
+        with LOCALLY():
+            tensor._constant = Constant(value.clone(), [True])
     return tensor
 
 

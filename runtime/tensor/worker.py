@@ -40,7 +40,7 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
         """Return these values."""
-        return [self._executor.values[each] for each in ids]
+        return [_materialized(self._executor.values[each]) for each in ids]
 
     @endpoint(instrument=False)
     def describe(self, value: int) -> Any:
@@ -65,3 +65,8 @@ class TensorWorker(Actor):
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._executor.groups.close()
+
+
+def _materialized(value: Any) -> Any:
+    """Return a tensor in memory for one that torch's autograd has made without any, and 0 in all places."""
+    return value.clone() if isinstance(value, torch.Tensor) and value._is_zerotensor() else value

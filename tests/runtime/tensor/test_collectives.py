@@ -147,7 +147,7 @@ def test_a_rank_that_has_failed_does_not_stop_the_others(pair, options):
     failed = fail_on_rank_one(pair).long().expand(2)
     assert value(failed).tolist() == [0, 0]
     for rank in range(2):
-        with pytest.raises(RemoteException, match="out of (bounds|range)") as caught:
+        with pytest.raises(RemoteException, match=r"out of (bounds|range)") as caught:
             value(failed.reduce("gpus", **options), gpus=rank)
         assert caught.value.rank == 1
         assert caught.value.controller_frames[0].name == "fail_on_rank_one"
@@ -203,7 +203,7 @@ def test_a_failure_goes_along(grid):
     with grid.activate():
         x = torch.zeros(2).index_select(0, grid.rank_tensor("hosts").view(1) * 5)
     there = x.slice_mesh(hosts=1).to_mesh(grid.device_mesh(hosts=0))
-    with pytest.raises(RemoteException, match="out of (bounds|range)"):
+    with pytest.raises(RemoteException, match=r"out of (bounds|range)"):
         value(there)
 
 
