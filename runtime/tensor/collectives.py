@@ -58,6 +58,8 @@ class Collectives:
         result = self._like(meta, lane.new_ref(engine.new_ids(1))) if out is None else out
         into = 0 if out is None else out._ref.id
         command = "reduce", result._ref.id, self._ref.id, group, reduction, scatter, into, self._meta
+        if engine.recorder is not None:
+            engine.recorder.hold([self, result])
         engine.issue(lane, command, user_place(DEPTH), 0)
         return result
 

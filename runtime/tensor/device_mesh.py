@@ -51,6 +51,11 @@ class DeviceMesh(MeshTrait):
         self._places: dict[Any, Place] = {}
 
     @property
+    def engine(self) -> Engine:
+        """The engine that runs the commands of this mesh and its slices."""
+        return self._engine
+
+    @property
     def region(self) -> Region:
         return self._actors.region
 
@@ -131,6 +136,10 @@ class DeviceMesh(MeshTrait):
             numbers[rank] = number
         return make_numbers(numbers, self.place(get_active_stream()))
 
+    def exit(self) -> None:
+        """Stop the tensor engine: tensors of this mesh and its slices cannot be used any more."""
+        self._engine.close()
+
     def to_table(self) -> str:
         """Return a text table of the ranks."""
         return self._engine.procs.to_table()
@@ -152,9 +161,9 @@ def device_mesh_of(procs: ProcMesh) -> DeviceMesh:
     return mesh
 
 
-def close(mesh: DeviceMesh) -> None:
-    """Stop the engine of a mesh: its tensors cannot be used any more."""
-    mesh._engine.close()
+def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
+    """Return the mesh of the tensors on these processes: Monarch's name of `procs.device_mesh`."""
+    return procs.device_mesh
 
 
 # -- the active mesh ------------------------------------------------------------------

@@ -15,9 +15,9 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -53,7 +53,7 @@ _TORCH = torch.__path__[0] + "/"
 class Ref:
     """A value on the ranks of a lane. When the last holder is gone, the value is deleted there."""
 
-    __slots__ = ("_delete", "borrows", "id")
+    __slots__ = ("__weakref__", "_delete", "borrows", "id")
 
     def __init__(self, number: int, delete: Callable[[int], None]) -> None:
         self.id = number
@@ -72,7 +72,7 @@ class Lane:
         self.actors = actors
         self.ranks = actors.region.ranks()  # of the engine
         self.dead: collections.deque[int] = collections.deque()  # ids to delete; finalizers append
-        self.delete = self.dead.append
+        self.delete: Callable[[int], None] = self.dead.append
         self.known: set[int] = set()  # templates that these ranks have
         self.functions: set[int] = set()  # remote functions that they have
         self.groupings: set[str] = set()
@@ -97,6 +97,13 @@ class _Batch:
         self.places = places
         self.nbytes = nbytes
         self.future = future
+
+
+class Recorder(Protocol):
+    """Takes down the commands of a function (`recordings`)."""
+
+    def note(self, lane: Lane, command: Command) -> None: ...
+    def hold(self, tensors: Iterable[Any]) -> None: ...
 
 
 class Engine:
@@ -127,6 +134,8 @@ class Engine:
         self._rendezvous: Rendezvous | None = None
         self.templates = itertools.count()
         self.cache = Cache()
+        self.holds = 0  # how many `coalescing` blocks hold the commands back
+        self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
         self.meshes: dict[
             Region, DeviceMesh
         ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object
@@ -160,8 +169,12 @@ class Engine:
         """
         if self.trouble is not None:
             raise self._explain_trouble()
+        if self.recorder is not None:
+            self.recorder.note(lane, command)
         pending = self._pending
         pending.append((lane, command, place, nbytes))
+        if self.holds:
+            return
         if len(pending) >= BATCH_COMMANDS or (nbytes is not None and nbytes >= BATCH_BYTES):
             self.flush()
         elif not self._is_due:
@@ -180,7 +193,7 @@ class Engine:
     def _flush_soon(self) -> None:
         """Send what is unsent, on the I/O thread: it never waits, neither for the ranks nor for another thread."""
         self._is_due = False
-        if not self._sending.acquire(blocking=False):
+        if self.holds or not self._sending.acquire(blocking=False):
             return
         try:
             self._collect()
@@ -266,12 +279,21 @@ class Engine:
             if self.trouble is not None:
                 raise self._explain_trouble()
 
+    def check_can_wait(self) -> None:
+        """Raise if values cannot be asked for now."""
+        if self.holds:
+            raise NotImplementedError("values cannot be fetched in a coalescing() block: its commands are held back")
+        if self.recorder is not None:
+            raise RuntimeError("a function that compile() records cannot ask for values: it would record today's")
+
     def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
         """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
+        self.check_can_wait()
         return self._ask(rank, "fetch", list(ids)).then(self._check_all)
 
     def describe(self, lane: Lane, value: int) -> list[Any]:
         """Return the description of a whole result by each rank; waits."""
+        self.check_can_wait()
         self.flush()
         actors: Any = lane.actors
         answers = actors.describe.call(value)
@@ -279,6 +301,7 @@ class Engine:
 
     def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
         """Return a future of a remote function's result on one rank."""
+        self.check_can_wait()
         return self._ask(rank, "call", function, tree).then(lambda value: self._check_all([value])[0])
 
     def _ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:

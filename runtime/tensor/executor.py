@@ -6,6 +6,7 @@ A command with a failed input passes that failure on, so the first error is what
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,17 @@ class GroupRef:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The commands of a recorded function. They use ids of their own, from `first` up to `last`, for what they make."""
+
+    commands: Sequence[Command]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    first: int
+    last: int
+
+
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to plain tensors."""
     return func(*args, **kwargs)
@@ -84,6 +96,7 @@ class Executor:
         self.values: dict[int, Any] = {}
         self._apply = apply
         self._steps: dict[int, _Step] = {}
+        self._recordings: dict[int, Recording] = {}
         self._functions: dict[int, Any] = {}  # remote functions
         self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
         self._handlers: dict[str, Callable[..., None]] = {
@@ -94,6 +107,9 @@ class Executor:
             "numbers": self._numbers,
             "alias": self._alias,
             "unpack": self._unpack,
+            "record": self._record,
+            "replay": self._replay,
+            "forget_recording": self._forget_recording,
             "group": self._join,
             "reduce": self._reduce,
             "send": self._send,
@@ -105,8 +121,12 @@ class Executor:
     def run(self, first: int, commands: Iterable[Command]) -> list[Failed]:
         """Run commands that are numbered from `first` on; return the first errors among them."""
         self._failures = []
+        self._run_all(itertools.count(first), commands)
+        return self._failures
+
+    def _run_all(self, numbers: Iterable[int], commands: Iterable[Command]) -> None:
         values, steps, apply = self.values, self._steps, self._apply
-        for number, command in enumerate(commands, first):
+        for number, command in zip(numbers, commands, strict=False):
             head = command[0]
             if type(head) is not int:
                 self._handlers[head](number, *command[1:])
@@ -125,7 +145,6 @@ class Executor:
                         values[output] = leaves[leaf]
             except Exception as error:
                 self._fail_step(number, step, command, error)
-        return self._failures
 
     def _fail_step(self, number: int, step: _Step, command: Command, error: Exception) -> None:
         inputs = command[FIRST_SLOT : FIRST_SLOT + step.values]
@@ -183,6 +202,24 @@ class Executor:
         else:
             leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.values.update(zip(outputs, leaves, strict=True))
+
+    # -- recordings -------------------------------------------------------------------
+
+    def _record(self, number: int, name: int, recording: Recording) -> None:
+        self._recordings[name] = recording
+
+    def _forget_recording(self, number: int, name: int) -> None:
+        self._recordings.pop(name, None)
+
+    def _replay(self, number: int, name: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Run recorded commands with other inputs; a failure has the number of this command."""
+        recording, values = self._recordings[name], self.values
+        values.update(zip(recording.inputs, [values[each] for each in inputs], strict=True))
+        self._run_all(itertools.repeat(number), recording.commands)
+        results = [values[each] for each in recording.outputs]
+        for each in (*recording.inputs, *range(recording.first, recording.last)):
+            values.pop(each, None)
+        values.update(zip(outputs, results, strict=True))
 
     # -- between ranks ----------------------------------------------------------------
 

@@ -321,6 +321,8 @@ def _run(plan: Plan, tensors: list[MeshTensor], numbers: list[Any], place: Place
         lane.known.add(plan.number)
         engine.issue(lane, ("template", plan.number, plan.template), None, 0)
     where = user_place(DEPTH)
+    if engine.recorder is not None:
+        engine.recorder.hold(tensors)
     if plan.single is not None:
         number = next(engine.ids)
         engine.issue(lane, (plan.number, number, *[tensor._ref.id for tensor in tensors], *numbers), where)
@@ -479,7 +481,8 @@ def _follow_constants(
 ) -> None:
     """Compute numbers here as well, where all inputs are known here. So `item()` of an optimizer's step never waits."""
     known = [tensor._constant for tensor in tensors]
-    if operator.is_random or not all(each is not None and each.valid[0] for each in known):
+    is_recorded = tensors[0]._place.engine.recorder is not None  # replays do not run here
+    if is_recorded or operator.is_random or not all(each is not None and each.valid[0] for each in known):
         for index in plan.mutated:
             if (constant := known[index]) is not None:
                 constant.valid[0] = False
@@ -500,6 +503,7 @@ def _ask_ranks(
     operator: Operator, args: Any, kwargs: Any, tensors: list[MeshTensor], numbers: list[Any], place: Place
 ) -> Any:
     """Run an operator whose output depends on data: wait for the ranks, and ask for the shapes or the value."""
+    place.engine.check_can_wait()
     constant = tensors[0]._constant if tensors else None
     if operator.func is aten._local_scalar_dense.default and constant is not None and constant.valid[0]:
         return constant.value.item()

@@ -19,6 +19,7 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import Command
+from meshbook.runtime.traces import headline
 
 
 class TensorWorker(Actor):
@@ -45,7 +46,10 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def describe(self, value: int) -> Any:
         """Return a whole result, with its metadata in place of each tensor."""
-        return tree_map_only(torch.Tensor, Meta.of, self._executor.values[value])
+        try:
+            return tree_map_only(torch.Tensor, Meta.of, self._executor.values[value])
+        except NotImplementedError as error:
+            return Failed(0, self._executor.rank, headline(error), str(error))
 
     @endpoint(instrument=False)
     def call(self, function: Any, tree: Any) -> Any:

@@ -67,7 +67,7 @@ def test_a_value_that_was_to_change_has_failed(pair):
 
 def test_the_line_is_known_after_the_acknowledgement(pair):
     x = out_of_range(pair)
-    pair.device_mesh._engine.wait()
+    pair.device_mesh.engine.wait()
     with pytest.raises(RemoteException) as caught:
         value(x)
     assert caught.value.controller_frames[0].name == "out_of_range"

@@ -68,11 +68,11 @@ def test_numbers_change_without_a_new_plan(pair):
     with pair.activate():
         x = torch.zeros(3)
     x.add_(0.5)
-    before = len(pair.device_mesh._engine.cache)
+    before = len(pair.device_mesh.engine.cache)
     for number in range(10):
         x.add_(number / 10, alpha=2)
         x = x * number if number % 2 else x + number
-    assert len(pair.device_mesh._engine.cache) <= before + 3
+    assert len(pair.device_mesh.engine.cache) <= before + 3
     local = torch.zeros(3).add_(0.5)
     for number in range(10):
         local.add_(number / 10, alpha=2)
@@ -115,7 +115,7 @@ def test_the_value_of_a_number_is_known_here(pair):
     with pair.activate():
         step = torch.tensor(0.0)
     step += 1
-    engine = pair.device_mesh._engine
+    engine = pair.device_mesh.engine
     engine.describe = None  # asking the ranks would fail
     try:
         assert step.item() == 1
@@ -281,17 +281,14 @@ def test_unknown_places_are_refused(pair):
 
 
 def count(procs):
-    engine = procs.device_mesh._engine
     gc.collect()
-    for lane in engine._lanes.values():
-        for identifier in list(lane.dead):
-            lane.dead.remove(identifier)
-            engine.issue(lane, ("delete", [identifier]), None)
+    engine = procs.device_mesh.engine
     engine.wait()
     return [number for _, number in engine.actors.count.call().get(PATIENCE)]
 
 
-def test_values_are_deleted_with_their_tensors(pair):
+def test_values_are_deleted_with_their_tensors(pair, monkeypatch):
+    monkeypatch.setattr("meshbook.runtime.tensor.engine.IDLE_DELETES", 1)
     with pair.activate():
         before = count(pair)
         x = torch.zeros(3)
@@ -305,7 +302,7 @@ def test_values_are_deleted_with_their_tensors(pair):
 
 def test_run_ahead_is_bounded(pair, monkeypatch):
     monkeypatch.setattr("meshbook.runtime.tensor.engine.AHEAD_COMMANDS", 500)
-    engine = pair.device_mesh._engine
+    engine = pair.device_mesh.engine
     most = 0
     with pair.activate():
         x = torch.zeros(3)
