@@ -19,13 +19,18 @@ class TensorMesh:
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh of the tensors on these processes. The first use starts the tensor engine there."""
+        """The mesh of the tensors on these processes. The first use starts the tensor engine there.
+
+        After a rank has died and was healed, this is another mesh with a new engine: the tensors were lost.
+        """
         found: DeviceMesh | None = self.__dict__.get("_device_mesh")
-        if found is None:
+        if found is None or found.engine.trouble is not None:
             from meshbook.runtime.tensor.device_mesh import device_mesh_of
 
+            if found is not None:
+                found.exit()
             made: Any = self
-            found = self.__dict__.setdefault("_device_mesh", device_mesh_of(made))
+            found = self.__dict__["_device_mesh"] = device_mesh_of(made)
         return found
 
     def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:

@@ -15,6 +15,7 @@ import pickle
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
@@ -119,6 +120,8 @@ class Engine:
         actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
         heed_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
+        note_heal = weakref.WeakMethod(self._note_heal)
+        procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
         self._lanes: dict[tuple[int, ...], Lane] = {}
         self.ids = itertools.count(1)
         self._next = 1  # number of the next command
@@ -132,6 +135,7 @@ class Engine:
         self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
         self.trouble: BaseException | None = None  # why no command can run any more
         self._rendezvous: Rendezvous | None = None
+        self._has_stopped = False
         self.templates = itertools.count()
         self.cache = Cache()
         self.holds = 0  # how many `coalescing` blocks hold the commands back
@@ -408,12 +412,25 @@ class Engine:
     def _members(self) -> tuple[str, ...]:
         return tuple(map(self.member, range(len(self.actors))))
 
+    def _note_heal(self, ranks: Sequence[int]) -> None:
+        """After a heal or a resize, on the receiving thread: new processes have none of the values."""
+        if ranks:
+            listed = ", ".join(map(str, ranks))
+            self.trouble = DeviceMeshError(
+                f"this tensor was lost: the process of rank {listed} of {self.procs.name} is a new one. Make the "
+                "tensors again, under `with procs.activate():`"
+            )
+
     def close(self) -> None:
-        """Drop the unsent commands; later ones raise DeviceMeshError."""
+        """Drop the unsent commands and end the actors; later commands raise DeviceMeshError. May be called again."""
         with self._sending:
-            self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
+            if not isinstance(self.trouble, DeviceMeshError):
+                self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
             self._pending.clear()
             self._outstanding.clear()
+        if not self._has_stopped:
+            self._has_stopped = True
+            self.actors.stop("the tensor engine ends")
 
 
 def _take(queue: collections.deque[T]) -> list[T]:

@@ -139,3 +139,29 @@ def test_a_dead_rank_is_an_error_of_its_mesh(make_procs, pair):
         x + 1
     with pair.activate():
         assert value(torch.zeros(1)).tolist() == [0]
+
+
+def test_a_healed_mesh_has_new_tensors(make_procs):
+    procs = make_procs(gpus=2)
+    with procs.activate():
+        x = torch.ones(3)
+    assert value(x).tolist() == [1, 1, 1]
+    procs.slice(gpus=1).kill().get(PATIENCE)
+    assert procs.heal().get(PATIENCE) == [1]
+    with pytest.raises(DeviceMeshError, match="lost"):
+        value(x)
+    with procs.activate():
+        y = torch.ones(2).reduce("gpus")
+    assert value(y, gpus=1).tolist() == [2, 2]
+
+
+def test_a_stopped_engine_says_so(make_procs):
+    procs = make_procs(gpus=1)
+    with procs.activate() as mesh:
+        x = torch.ones(3)
+    mesh.exit()
+    mesh.exit()
+    with pytest.raises(DeviceMeshError, match="stopped"):
+        x + 1
+    with procs.activate():
+        assert value(torch.ones(1)).tolist() == [1]
