@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.failures import Failed
-from meshbook.runtime.tensor.groups import Grouping, Groups, PeerFailed
+from meshbook.runtime.tensor.groups import Grouping, Groups
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import (
     FIRST_SLOT,
@@ -152,12 +152,20 @@ class Executor:
         outputs = [*range(command[1], command[1] + count), *(command[index] for index in step.mutated)]
         self._fail(number, error, inputs, outputs)
 
-    def _fail(self, number: int, error: Exception, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+    def _fail(
+        self,
+        number: int,
+        error: Exception,
+        inputs: Iterable[int],
+        outputs: Iterable[int],
+        *,
+        is_between_ranks: bool = False,
+    ) -> None:
         """Mark the outputs with the failure of an input, or else with this error."""
         failed = self.find_failed(inputs)
         if failed is None:
             trace = "".join(traceback.format_exception(error)).rstrip()
-            failed = Failed(number, self.rank, headline(error), trace, isinstance(error, PeerFailed))
+            failed = Failed(number, self.rank, headline(error), trace, is_between_ranks)
             self._failures.append(failed)
         for output in outputs:
             self.values[output] = failed
@@ -242,7 +250,7 @@ class Executor:
                 result = over.reduce(value, reduction, failed)
             self.values[target] = self.values[into].copy_(result) if into else result
         except Exception as error:
-            self._fail(number, error, (source, into), (target,))
+            self._fail(number, error, (source, into), (target,), is_between_ranks=True)
 
     def _take(self, source: int, meta: Meta) -> tuple[torch.Tensor, bool]:
         """Return a value, or one of the same shape in place of one that has failed, and whether it has."""
@@ -262,7 +270,7 @@ class Executor:
             ranks = [self.groups.rank_in(group, member) for member in members]
             self.groups.find(group).send(value, ranks, tag, failed)
         except Exception as error:
-            self._fail(number, error, (source,), ())
+            self._fail(number, error, (source,), (), is_between_ranks=True)
 
     def _receive(
         self, number: int, output: int, group: str, sources: dict[int, Member | int], tag: int, meta: Meta
@@ -277,7 +285,8 @@ class Executor:
                 value = self.groups.find(group).receive(meta.shape, meta.dtype, rank, tag)
             self.values[output] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(value)
         except Exception as error:
-            self._fail(number, error, (source,) if isinstance(source, int) else (), (output,))
+            inputs = (source,) if isinstance(source, int) else ()
+            self._fail(number, error, inputs, (output,), is_between_ranks=True)
 
     # -- remote functions -------------------------------------------------------------
 

@@ -22,7 +22,8 @@ class Failed:
     rank: int
     headline: str
     trace: str  # the traceback on the rank
-    is_of_peer: bool = False  # another rank failed first, and its own failure says why
+    # It happened between ranks, so another rank may have failed or died first, and know more.
+    is_of_peer: bool = False
 
 
 class RemoteException(MeshbookError):

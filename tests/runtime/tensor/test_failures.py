@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from meshbook.runtime.mesh.actors import current_node
+from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.tensor.checks import HEADLINE
 from meshbook.runtime.tensor.failures import DeviceMeshError, RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard
@@ -124,6 +126,13 @@ def test_generators_stay_here(pair):
         torch.rand(3, generator=torch.Generator())
 
 
+def kill(procs):
+    """End processes; when this returns, this node has been told."""
+    ended = when_ended(current_node(), [node.node for node in procs.nodes])
+    procs.kill().get(PATIENCE)
+    ended.get(PATIENCE)
+
+
 # -- the end of a rank ----------------------------------------------------------------
 
 
@@ -132,7 +141,7 @@ def test_a_dead_rank_is_an_error_of_its_mesh(make_procs, pair):
     with procs.activate():
         x = torch.zeros(3)
     assert value(x).tolist() == [0, 0, 0]
-    procs.slice(gpus=1).kill().get(PATIENCE)
+    kill(procs.slice(gpus=1))
     with pytest.raises(DeviceMeshError, match="heal_mesh"):
         value(x, gpus=1)
     with pytest.raises(DeviceMeshError):
@@ -146,7 +155,7 @@ def test_a_healed_mesh_has_new_tensors(make_procs):
     with procs.activate():
         x = torch.ones(3)
     assert value(x).tolist() == [1, 1, 1]
-    procs.slice(gpus=1).kill().get(PATIENCE)
+    kill(procs.slice(gpus=1))
     assert procs.heal().get(PATIENCE) == [1]
     with pytest.raises(DeviceMeshError, match="lost"):
         value(x)
