@@ -193,6 +193,11 @@ class ActiveMesh(TorchDispatchMode):
             return make_constant(args[0], self.place)
         if _is_factory(func, args, kwargs):
             return dispatch(func, args, kwargs, self.place)
+        if self.place.engine.recorder is not None and operator_of(func).mutated:
+            raise RuntimeError(
+                f"a function that compile() records changes a local tensor ({func}), and replays would not: make the "
+                "optimizer and its state under the active mesh"
+            )
         return func(*args, **kwargs)
 
 

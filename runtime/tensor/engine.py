@@ -8,6 +8,7 @@ unacknowledged, the controller waits for the oldest batch.
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import itertools
 import logging
@@ -33,6 +34,7 @@ from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.tensor.worker import TensorWorker
 from meshbook.runtime.traces import Place, SourceLine, is_ours
+from meshbook.runtime.transport.home import host_of
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
@@ -134,7 +136,7 @@ class Engine:
         self._ahead_bytes = 0
         self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
         self.trouble: BaseException | None = None  # why no command can run any more
-        self._rendezvous: Rendezvous | None = None
+        self._rendezvous: dict[bool, Rendezvous] = {}  # by whether it is for one host alone
         self._has_stopped = False
         self.templates = itertools.count()
         self.cache = Cache()
@@ -191,7 +193,7 @@ class Engine:
             self._send()
             self._collect()
             while self._is_too_far_ahead:
-                self._outstanding[0].future.exception()
+                _wait_for(self._outstanding[0].future)
                 self._collect()
 
     def _flush_soon(self) -> None:
@@ -278,7 +280,7 @@ class Engine:
         with self._sending:
             self._send()
             while self._outstanding:
-                self._outstanding[0].future.exception()
+                _wait_for(self._outstanding[0].future)
                 self._collect()
             if self.trouble is not None:
                 raise self._explain_trouble()
@@ -295,13 +297,21 @@ class Engine:
         self.check_can_wait()
         return self._ask(rank, "fetch", list(ids)).then(self._check_all)
 
+    def fetch_now(self, rank: int, ids: Sequence[int]) -> list[Any]:
+        """Return values of one rank; waits. Raises what `fetch` raises."""
+        fetched = self.fetch(rank, ids)
+        _wait_for(fetched)
+        return fetched.get()
+
     def describe(self, lane: Lane, value: int) -> list[Any]:
         """Return the description of a whole result by each rank; waits."""
         self.check_can_wait()
         self.flush()
         actors: Any = lane.actors
         answers = actors.describe.call(value)
-        return [described for _, described in self._explained(answers).get()]
+        explained = self._explained(answers)
+        _wait_for(explained)
+        return [described for _, described in explained.get()]
 
     def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
         """Return a future of a remote function's result on one rank."""
@@ -376,13 +386,19 @@ class Engine:
 
     # -- process groups ---------------------------------------------------------------
 
-    def rendezvous(self) -> Rendezvous:
-        """Return the store of this mesh, which its first rank opens at the first request; waits then."""
-        if self._rendezvous is None:
-            is_local = len(set(self.procs.host_ranks)) == 1
-            host, port = self._ask(0, "open_store", is_local).get()
-            self._rendezvous = Rendezvous(host, port, is_local)
-        return self._rendezvous
+    def rendezvous(self, other: Engine | None = None) -> Rendezvous:
+        """Return a store of this mesh, which its first rank opens at the first request; waits then.
+
+        It is reachable from all ranks of this mesh, and of another one.
+        """
+        hosts = {host_of(node) for engine in (self, other or self) for node in engine.procs.nodes}
+        is_local = len(hosts) == 1
+        if is_local not in self._rendezvous:
+            opened = self._ask(0, "open_store", is_local)
+            _wait_for(opened)
+            host, port = opened.get()
+            self._rendezvous[is_local] = Rendezvous(host, port, is_local)
+        return self._rendezvous[is_local]
 
     def member(self, rank: int) -> str:
         """Return the name of a rank in process groups."""
@@ -402,7 +418,7 @@ class Engine:
         name = f"{self.name}+{other.name}"
         if name not in self.whole.groupings:
             members = (*self._members(), *other._members())
-            rendezvous = self.rendezvous()
+            rendezvous = self.rendezvous(other)
             for engine in (self, other):
                 engine.issue(engine.whole, ("group", Grouping(name, rendezvous, (members,))), user_place(1), 0)
                 engine.whole.groupings.add(name)
@@ -436,6 +452,12 @@ class Engine:
 def _take(queue: collections.deque[T]) -> list[T]:
     """Empty a queue to which other threads and finalizers may append meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
+
+
+def _wait_for(future: Future[Any]) -> None:
+    """Wait until a future is settled, also in an event loop, where `get` would warn."""
+    with contextlib.suppress(Exception):  # the reader of the future gets it
+        future.wait_here()
 
 
 def _decode(future: Future[T]) -> T:

@@ -256,7 +256,7 @@ class Executor:
         """Return a value, or one of the same shape in place of one that has failed, and whether it has."""
         value = self.values[source]
         if type(value) is Failed:
-            return torch.zeros(meta.shape, dtype=meta.dtype), True
+            return torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device), True
         return value, False
 
     def _send(
@@ -283,7 +283,8 @@ class Executor:
             else:
                 rank = self.groups.rank_in(group, source)
                 value = self.groups.find(group).receive(meta.shape, meta.dtype, rank, tag)
-            self.values[output] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(value)
+            room = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            self.values[output] = room.copy_(value)
         except Exception as error:
             inputs = (source,) if isinstance(source, int) else ()
             self._fail(number, error, inputs, (output,), is_between_ranks=True)

@@ -4,7 +4,8 @@ A rank whose input has failed takes part all the same, or the others would wait 
 element, the mark, which says whether the sender has failed. Then the result has failed on all ranks of the group.
 
 Sums, products, minima and maxima of the types that gloo adds run as its all-reduce. All else is gathered as bytes and
-reduced on each rank, in the order of the ranks: O(n) times the traffic, for any type and operation.
+reduced on each rank, in the order of the ranks: O(n) times the traffic, for any type and operation. Tensors of GPUs go
+through the memory of the CPU.
 """
 
 from __future__ import annotations
@@ -86,21 +87,21 @@ class Group:
         if buffer[-1].item() != good:
             raise PeerFailed("another rank could not contribute to the reduction")
         result = buffer[:-1].view(tensor.shape)
-        return result.div_(self.size) if reduction == "avg" else result
+        return (result.div_(self.size) if reduction == "avg" else result).to(tensor.device)
 
     def gather(self, tensor: torch.Tensor, has_failed: bool = False) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension. Raises PeerFailed."""
         message = _to_bytes(tensor, has_failed)
         messages = [torch.empty_like(message) for _ in range(self.size)]
         self.handle.allgather([messages], [message]).wait()
-        return torch.stack([_from_bytes(each, tensor.shape, tensor.dtype) for each in messages])
+        return torch.stack([_from_bytes(each, tensor.shape, tensor.dtype) for each in messages]).to(tensor.device)
 
     def exchange(self, tensor: torch.Tensor, has_failed: bool = False) -> torch.Tensor:
         """Send the i-th part of the first dimension to rank i; return the parts received, stacked. PeerFailed."""
         mine = torch.stack([_to_bytes(part, has_failed) for part in tensor])
         theirs = torch.empty_like(mine)
         self.handle.alltoall_base(theirs, mine, [], []).wait()
-        return torch.stack([_from_bytes(each, tensor.shape[1:], tensor.dtype) for each in theirs])
+        return torch.stack([_from_bytes(each, tensor.shape[1:], tensor.dtype) for each in theirs]).to(tensor.device)
 
     def scatter_reduce(self, tensor: torch.Tensor, reduction: str, has_failed: bool = False) -> torch.Tensor:
         """Return this rank's part of the reduction: the first dimension of `tensor` counts the ranks. PeerFailed."""

@@ -106,7 +106,7 @@ class MeshTensor(Collectives, torch.Tensor):
 
     def fetch_first(self) -> torch.Tensor:
         """Return the value of the first rank; waits."""
-        value: torch.Tensor = self._place.engine.fetch(self._place.lane.ranks[0], [self._ref.id]).get()[0]
+        value: torch.Tensor = self._place.engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
         return value
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -29,7 +29,7 @@ class TensorWorker(Actor):
         rank = context().actor_instance.rank.rank
         groups = Groups(f"{engine}/{rank}", timedelta(seconds=collective_timeout))
         self._executor = Executor(rank, groups)
-        self._membership = GroupMembership()  # keeps the store
+        self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
 
     @endpoint(instrument=False)
     def run(self, first: int, commands: bytes | list[Command]) -> list[Failed]:
@@ -60,7 +60,9 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def open_store(self, is_local: bool) -> tuple[str, int]:
         """Open the store at which the ranks of process groups meet; return its host and port."""
-        return self._membership.open_store(is_local)
+        membership = GroupMembership()
+        self._stores.append(membership)
+        return membership.open_store(is_local)
 
     @endpoint(instrument=False)
     def count(self) -> int:

@@ -8,6 +8,7 @@ from torch import nn
 
 from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.coalescing import coalescing
+from meshbook.runtime.tensor.device_mesh import no_mesh
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.gradients import grad_generator
@@ -137,6 +138,10 @@ def test_what_cannot_be_recorded(pair):
             record(lambda x: kept.append(x + 1))(x)
         with pytest.raises(RuntimeError, match="ask for values"):
             record(lambda x: x.sum().item())(x)
+        with no_mesh.activate():
+            local = torch.ones(2)
+        with pytest.raises(RuntimeError, match="local tensor"):
+            record(lambda x: (local.add_(1), x + 1)[1])(x)
         with pytest.raises(TypeError, match="requires grad"):
             record(lambda x: x)(x.clone().requires_grad_())
         with pytest.raises(NotImplementedError, match="copies between meshes"):
