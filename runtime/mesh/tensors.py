@@ -1,4 +1,4 @@
-"""The methods of a process mesh that begin with its tensors. The engine (`runtime.tensor`) is on a higher layer.
+"""The methods of process and actor meshes that begin with tensors. The engine (`runtime.tensor`) is on a higher layer.
 
 Its modules import torch, which programs without tensors never load.
 """
@@ -6,12 +6,41 @@ Its modules import torch, which programs without tensors never load.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from meshbook.runtime.actor.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
     from meshbook.runtime.tensor.tensor import MeshTensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TensorEndpoint(Endpoint[P, R]):
+    """An endpoint of an actor mesh, which mesh tensors can be passed to as well."""
+
+    __slots__ = ()
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the endpoint on each rank of the active mesh with its values; the results are mesh tensors.
+
+        Raises RuntimeError if no mesh is active, and ValueError if the actors are not on its ranks, or the endpoint has
+        no `propagate`. What the endpoint raises is raised where a result is fetched.
+        """
+        self._method.check(args, kwargs)
+        if "torch" in sys.modules:  # without it no mesh can be active
+            from meshbook.runtime.tensor.device_mesh import active_place
+            from meshbook.runtime.tensor.references import call_by_reference
+
+            if active_place() is not None:
+                actors: Any = self._mesh
+                name, propagate = self._method.name, self._method.options.propagate
+                return call_by_reference(actors, name, propagate, args, kwargs)  # type: ignore[no-any-return]
+        return super().rref(*args, **kwargs)
 
 
 class TensorMesh:

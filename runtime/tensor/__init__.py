@@ -27,8 +27,11 @@ controller:
 - `checks`       the error for arguments that do not fit together
 - `fetching`     `fetch_shard`, `inspect`, `show`
 - `collectives`  `reduce`, `slice_mesh`, `to_mesh`
-- `remote`       remote functions
+- `trees`        these as functions of lists, tuples and dicts of tensors
+- `remote`       remote functions; `references` endpoints as such; `random` and `builtins` some that are ready
 - `streams`      `Stream` and borrows
+- `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
+- `gradients`    backward as a generator of gradients
 
 both sides:
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ActorError
 from meshbook.runtime.tensor.device_mesh import get_active_stream
 from meshbook.runtime.tensor.failures import RemoteException
@@ -117,6 +119,43 @@ def test_a_function_gets_a_process_group(grid):
         assert value(function(x, group), hosts=1).tolist() == [7, 7]
     with pytest.raises(KeyError):
         grid.device_mesh.process_group("cores")
+
+
+# -- endpoints ------------------------------------------------------------------------
+
+
+class Scale(Actor):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @endpoint(propagate=lambda x: x)
+    def scale(self, x):
+        self.calls += 1
+        return x * self.calls
+
+    @endpoint(propagate=lambda x: x)
+    def refuse(self, x):
+        raise ValueError("this endpoint refuses")
+
+    @endpoint
+    def plain(self, x):
+        return x
+
+
+def test_an_endpoint_takes_tensors(pair, grid):
+    actors = pair.spawn("scale", Scale)
+    with pytest.raises(RuntimeError, match="no mesh is active"):
+        actors.scale.rref(1)
+    with pair.activate():
+        x = torch.ones(2) * pair.rank_tensor("gpus")
+        first, second = actors.scale.rref(x), actors.scale.rref(x)
+        assert value([first, second + 1], gpus=1)[1].tolist() == [3, 3]
+        with pytest.raises(RemoteException, match="refuses"):
+            value(actors.refuse.rref(x))
+        with pytest.raises(ValueError, match="propagate"):
+            actors.plain.rref(x)
+    with grid.activate(), pytest.raises(ValueError, match="not on the ranks"):
+        actors.scale.rref(x)
 
 
 # -- streams --------------------------------------------------------------------------
