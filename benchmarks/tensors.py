@@ -24,6 +24,7 @@ from torch import nn
 
 from meshbook import close_session, this_host
 from meshbook.runtime.tensor.fetching import fetch_shard
+from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
 
 CHAIN = 2000
@@ -47,13 +48,18 @@ class Training:
         self._x, self._y = torch.randn(32, 64), torch.randn(32, 10)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
 
-    def run(self) -> torch.Tensor:
-        for _ in range(STEPS):
-            loss = nn.functional.mse_loss(self._model(self._x), self._y)
-            loss.backward()
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+    def step(self) -> torch.Tensor:
+        loss = nn.functional.mse_loss(self._model(self._x), self._y)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         return loss.detach()
+
+
+def run_steps(step: Callable[[], torch.Tensor]) -> torch.Tensor:
+    for _ in range(STEPS):
+        loss = step()
+    return loss
 
 
 def resident_bytes() -> int:
@@ -99,9 +105,11 @@ def main() -> None:
         with procs.activate():
             fetch_shard(chain(CHAIN)).get()
 
-    def run_training() -> None:
+    recorded = record(training.step)
+
+    def run_training(step: Callable[[], torch.Tensor]) -> None:
         with procs.activate():
-            fetch_shard(training.run()).get()
+            fetch_shard(run_steps(step)).get()
 
     base = "local eager"
     comparisons = [
@@ -115,11 +123,18 @@ def main() -> None:
         ),
         Comparison(
             "steps of an MLP",
-            *(timed(local.run), timed(run_training)),
+            *(timed(lambda: run_steps(local.step)), timed(lambda: run_training(training.step))),
             unit="steps/s",
             per_run=STEPS,
             base_name=base,
             aim=Aim(300, is_least=True),
+        ),
+        Comparison(
+            "steps of an MLP, recorded",
+            *(timed(lambda: run_steps(local.step)), timed(lambda: run_training(recorded))),
+            unit="steps/s",
+            per_run=STEPS,
+            base_name=base,
         ),
     ]
     run_rounds(report, comparisons, options.rounds, lambda: put_cost(report, procs, lambda: chain(CHAIN)))
