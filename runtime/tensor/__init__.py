@@ -10,7 +10,8 @@ its result is fetched, with the line of the controller that issued it. Tensors t
 
 The way of one operation:
 
-    torch -> autograd -> MeshTensor.__torch_dispatch__ -> dispatch: flatten the call to (key, ids, numbers)
+    torch -> autograd -> MeshTensor.__torch_dispatch__
+          -> tensor.dispatch: flatten the call to (key, ids, numbers)
           -> operators.Cache: the plan for this key; on a miss, metadata infers the outputs with meta tensors
           -> Engine.issue: append the command (template, first output id, ids, numbers) and the user's line
           -> Engine.flush: one message per batch to the TensorWorker of each rank of the mesh
@@ -18,9 +19,11 @@ The way of one operation:
 
 controller:
 
-- `tensor`       `MeshTensor`, a wrapper subclass below autograd: an id on the ranks, metadata, and a place
-- `dispatch`     the path above for one operator call; calls whose result no meta kernel can tell ask the ranks
-- `operators`    facts from operator schemas, and the bounded cache of plans
+- `tensor`       `MeshTensor`, a wrapper subclass below autograd, and the way of one operator call; calls whose result no
+                 meta kernel can tell ask the ranks
+- `mesh_value`   what a mesh tensor holds: an id on the ranks, metadata, a place; its methods
+- `arguments`    what can be sent, and which tensors can be used together
+- `operators`    facts from operator schemas, and the bounded cache of plans, which `planning` makes
 - `metadata`     `Meta`: interned shape, strides, dtype; inference with meta tensors
 - `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
 - `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.engine import Engine
+from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.operators import operator_of
 from meshbook.runtime.tensor.streams import MAIN, Stream
-from meshbook.runtime.tensor.tensor import MeshTensor, Place, dispatch, make_constant, make_numbers
+from meshbook.runtime.tensor.tensor import MeshTensor, dispatch, make_constant, make_numbers
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh

@@ -48,6 +48,7 @@ FLUSH_SECONDS: Final = 0.005
 AHEAD_COMMANDS: Final = 16_384
 AHEAD_BYTES: Final = 256 << 20  # of constants
 IDLE_DELETES: Final = 64  # deletes that wait in a lane without commands
+MOST_FAILURES: Final = 1000  # whose lines are kept
 COLLECTIVE_SECONDS: Final = 1800.0
 LOCALLY = torch._C._DisableTorchDispatch  # a block under it handles plain tensors only, even where a mesh is active
 _TORCH = torch.__path__[0] + "/"
@@ -262,6 +263,8 @@ class Engine:
         place = batch.places[failed.command - batch.first]
         known = self._failures.get(failed.command)
         if known is None or (known[0].is_of_peer and not failed.is_of_peer):
+            if len(self._failures) >= MOST_FAILURES:  # the oldest one loses its line
+                del self._failures[next(iter(self._failures))]
             self._failures[failed.command] = failed, place
             line = "" if place is None else f"\n{SourceLine.of(place)}"
             logger.info("an operation failed on rank %d: %s%s", failed.rank, failed.headline, line)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import contextlib
     from types import TracebackType
 
-    from meshbook.runtime.tensor.tensor import MeshTensor, Place
+    from meshbook.runtime.tensor.mesh_value import Place
+    from meshbook.runtime.tensor.tensor import MeshTensor
 
 
 class Stream:

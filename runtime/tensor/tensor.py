@@ -6,199 +6,43 @@ alike, and makes a command of it. `dispatch` is the path whose time counts: 5 to
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from meshbook.runtime.tensor.arguments import PLAIN, find_place, plain_tensors, refuse, refuse_foreign
 from meshbook.runtime.tensor.checks import format_call
-from meshbook.runtime.tensor.collectives import Collectives
-from meshbook.runtime.tensor.engine import LOCALLY, Engine, Lane, Ref, user_place
+from meshbook.runtime.tensor.engine import LOCALLY, Engine, Ref, user_place
 from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.mesh_value import Constant, MeshValue, Place
 from meshbook.runtime.tensor.metadata import Meta, Unknown
 from meshbook.runtime.tensor.operators import Cache, Operator, Plan, operator_of
 from meshbook.runtime.tensor.planning import make_plan, make_template
-from meshbook.runtime.tensor.streams import MAIN, Stream
-
-if TYPE_CHECKING:
-    from meshbook.runtime.tensor.device_mesh import DeviceMesh
 
 aten = torch.ops.aten
 _make = torch.Tensor._make_wrapper_subclass
-_PLAIN: Final = frozenset(
-    {bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format, complex}
-)
 _ALIASES: Final = frozenset({aten.detach.default, aten.alias.default})
 DEPTH: Final = 2  # frames above `dispatch` that may be the user's
 
 
-class Place:
-    """Where tensors are: a mesh, and a stream of it. Tensors of one place have the same object."""
-
-    __slots__ = ("engine", "lane", "mesh", "state", "stream")
-
-    def __init__(self, mesh: DeviceMesh, stream: Stream, lane: Lane, state: str = "") -> None:
-        self.mesh = mesh
-        self.stream = stream
-        self.lane = lane
-        self.engine = lane.engine
-        self.state = state  # "" or why its tensors cannot be used: "dropped", "borrowed"
-
-    def in_state(self, state: str) -> Place:
-        """Return a place for a tensor that cannot be used."""
-        return Place(self.mesh, self.stream, self.lane, state)
-
-
-class Constant:
-    """The value of a number that the controller shares with all ranks. Views share the flag that says it is valid."""
-
-    __slots__ = ("valid", "value")
-
-    def __init__(self, value: torch.Tensor, valid: list[bool]) -> None:
-        self.value = value
-        self.valid = valid
-
-
-class MeshTensor(Collectives, torch.Tensor):
+class MeshTensor(MeshValue):
     """A tensor on a mesh, in the per-rank view. Made by torch under `with mesh.activate():`, and by its operations.
 
     `fetch_shard(x, gpus=1)` gets the value of a rank. `x.item()`, `x.tolist()`, `x.numpy()` and conditions get that of
     the first rank. All other operations return at once.
     """
 
-    __slots__ = ("_constant", "_meta", "_place", "_ref")
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    _ref: Ref
-    _meta: Meta
-    _place: Place
-    _constant: Constant | None
+    __slots__ = ()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {}, None)
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh that this tensor is on."""
-        return self._place.mesh
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of this tensor."""
-        return self._place.stream
-
-    @property
-    def dropped(self) -> bool:
-        """Whether this borrowed tensor was given back."""
-        return self._place.state == "dropped"
-
-    def drop(self) -> None:
-        """Give the memory on the ranks back now; the tensor cannot be used any more."""
-        self._ref = Ref(0, _ignore)
-        self._place = self._place.in_state("dropped")
-
     def _like(self, meta: Meta, ref: Ref, place: Place | None = None) -> MeshTensor:
         return make_tensor(meta, ref, place or self._place)
-
-    def fetch_first(self) -> torch.Tensor:
-        """Return the value of the first rank; waits."""
-        value: torch.Tensor = self._place.engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
-        return value
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Return the value of the first rank as an array; waits."""
-        return self.fetch_first().numpy(force=force)
-
-    def tolist(self) -> Any:
-        """Return the value of the first rank as lists; waits."""
-        return self.fetch_first().tolist()
-
-    @property
-    def data(self) -> torch.Tensor:
-        """The same tensor outside of autograd."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        if not isinstance(value, MeshTensor) or value._place is not self._place:
-            raise TypeError(f"x.data = y needs a tensor of the same mesh and stream, not {value!r}")
-        _set_data(self, value)
-        self._ref, self._meta, self._constant = value._ref, value._meta, value._constant
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MeshTensor:
-        if not self.is_leaf:
-            raise RuntimeError("only leaves of a graph can be copied deeply: detach the tensor first")
-        twin: MeshTensor = self.detach().clone().requires_grad_(self.requires_grad)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        if self.grad is not None:
-            twin.grad = copy.deepcopy(self.grad, memo)
-        return twin
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        dims = ", ".join(f"{name}={size}" for name, size in self._place.mesh.sizes.items())
-        parts = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", f"mesh=({dims})"]
-        if self._place.stream is not MAIN:
-            parts.append(f"stream={self._place.stream.name!r}")
-        if self.grad_fn is not None:
-            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
-        elif self.requires_grad:
-            parts.append("requires_grad=True")
-        if self._place.state:
-            parts.append(self._place.state)
-        return f"MeshTensor({', '.join(parts)})"
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a MeshTensor is an id on the ranks of its mesh: send fetch_shard(x).get(), which has a value")
-
-
-def _compare(method: Any) -> Any:
-    """Return a comparison that leaves anything but tensors and numbers to Python."""
-
-    def compare(self: MeshTensor, other: Any) -> Any:
-        return method(self, other) if isinstance(other, (torch.Tensor, int, float, complex)) else NotImplemented
-
-    return compare
-
-
-# torch's own operators make NotImplemented of a TypeError, so that `x == y` of two meshes would be False, and `x + y`
-# would raise Python's text instead of ours. The methods do not.
-for _names, _method in {
-    ("add", "radd"): "add",
-    ("iadd",): "add_",
-    ("sub",): "sub",
-    ("isub",): "sub_",
-    ("mul", "rmul"): "mul",
-    ("imul",): "mul_",
-    ("truediv",): "div",
-    ("itruediv",): "div_",
-    ("floordiv",): "floor_divide",
-    ("mod",): "remainder",
-    ("pow",): "pow",
-    ("matmul",): "matmul",
-    ("and",): "bitwise_and",
-    ("or",): "bitwise_or",
-    ("xor",): "bitwise_xor",
-    ("lt",): "lt",
-    ("le",): "le",
-    ("gt",): "gt",
-    ("ge",): "ge",
-}.items():
-    for _name in _names:
-        setattr(MeshTensor, f"__{_name}__", getattr(torch.Tensor, _method))
-MeshTensor.__eq__ = _compare(torch.Tensor.eq)  # type: ignore[method-assign]
-MeshTensor.__ne__ = _compare(torch.Tensor.ne)  # type: ignore[method-assign]
-MeshTensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
-
-_set_data = torch.Tensor.data.__set__
-
-
-def _ignore(number: int) -> None:
-    pass
 
 
 def make_tensor(meta: Meta, ref: Ref, place: Place) -> MeshTensor:
@@ -262,7 +106,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: Plac
                 key.append(value)
         elif kind is list or kind is tuple:
             key.append(_fold(value, free[position], tensors, numbers))
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             key.append(value)
         else:
             return _dispatch_converted(operator, args, kwargs, place)
@@ -280,7 +124,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: Plac
                 key.append(value)
         elif kind is list or kind is tuple:
             key.append(_fold(value, operator.named_free[name], tensors, numbers))
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             key.append(value)
         else:
             return _dispatch_converted(operator, args, kwargs, place)
@@ -288,10 +132,10 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: Plac
     if tensors:
         own = tensors[0]._place
         if (place is not None and own is not place) or own.state:
-            _refuse(operator, args, kwargs, place)
+            refuse(operator, args, kwargs, place)
         for tensor in tensors:
             if tensor._place is not own:
-                _refuse(operator, args, kwargs, place)
+                refuse(operator, args, kwargs, place)
         place = own
     assert place is not None, func
     if func in _ALIASES:
@@ -349,7 +193,7 @@ def _fold(values: Sequence[Any], is_free: bool, tensors: list[MeshTensor], numbe
                 numbers.append(value)
             else:
                 key.append(value)
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             key.append(value)
         else:
             key.append(_Foreign())
@@ -382,10 +226,10 @@ def _plan(engine: Engine, key: tuple[Any, ...], operator: Operator, args: Any, k
 
 def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place | None) -> Any:
     """Dispatch a call again, with numbers in place of plain tensors without dimensions, and sizes as tuples."""
-    found = _find_place(args, kwargs, place)
-    if found is None or _plain_tensors(args, kwargs):
-        _refuse(operator, args, kwargs, place)
-    _refuse_foreign(operator, args, kwargs)
+    found = find_place(args, kwargs, place)
+    if found is None or plain_tensors(args, kwargs):
+        refuse(operator, args, kwargs, place)
+    refuse_foreign(operator, args, kwargs)
     args, kwargs = tree_map_only(
         torch.Size, tuple, (tuple(args), kwargs), is_leaf=lambda each: type(each) is torch.Size
     )
@@ -394,55 +238,6 @@ def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place
     )
     args, kwargs = tree_map_only(torch.SymInt, int, (args, kwargs))
     return dispatch(operator.func, args, kwargs, place)
-
-
-def _leaves(args: Any, kwargs: Any) -> list[Any]:
-    found: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        found += value if isinstance(value, (list, tuple)) else [value]
-    return found
-
-
-def _find_place(args: Any, kwargs: Any, place: Place | None) -> Place | None:
-    return next((leaf._place for leaf in _leaves(args, kwargs) if isinstance(leaf, MeshTensor)), place)
-
-
-def _plain_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the tensors that are on no mesh, and more than a number."""
-    tensors = [leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
-    return [tensor for tensor in tensors if not isinstance(tensor, MeshTensor) and tensor.dim()]
-
-
-def _refuse_foreign(operator: Operator, args: Any, kwargs: Any) -> None:
-    known = (torch.Tensor, torch.Size, torch.SymInt, int, float, *_PLAIN)
-    for leaf in _leaves(args, kwargs):
-        if not isinstance(leaf, known):
-            what = (
-                "generators stay in their process; seed the ranks instead" if isinstance(leaf, torch.Generator) else ""
-            )
-            raise TypeError(f"{operator.name} cannot send {leaf!r} to the ranks of a mesh{what and ': '}{what}")
-
-
-def _refuse(operator: Operator, args: Any, kwargs: Any, place: Place | None) -> NoReturn:
-    found = _find_place(args, kwargs, place)
-    expected = place if place is not None else found
-    tensors = [leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
-    faults = [(tensor, fault) for tensor in tensors for fault in find_faults(tensor, expected)]
-    raise TypeError(format_call(operator.name, args, kwargs, faults))
-
-
-def find_faults(tensor: torch.Tensor, expected: Place | None) -> list[str]:
-    """Return why this tensor cannot be used at a place."""
-    if not isinstance(tensor, MeshTensor):
-        return ["a local (non-distributed) tensor; to_mesh(x, mesh) copies it to the ranks"] if tensor.dim() else []
-    place = tensor._place
-    faults = [place.state] if place.state else []
-    if expected is not None and place.mesh != expected.mesh:
-        faults.append(f"wrong mesh: it is on {place.mesh!r}, and {expected.mesh!r} is used here")
-    elif expected is not None and place.stream is not expected.stream:
-        here, theirs = expected.stream.name, place.stream.name
-        faults.append(f"wrong stream: it is on {theirs!r}, and {here!r} is used here; borrow it")
-    return faults
 
 
 def _run_special(
