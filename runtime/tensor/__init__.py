@@ -19,12 +19,14 @@ The way of one operation:
 
 controller:
 
-- `tensor`       `MeshTensor`, a wrapper subclass below autograd, and the way of one operator call; calls whose result no
-                 meta kernel can tell ask the ranks
+- `tensor`       `MeshTensor`, a wrapper subclass below autograd, and the way of one operator call; where no meta kernel
+                 can tell the result, it asks the ranks
 - `mesh_value`   what a mesh tensor holds: an id on the ranks, metadata, a place; its methods
 - `arguments`    what can be sent, and which tensors can be used together
 - `operators`    facts from operator schemas, and the bounded cache of plans, which `planning` makes
 - `metadata`     `Meta`: interned shape, strides, dtype; inference with meta tensors
+- `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the ranks that a command goes to
+- `user_lines`   the user's line that issued a command
 - `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
 - `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`
 - `checks`       the error for arguments that do not fit together

@@ -13,11 +13,9 @@ import contextvars
 import itertools
 import logging
 import pickle
-import sys
 import threading
-import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -30,10 +28,12 @@ from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import heed_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
+from meshbook.runtime.tensor.lanes import Lane
 from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.templates import Command
+from meshbook.runtime.tensor.user_lines import frame_of, user_place
 from meshbook.runtime.tensor.worker import TensorWorker
-from meshbook.runtime.traces import Place, SourceLine, is_ours
+from meshbook.runtime.traces import Place, SourceLine
 from meshbook.runtime.transport.home import host_of
 
 if TYPE_CHECKING:
@@ -51,38 +51,6 @@ IDLE_DELETES: Final = 64  # deletes that wait in a lane without commands
 MOST_FAILURES: Final = 1000  # whose lines are kept
 COLLECTIVE_SECONDS: Final = 1800.0
 LOCALLY = torch._C._DisableTorchDispatch  # a block under it handles plain tensors only, even where a mesh is active
-_TORCH = torch.__path__[0] + "/"
-
-
-class Ref:
-    """A value on the ranks of a lane. When the last holder is gone, the value is deleted there."""
-
-    __slots__ = ("__weakref__", "_delete", "borrows", "id")
-
-    def __init__(self, number: int, delete: Callable[[int], None]) -> None:
-        self.id = number
-        self.borrows = 0  # how many borrows for reading there are; -1: one for writing
-        self._delete = delete
-
-    def __del__(self) -> None:
-        self._delete(self.id)
-
-
-class Lane:
-    """The ranks that a command goes to: all of an engine's, or those of a slice."""
-
-    def __init__(self, engine: Engine, actors: ActorMesh) -> None:
-        self.engine = engine
-        self.actors = actors
-        self.ranks = actors.region.ranks()  # of the engine
-        self.dead: collections.deque[int] = collections.deque()  # ids to delete; finalizers append
-        self.delete: Callable[[int], None] = self.dead.append
-        self.known: set[int] = set()  # templates that these ranks have
-        self.functions: set[int] = set()  # remote functions that they have
-        self.groupings: set[str] = set()
-
-    def new_ref(self, number: int) -> Ref:
-        return Ref(number, self.delete)
 
 
 # lane, command, the user's line, size of its objects or None
@@ -376,7 +344,7 @@ class Engine:
                 )
                 failed = origin
             place = self._place_of(failed.command)
-        frames = None if place is None else [_frame_of(place)]
+        frames = None if place is None else [frame_of(place)]
         return RemoteException(failed.trace, frames, failed.rank)
 
     def _place_of(self, command: int) -> Place | None:
@@ -466,29 +434,3 @@ def _wait_for(future: Future[Any]) -> None:
 def _decode(future: Future[T]) -> T:
     with LOCALLY():
         return future.get()
-
-
-def user_place(depth: int) -> Place | None:
-    """Return the instruction of the first frame from `depth` up that is neither ours nor torch's."""
-    frame = sys._getframe(depth)
-    while _is_inner(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
-
-
-class _Inner(dict[str, bool]):
-    def __missing__(self, filename: str) -> bool:
-        if len(self) > 4096:
-            self.clear()
-        found = self[filename] = is_ours(filename) or filename.startswith(_TORCH)
-        return found
-
-
-_is_inner = _Inner().__getitem__
-
-
-def _frame_of(place: Place) -> traceback.FrameSummary:
-    line = SourceLine.of(place)
-    return traceback.FrameSummary(line.filename, line.number, line.function)

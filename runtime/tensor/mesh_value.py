@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from meshbook.runtime.tensor.collectives import Collectives
-from meshbook.runtime.tensor.engine import Lane, Ref
+from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.streams import MAIN, Stream
 

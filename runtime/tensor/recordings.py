@@ -17,12 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.device_mesh import active_place
-from meshbook.runtime.tensor.engine import Engine, Lane, Ref, user_place
+from meshbook.runtime.tensor.engine import Engine
 from meshbook.runtime.tensor.executor import Recording
+from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import FIRST_SLOT, Command, Template
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
+from meshbook.runtime.tensor.user_lines import user_place
 
 MOST_RECORDINGS: Final = 100  # of one function
 _DEFINITIONS: Final = frozenset({"template", "group", "forget"})  # issued once, and not part of a recording

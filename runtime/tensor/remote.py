@@ -23,12 +23,13 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
-from meshbook.runtime.tensor.engine import Lane, user_place
 from meshbook.runtime.tensor.executor import GroupRef, ValueRef
 from meshbook.runtime.tensor.fetching import rank_of
+from meshbook.runtime.tensor.lanes import Lane
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
+from meshbook.runtime.tensor.user_lines import user_place
 
 Function = Callable[..., Any]
 MOST_RULES: Final = 1000  # results of "cached" kept for each function

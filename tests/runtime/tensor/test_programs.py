@@ -86,7 +86,7 @@ def run_locally(program: list[tuple[str, int, int]]) -> list[list[torch.Tensor]]
         if name == REDUCED:
             total = sum(tensors[a % len(tensors)] for tensors in ranks)
             for tensors in ranks:
-                tensors.append(total.clone())
+                tensors.append(total.clone(memory_format=torch.contiguous_format))
         else:
             for tensors in ranks:
                 step(tensors, name, a, b)
