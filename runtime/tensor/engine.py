@@ -25,7 +25,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
-from meshbook.runtime.mesh.procs import heed_failures
+from meshbook.runtime.mesh.procs import handle_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane
@@ -89,7 +89,7 @@ class Engine:
         self.node = current_node()
         self._context = contextvars.copy_context()
         actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
-        heed_failures(actors, lambda failure: True)  # a fetch raises them
+        handle_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
         note_heal = weakref.WeakMethod(self._note_heal)
         procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
