@@ -75,6 +75,18 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 # (module, imported module): the reason why a function imports it although the modules form a cycle.
 CYCLES: dict[tuple[str, str], str] = {
+    (
+        "meshbook.runtime.mesh.tensors",
+        "meshbook.runtime.tensor.device_mesh",
+    ): "`procs.activate()` begins the tensor engine",
+    (
+        "meshbook.runtime.mesh.tensors",
+        "meshbook.runtime.tensor.references",
+    ): "`actors.step.rref()` goes through the tensor engine",
+    (
+        "meshbook.runtime.tensor.streams",
+        "meshbook.runtime.tensor.device_mesh",
+    ): "`stream.activate()` activates it on the active mesh, whose tensors have a stream",
     ("meshbook.runtime.hosts.start_agent", "meshbook.runtime.hosts.agent"): (
         "the first code of the agent starts the fork server before it imports the agent"
     ),
