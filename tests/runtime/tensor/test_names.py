@@ -21,6 +21,7 @@ def test_the_facade_has_the_names():
         _ = meshbook.fetch_shards
 
 
+@pytest.mark.process
 def test_the_facade_does_not_import_torch():
     code = "import meshbook, sys; assert hasattr(meshbook.ProcMesh, 'activate'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
