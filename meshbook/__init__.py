@@ -6,7 +6,9 @@ Imports go one way, left to right (tests/test_layers.py checks this). The names 
 modules are imported by their full path, such as `meshbook.runtime.geometry`.
 """
 
+import importlib
 import sys
+import typing
 
 from meshbook import hosts as hosts  # a submodule: `meshbook.hosts.command(...)`
 from meshbook import metrics as metrics  # a submodule: `meshbook.metrics.serve()`
@@ -88,6 +90,53 @@ __all__ = [
     "this_host",
     "this_proc",
 ]
+
+if typing.TYPE_CHECKING:
+    from meshbook.runtime.tensor.device_mesh import DeviceMesh as DeviceMesh
+    from meshbook.runtime.tensor.device_mesh import get_active_mesh as get_active_mesh
+    from meshbook.runtime.tensor.device_mesh import no_mesh as no_mesh
+    from meshbook.runtime.tensor.failures import DeviceMeshError as DeviceMeshError
+    from meshbook.runtime.tensor.failures import RemoteException as RemoteException
+    from meshbook.runtime.tensor.fetching import fetch_shard as fetch_shard
+    from meshbook.runtime.tensor.fetching import inspect as inspect
+    from meshbook.runtime.tensor.fetching import show as show
+    from meshbook.runtime.tensor.gradients import grad_generator as grad_generator
+    from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
+    from meshbook.runtime.tensor.remote import remote as remote
+    from meshbook.runtime.tensor.streams import Stream as Stream
+    from meshbook.runtime.tensor.tensor import MeshTensor as MeshTensor
+    from meshbook.runtime.tensor.trees import slice_mesh as slice_mesh
+    from meshbook.runtime.tensor.trees import to_mesh as to_mesh
+
+# The names of the tensor engine, and their modules. They are imported at their first use, because they need torch.
+_TENSORS = {
+    "DeviceMesh": "device_mesh",
+    "DeviceMeshError": "failures",
+    "MeshTensor": "tensor",
+    "RemoteException": "failures",
+    "Stream": "streams",
+    "call_on_shard_and_fetch": "remote",
+    "fetch_shard": "fetching",
+    "get_active_mesh": "device_mesh",
+    "grad_generator": "gradients",
+    "inspect": "fetching",
+    "no_mesh": "device_mesh",
+    "remote": "remote",
+    "show": "fetching",
+    "slice_mesh": "trees",
+    "to_mesh": "trees",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _TENSORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.runtime.tensor.{_TENSORS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_TENSORS})
+
 
 install_client()
 sys.modules[__name__].__class__ = _faults.HookedModule  # `meshbook.unhandled_fault_hook = f` replaces the hook

@@ -64,6 +64,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "`%load_ext meshbook` needs its hook in the facade; magics never imports the facade",
     ("meshbook", "meshbook.hosts"): "a part of the facade in its own module, which never imports the facade",
     ("meshbook", "meshbook.metrics"): "the same",
+    ("meshbook.runtime.mesh", "meshbook.runtime.tensor"): (
+        "`procs.activate()` begins the tensor engine, in a function: it needs torch, and the mesh knows nothing of it"
+    ),
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "authors of actors use points and value meshes, which have a shape"
     ),
@@ -72,6 +75,18 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 # (module, imported module): the reason why a function imports it although the modules form a cycle.
 CYCLES: dict[tuple[str, str], str] = {
+    (
+        "meshbook.runtime.mesh.tensors",
+        "meshbook.runtime.tensor.device_mesh",
+    ): "`procs.activate()` begins the tensor engine",
+    (
+        "meshbook.runtime.mesh.tensors",
+        "meshbook.runtime.tensor.references",
+    ): "`actors.step.rref()` goes through the tensor engine",
+    (
+        "meshbook.runtime.tensor.streams",
+        "meshbook.runtime.tensor.device_mesh",
+    ): "`stream.activate()` activates it on the active mesh, whose tensors have a stream",
     ("meshbook.runtime.hosts.start_agent", "meshbook.runtime.hosts.agent"): (
         "the first code of the agent starts the fork server before it imports the agent"
     ),

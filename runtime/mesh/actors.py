@@ -20,6 +20,7 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
+from meshbook.runtime.mesh.tensors import TensorEndpoint
 from meshbook.runtime.node.call_table import (
     AllReplies,
     AsCompleted,
@@ -102,7 +103,7 @@ class ActorMesh(MeshTrait):
 
     def __getattr__(self, name: str) -> Endpoint[Any, Any] | PlainMethod:
         if not name.startswith("__") and (method := self.__dict__.get("_methods", {}).get(name)) is not None:
-            made: Endpoint[Any, Any] = Endpoint(self, method)
+            made: Endpoint[Any, Any] = TensorEndpoint(self, method)
             self.__dict__[name] = made  # later look-ups bypass `__getattr__`
             return made
         if not name.startswith("_") and callable(getattr(self.__dict__.get("_cls"), name, None)):

@@ -29,6 +29,7 @@ from meshbook.runtime.mesh.resizing import Resize, check_sizes
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
+from meshbook.runtime.mesh.tensors import TensorMesh
 from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.outbound import plan
@@ -57,7 +58,7 @@ def handle_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
             owned_mesh.on_failure = handle
 
 
-class ProcMesh(MeshTrait):
+class ProcMesh(TensorMesh, MeshTrait):
     """Worker processes with a shape; the last dimension is usually `gpus`. Created by `HostMesh.spawn_procs`."""
 
     def __init__(

@@ -146,7 +146,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         # Only if torch is loaded: otherwise there can be no tensor.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
-            flat = obj.detach().contiguous().view(-1).view(torch.uint8)
+            flat = obj.detach().contiguous().view(-1)
+            if flat.stride(0) != 1:  # a single element of an expanded tensor, which counts as contiguous
+                flat = flat.as_strided(flat.shape, (1,))
+            flat = flat.view(torch.uint8)
             name = str(obj.dtype).removeprefix("torch.")
             return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(obj.shape), obj.requires_grad)
         find = _REDUCERS.get(type(obj).__module__)

@@ -88,6 +88,16 @@ ended True True
 rank0 [1.0, 3.0, 5.0] by 0 of 2, reduce_script.py
 rank1 [1.0, 3.0, 5.0] by 1 of 2, reduce_script.py
 """
+DISTRIBUTED_TENSORS = """\
+weights [3.0, -2.0] True
+loss 0.000
+pipeline [[10.0, 10.0], [20.0, 20.0], [30.0, 30.0]]
+Incorrect arguments to monarch operation
+failed at show_errors on rank 0
+others [1.0, 1.0, 1.0]
+a rank died
+healed tensor([2., 2.])
+"""
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,7 @@ def test_training(run: Run) -> None:
         ("supervision.py", "", SUPERVISION),
         ("parameter_server.py", "", PARAMETER_SERVER),
         ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
+        ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
     ],
 )
 def test_a_program(run: Run, name: str, preload: str, said: str) -> None:

@@ -99,6 +99,7 @@ TENSORS = {
     "scalar": torch.tensor(3.0),
     "non-contiguous": torch.arange(12).view(3, 4).t(),
     "expanded": torch.ones(1, 3).expand(4, 3),
+    "expanded to one element": torch.tensor(3.0).expand(1, 1),
     "slice of a large one": torch.zeros(LARGE)[5:7],
     "requires_grad": torch.ones(2, requires_grad=True),
     "conjugate": torch.tensor([1 + 2j]).conj(),

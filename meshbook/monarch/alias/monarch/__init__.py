@@ -16,13 +16,13 @@ from meshbook.monarch.configuration import get_global_config as get_global_confi
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
 from meshbook.monarch.functions import heal_mesh as heal_mesh
 from meshbook.monarch.keys import use_defaults
-from meshbook.monarch.modules import AliasModule
+from meshbook.monarch.tensors import RootModule
 from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Shape as Shape
 from meshbook.runtime.hosts.faults import make_default_strict
 
-AliasModule.adopt(__name__)
+RootModule.adopt(__name__)
 make_default_strict()
 use_defaults()
-del AliasModule, Path, importlib, make_default_strict, sys, use_defaults
+del Path, RootModule, importlib, make_default_strict, sys, use_defaults

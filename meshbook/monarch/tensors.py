@@ -1,0 +1,42 @@
+"""`monarch` itself: its names of the tensor engine are imported at their first use, because they need torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from meshbook.monarch.modules import AliasModule
+
+# Monarch's name -> the module of `meshbook.runtime.tensor`, and the name there
+_NAMES = {
+    "DeviceMesh": ("device_mesh", "DeviceMesh"),
+    "RemoteException": ("failures", "RemoteException"),
+    "RemoteProcessGroup": ("device_mesh", "RemoteProcessGroup"),
+    "Stream": ("streams", "Stream"),
+    "Tensor": ("tensor", "MeshTensor"),
+    "call_on_shard_and_fetch": ("remote", "call_on_shard_and_fetch"),
+    "coalescing": ("coalescing", "coalescing"),
+    "compile": ("recordings", "compile"),
+    "fetch_shard": ("fetching", "fetch_shard"),
+    "get_active_mesh": ("device_mesh", "get_active_mesh"),
+    "get_active_stream": ("device_mesh", "get_active_stream"),
+    "grad_generator": ("gradients", "grad_generator"),
+    "inspect": ("fetching", "inspect"),
+    "no_mesh": ("device_mesh", "no_mesh"),
+    "reduce": ("trees", "reduce"),
+    "reduce_": ("trees", "reduce_"),
+    "remote": ("remote", "remote"),
+    "show": ("fetching", "show"),
+    "slice_mesh": ("trees", "slice_mesh"),
+    "to_mesh": ("trees", "to_mesh"),
+}
+
+
+class RootModule(AliasModule):
+    """`monarch`, whose names of the tensor engine are loaded when a program asks for them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _NAMES:
+            return super().__getattr__(name)
+        module, found = _NAMES[name]
+        return getattr(importlib.import_module(f"meshbook.runtime.tensor.{module}"), found)

@@ -1,0 +1,81 @@
+"""The methods of process and actor meshes that begin with tensors. The engine (`runtime.tensor`) is on a higher layer.
+
+Its modules import torch, which programs without tensors never load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from meshbook.runtime.actor.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from meshbook.runtime.tensor.device_mesh import DeviceMesh
+    from meshbook.runtime.tensor.tensor import MeshTensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TensorEndpoint(Endpoint[P, R]):
+    """An endpoint of an actor mesh, which mesh tensors can be passed to as well."""
+
+    __slots__ = ()
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the endpoint on each rank of the active mesh with its values; the results are mesh tensors.
+
+        Raises RuntimeError if no mesh is active, and ValueError if the actors are not on its ranks, or the endpoint has
+        no `propagate`. What the endpoint raises is raised where a result is fetched.
+        """
+        self._method.check(args, kwargs)
+        if "torch" in sys.modules:  # without it no mesh can be active
+            from meshbook.runtime.tensor.device_mesh import active_place
+            from meshbook.runtime.tensor.references import call_by_reference
+
+            if active_place() is not None:
+                actors: Any = self._mesh
+                name, propagate = self._method.name, self._method.options.propagate
+                return call_by_reference(actors, name, propagate, args, kwargs)  # type: ignore[no-any-return]
+        return super().rref(*args, **kwargs)
+
+
+class TensorMesh:
+    """A process mesh on which torch can create tensors."""
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of the tensors on these processes. The first use starts the tensor engine there.
+
+        After a rank has died and was healed, this is another mesh with a new engine: the tensors were lost.
+        """
+        found: DeviceMesh | None = self.__dict__.get("_device_mesh")
+        if found is None or found.engine.trouble is not None:
+            from meshbook.runtime.tensor.device_mesh import device_mesh_of
+
+            if found is not None:
+                found.exit()
+            made: Any = self
+            found = self.__dict__["_device_mesh"] = device_mesh_of(made)
+        return found
+
+    def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:
+        """While the block runs, torch creates tensors on this mesh, each rank its own, in this thread.
+
+        with procs.activate():
+            a = torch.rand(3, 4)
+            total = a.reduce("gpus", "sum")
+        fetch_shard(total, gpus=1).get()
+        """
+        return self.device_mesh.activate()
+
+    def rank_tensor(self, dims: str | Sequence[str]) -> MeshTensor:
+        """Return each rank's coordinate along a dimension, or its number along several, as a tensor."""
+        return self.device_mesh.rank_tensor(dims)
+
+    def rank_tensors(self) -> dict[str, MeshTensor]:
+        """Return the coordinates of each rank by dimension, as tensors."""
+        return self.device_mesh.rank_tensors()

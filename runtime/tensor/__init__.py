@@ -1,0 +1,61 @@
+"""The tensor engine: torch operations of the controller that run on every rank of a mesh.
+
+    with procs.activate():
+        a = torch.rand(3, 4)          # every rank has its own; the controller knows only shape, strides and dtype
+        r = a.reduce("gpus", "sum")   # a collective
+    fetch_shard(r, gpus=1).get()      # the value of one rank
+
+The controller never waits for the ranks, unless a value is asked for. An operation that fails on a rank raises where
+its result is fetched, with the line of the controller that issued it. Tensors that do not depend on it stay usable.
+
+The way of one operation:
+
+    torch -> autograd -> MeshTensor.__torch_dispatch__
+          -> tensor.dispatch: flatten the call to (key, ids, numbers)
+          -> operators.Cache: the plan for this key; on a miss, metadata infers the outputs with meta tensors
+          -> Engine.issue: append the command (template, first output id, ids, numbers) and the user's line
+          -> Engine.flush: one message per batch to the TensorWorker of each rank of the mesh
+    TensorWorker -> Executor.run: build the arguments from the table of values, apply the operator, store the outputs
+
+controller:
+
+- `tensor`       `MeshTensor`, a wrapper subclass below autograd, and the way of one operator call; where no meta kernel
+                 can tell the result, it asks the ranks
+- `mesh_value`   what a mesh tensor holds: an id on the ranks, metadata, a place; its methods
+- `arguments`    what can be sent, and which tensors can be used together
+- `operators`    facts from operator schemas, and the bounded cache of plans, which `planning` makes
+- `metadata`     `Meta`: interned shape, strides, dtype; inference with meta tensors
+- `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the ranks that a command goes to
+- `user_lines`   the user's line that issued a command
+- `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
+- `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`
+- `checks`       the error for arguments that do not fit together
+- `fetching`     `fetch_shard`, `inspect`, `show`
+- `collectives`  `reduce`, `slice_mesh`, `to_mesh`
+- `trees`        these as functions of lists, tuples and dicts of tensors
+- `remote`       remote functions; `references` endpoints as such; `random` and `builtins` some that are ready
+- `streams`      `Stream` and borrows
+- `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
+- `gradients`    backward as a generator of gradients
+
+both sides:
+
+- `templates`    the recipe of a command: operator and arguments with slots for ids and numbers
+- `failures`     `Failed`, the value of an output that could not be computed; `RemoteException`, `DeviceMeshError`
+
+ranks:
+
+- `worker`       the actor; its endpoints run batches and return values
+- `executor`     the table of values and the handlers of commands. `apply(func, args, kwargs)` runs an operator: the
+                 one seam for values that are not plain tensors (the global view passes DTensors through it)
+- `groups`       process groups over gloo, for collectives and transfers between ranks
+
+Lifetimes: a `MeshTensor` holds a `Ref`. When the last holder of a Ref is gone, its finalizer appends the id to a queue
+of its lane, and does nothing else. A flush takes the queue first and then the commands, and sends the deletes behind
+them: a command that uses the id was appended before its Ref died.
+
+Order: all commands of an engine have one order, that of the controller's calls. A lane is the part of the ranks that a
+command goes to. Only one lane has unsent commands at a time, so the messages keep this order on every rank.
+
+Importing a module of this package imports torch, so nothing that `import meshbook` loads imports one at the top.
+"""

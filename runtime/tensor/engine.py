@@ -1,0 +1,436 @@
+"""The controller's side of the command stream: ordered batches, deletes, acknowledgements, bounded run-ahead.
+
+A batch goes out when it is full, when a value is asked for, and `FLUSH_SECONDS` after its first command. The ranks
+acknowledge each batch with the failures that began in it. If more than `AHEAD_COMMANDS` or `AHEAD_BYTES` are
+unacknowledged, the controller waits for the oldest batch.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import itertools
+import logging
+import pickle
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.geometry import Region
+from meshbook.runtime.mesh.actors import ActorMesh, current_node
+from meshbook.runtime.mesh.procs import handle_failures
+from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
+from meshbook.runtime.tensor.groups import Grouping, Rendezvous
+from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.operators import Cache
+from meshbook.runtime.tensor.templates import Command
+from meshbook.runtime.tensor.user_lines import frame_of, user_place
+from meshbook.runtime.tensor.worker import TensorWorker
+from meshbook.runtime.traces import Place, SourceLine
+from meshbook.runtime.transport.home import host_of
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.procs import ProcMesh
+    from meshbook.runtime.tensor.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+BATCH_COMMANDS: Final = 256
+BATCH_BYTES: Final = 16 << 20  # of constants in a batch
+FLUSH_SECONDS: Final = 0.005
+AHEAD_COMMANDS: Final = 16_384
+AHEAD_BYTES: Final = 256 << 20  # of constants
+IDLE_DELETES: Final = 64  # deletes that wait in a lane without commands
+MOST_FAILURES: Final = 1000  # whose lines are kept
+COLLECTIVE_SECONDS: Final = 1800.0
+LOCALLY = torch._C._DisableTorchDispatch  # a block under it handles plain tensors only, even where a mesh is active
+
+
+# lane, command, the user's line, size of its objects or None
+_Item: TypeAlias = tuple[Lane, Command, Place | None, int | None]
+
+
+class _Batch:
+    """A batch that the ranks have not acknowledged yet."""
+
+    __slots__ = ("count", "first", "future", "lane", "nbytes", "places")
+
+    def __init__(self, lane: Lane, first: int, places: list[Place | None], nbytes: int, future: Future[Any]) -> None:
+        self.lane = lane
+        self.first = first
+        self.count = len(places)
+        self.places = places
+        self.nbytes = nbytes
+        self.future = future
+
+
+class Recorder(Protocol):
+    """Takes down the commands of a function (`recordings`)."""
+
+    def note(self, lane: Lane, command: Command) -> None: ...
+    def hold(self, tensors: Iterable[Any]) -> None: ...
+
+
+class Engine:
+    """The tensors and commands of one process mesh."""
+
+    _serial = itertools.count(1)
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self.procs = procs
+        self.name = f"{procs.name}-{next(self._serial)}"
+        self.node = current_node()
+        self._context = contextvars.copy_context()
+        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
+        handle_failures(actors, lambda failure: True)  # a fetch raises them
+        self.actors: ActorMesh = actors
+        note_heal = weakref.WeakMethod(self._note_heal)
+        procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
+        self._lanes: dict[tuple[int, ...], Lane] = {}
+        self.ids = itertools.count(1)
+        self._next = 1  # number of the next command
+        # Guards the sending and all that belongs to it. Re-entrant: a finalizer may fetch while a batch is made.
+        self._sending = threading.RLock()
+        self._pending: collections.deque[_Item] = collections.deque()
+        self._is_due = False  # a flush on the I/O thread is planned
+        self._outstanding: collections.deque[_Batch] = collections.deque()
+        self._ahead = 0
+        self._ahead_bytes = 0
+        self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
+        self.trouble: BaseException | None = None  # why no command can run any more
+        self._rendezvous: dict[bool, Rendezvous] = {}  # by whether it is for one host alone
+        self._has_stopped = False
+        self.templates = itertools.count()
+        self.cache = Cache()
+        self.holds = 0  # how many `coalescing` blocks hold the commands back
+        self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
+        self.meshes: dict[
+            Region, DeviceMesh
+        ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object
+
+    # -- issuing ----------------------------------------------------------------------
+
+    def lane(self, actors: ActorMesh) -> Lane:
+        """Return the lane of these ranks."""
+        ranks = tuple(sorted(actors.region.ranks()))
+        found = self._lanes.get(ranks)
+        if found is None:
+            found = self._lanes.setdefault(ranks, Lane(self, actors))
+        return found
+
+    @property
+    def whole(self) -> Lane:
+        return self.lane(self.actors)
+
+    def new_ids(self, count: int) -> int:
+        """Return the first of `count` consecutive ids."""
+        with self._sending:
+            first = next(self.ids)
+            for _ in range(count - 1):
+                next(self.ids)
+            return first
+
+    def issue(self, lane: Lane, command: Command, place: Place | None, nbytes: int | None = None) -> None:
+        """Append a command to the stream. `nbytes`: None for ids and numbers alone, else the size of its objects.
+
+        The objects are pickled when the batch is sent, so nothing may change them.
+        """
+        if self.trouble is not None:
+            raise self._explain_trouble()
+        if self.recorder is not None:
+            self.recorder.note(lane, command)
+        pending = self._pending
+        pending.append((lane, command, place, nbytes))
+        if self.holds:
+            return
+        if len(pending) >= BATCH_COMMANDS or (nbytes is not None and nbytes >= BATCH_BYTES):
+            self.flush()
+        elif not self._is_due:
+            self._is_due = True
+            self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
+
+    def flush(self) -> None:
+        """Send what is unsent, and wait while the ranks are too far behind."""
+        with self._sending:
+            self._send()
+            self._collect()
+            while self._is_too_far_ahead:
+                _wait_for(self._outstanding[0].future)
+                self._collect()
+
+    def _flush_soon(self) -> None:
+        """Send what is unsent, on the I/O thread: it never waits, neither for the ranks nor for another thread."""
+        self._is_due = False
+        if self.holds or not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._collect()
+            if not self._is_too_far_ahead:
+                self._send()
+            elif self._pending:  # the next command may never come
+                self._is_due = True
+                self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
+        finally:
+            self._sending.release()
+
+    @property
+    def _is_too_far_ahead(self) -> bool:
+        return self._ahead > AHEAD_COMMANDS or self._ahead_bytes > AHEAD_BYTES
+
+    def _send(self) -> None:
+        """Send the unsent commands, one message for each run of one lane, and the deletes behind them."""
+        last = self._pending[-1][0] if self._pending else None
+        # The deletes are taken before the commands: an id in them has no command that is appended after this.
+        deletes = [
+            (lane, ids)
+            for lane in list(self._lanes.values())
+            if lane.dead and (lane is last or len(lane.dead) >= IDLE_DELETES) and (ids := _take(lane.dead))
+        ]
+        taken = _take(self._pending)
+        taken += [(lane, ("delete", ids), None, None) for lane, ids in deletes if lane is last]
+        taken += [(lane, ("delete", ids), None, None) for lane, ids in deletes if lane is not last]
+        for lane, run in itertools.groupby(taken, key=itemgetter(0)):
+            self._transmit(lane, list(run))
+
+    def _transmit(self, lane: Lane, run: list[_Item]) -> None:
+        if self.trouble is not None:
+            return
+        commands = [item[1] for item in run]
+        nbytes = [item[3] for item in run if item[3] is not None]
+        body = commands if nbytes else pickle.dumps(commands, 5)
+        # In the engine's own context: a finalizer may flush anywhere, and the I/O thread does.
+        actors: Any = lane.actors
+        with LOCALLY():
+            future = self._context.copy().run(actors.run.call, self._next, body)
+        self._outstanding.append(_Batch(lane, self._next, [item[2] for item in run], sum(nbytes), future))
+        self._next += len(run)
+        self._ahead += len(run)
+        self._ahead_bytes += sum(nbytes)
+
+    def _collect(self) -> None:
+        """Take the acknowledgements that have arrived."""
+        while self._outstanding and self._outstanding[0].future.done():
+            batch = self._outstanding.popleft()
+            self._ahead -= batch.count
+            self._ahead_bytes -= batch.nbytes
+            if (error := batch.future.exception()) is not None:
+                self.trouble = self.trouble or error
+                continue
+            for _, failures in batch.future.get():
+                for failed in failures:
+                    self._note_failure(failed, batch)
+
+    def _note_failure(self, failed: Failed, batch: _Batch) -> None:
+        place = batch.places[failed.command - batch.first]
+        known = self._failures.get(failed.command)
+        if known is None or (known[0].is_of_peer and not failed.is_of_peer):
+            if len(self._failures) >= MOST_FAILURES:  # the oldest one loses its line
+                del self._failures[next(iter(self._failures))]
+            self._failures[failed.command] = failed, place
+            line = "" if place is None else f"\n{SourceLine.of(place)}"
+            logger.info("an operation failed on rank %d: %s%s", failed.rank, failed.headline, line)
+
+    def forget_templates(self) -> None:
+        """Make the ranks forget all templates; later ones have larger numbers."""
+        limit = next(self.templates)
+        for lane in list(self._lanes.values()):
+            lane.known.clear()
+        self.issue(self.whole, ("forget", limit), None)
+
+    # -- waiting ----------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Send everything, and wait until the ranks have run it. Raises DeviceMeshError if one has died."""
+        with self._sending:
+            self._send()
+            while self._outstanding:
+                _wait_for(self._outstanding[0].future)
+                self._collect()
+            if self.trouble is not None:
+                raise self._explain_trouble()
+
+    def check_can_wait(self) -> None:
+        """Raise if values cannot be asked for now."""
+        if self.holds:
+            raise NotImplementedError("values cannot be fetched in a coalescing() block: its commands are held back")
+        if self.recorder is not None:
+            raise RuntimeError("a function that compile() records cannot ask for values: it would record today's")
+
+    def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
+        """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
+        self.check_can_wait()
+        return self._ask(rank, "fetch", list(ids)).then(self._check_all)
+
+    def fetch_now(self, rank: int, ids: Sequence[int]) -> list[Any]:
+        """Return values of one rank; waits. Raises what `fetch` raises."""
+        fetched = self.fetch(rank, ids)
+        _wait_for(fetched)
+        return fetched.get()
+
+    def describe(self, lane: Lane, value: int) -> list[Any]:
+        """Return the description of a whole result by each rank; waits."""
+        self.check_can_wait()
+        self.flush()
+        actors: Any = lane.actors
+        answers = actors.describe.call(value)
+        explained = self._explained(answers)
+        _wait_for(explained)
+        return [described for _, described in explained.get()]
+
+    def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
+        """Return a future of a remote function's result on one rank."""
+        self.check_can_wait()
+        return self._ask(rank, "call", function, tree).then(lambda value: self._check_all([value])[0])
+
+    def _ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+        self.flush()
+        if self.trouble is not None:
+            return Future.failed(self._explain_trouble())
+        worker = self.actors.slice(**dict(self.actors.extent.point(rank)))
+        with LOCALLY():
+            return self._explained(getattr(worker, endpoint).call_one(*arguments))
+
+    def _explained(self, future: Future[Any]) -> Future[Any]:
+        """Return a future whose SupervisionError is a DeviceMeshError."""
+        twin: Future[Any] = Future.pending()
+
+        def settle() -> None:
+            with LOCALLY():  # this decodes the value, in the thread that fetches if the value is here already
+                error = future.exception()
+            if isinstance(error, SupervisionError):
+                self.trouble = self.trouble or error
+                twin.fail(self._explain_trouble())
+            elif error is not None:
+                twin.fail(error)
+            else:
+                twin.resolve(lambda: _decode(future))
+
+        future.when_done(settle)
+        return twin
+
+    def _explain_trouble(self) -> DeviceMeshError:
+        if isinstance(self.trouble, DeviceMeshError):
+            return DeviceMeshError(str(self.trouble))
+        text = f"the tensor engine of {self.procs.name} cannot go on"
+        if isinstance(self.trouble, SupervisionError):
+            text = f"a rank of {self.procs.name} died; heal_mesh(mesh) starts it again"
+        error = DeviceMeshError(f"{text}\n{self.trouble}")
+        error.__cause__ = self.trouble
+        return error
+
+    # -- failures ---------------------------------------------------------------------
+
+    def _check_all(self, values: list[Any]) -> list[Any]:
+        failed = [value for value in values if type(value) is Failed]
+        if failed:
+            raise self.explain(min(failed, key=lambda each: each.command))
+        return values
+
+    def explain(self, failed: Failed) -> RemoteException:
+        """Return the error of a failure, with the controller's line."""
+        with self._sending:
+            if failed.is_of_peer:  # the other rank's own failure is in an acknowledgement, or will be
+                self.wait()
+                earlier = [number for number in self._failures if number <= failed.command]
+                origin = next(
+                    (self._failures[n][0] for n in sorted(earlier) if not self._failures[n][0].is_of_peer), failed
+                )
+                failed = origin
+            place = self._place_of(failed.command)
+        frames = None if place is None else [frame_of(place)]
+        return RemoteException(failed.trace, frames, failed.rank)
+
+    def _place_of(self, command: int) -> Place | None:
+        if command in self._failures:
+            return self._failures[command][1]
+        for batch in self._outstanding:
+            if batch.first <= command < batch.first + batch.count:
+                return batch.places[command - batch.first]
+        return None
+
+    # -- process groups ---------------------------------------------------------------
+
+    def rendezvous(self, other: Engine | None = None) -> Rendezvous:
+        """Return a store of this mesh, which its first rank opens at the first request; waits then.
+
+        It is reachable from all ranks of this mesh, and of another one.
+        """
+        hosts = {host_of(node) for engine in (self, other or self) for node in engine.procs.nodes}
+        is_local = len(hosts) == 1
+        if is_local not in self._rendezvous:
+            opened = self._ask(0, "open_store", is_local)
+            _wait_for(opened)
+            host, port = opened.get()
+            self._rendezvous[is_local] = Rendezvous(host, port, is_local)
+        return self._rendezvous[is_local]
+
+    def member(self, rank: int) -> str:
+        """Return the name of a rank in process groups."""
+        return f"{self.name}/{rank}"
+
+    def join(self, lane: Lane, groups: Sequence[Sequence[int]]) -> str:
+        """Make sure that these groups of ranks of a lane exist; return the name of the grouping."""
+        name = ",".join("-".join(str(rank) for rank in ranks) for ranks in groups)
+        if name not in lane.groupings:
+            members = tuple(tuple(map(self.member, ranks)) for ranks in groups)
+            self.issue(lane, ("group", Grouping(name, self.rendezvous(), members)), user_place(1), 0)
+            lane.groupings.add(name)
+        return name
+
+    def join_other(self, other: Engine) -> str:
+        """Make sure that a group of all ranks of two engines exists; return its name."""
+        name = f"{self.name}+{other.name}"
+        if name not in self.whole.groupings:
+            members = (*self._members(), *other._members())
+            rendezvous = self.rendezvous(other)
+            for engine in (self, other):
+                engine.issue(engine.whole, ("group", Grouping(name, rendezvous, (members,))), user_place(1), 0)
+                engine.whole.groupings.add(name)
+                engine.flush()
+        return name
+
+    def _members(self) -> tuple[str, ...]:
+        return tuple(map(self.member, range(len(self.actors))))
+
+    def _note_heal(self, ranks: Sequence[int]) -> None:
+        """After a heal or a resize, on the receiving thread: new processes have none of the values."""
+        if ranks:
+            listed = ", ".join(map(str, ranks))
+            self.trouble = DeviceMeshError(
+                f"this tensor was lost: the process of rank {listed} of {self.procs.name} is a new one. Make the "
+                "tensors again, under `with procs.activate():`"
+            )
+
+    def close(self) -> None:
+        """Drop the unsent commands and end the actors; later commands raise DeviceMeshError. May be called again."""
+        with self._sending:
+            if not isinstance(self.trouble, DeviceMeshError):
+                self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
+            self._pending.clear()
+            self._outstanding.clear()
+        if not self._has_stopped:
+            self._has_stopped = True
+            self.actors.stop("the tensor engine ends")
+
+
+def _take(queue: collections.deque[T]) -> list[T]:
+    """Empty a queue to which other threads and finalizers may append meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+def _wait_for(future: Future[Any]) -> None:
+    """Wait until a future is settled, also in an event loop, where `get` would warn."""
+    with contextlib.suppress(Exception):  # the reader of the future gets it
+        future.wait_here()
+
+
+def _decode(future: Future[T]) -> T:
+    with LOCALLY():
+        return future.get()

@@ -1,0 +1,320 @@
+"""The executor of a rank: a table of values by id, and the commands that change it.
+
+Commands never raise. A command that fails leaves `Failed` in its outputs, and in values that it should have changed.
+A command with a failed input passes that failure on, so the first error is what a fetch raises.
+"""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.groups import Grouping, Groups
+from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.templates import (
+    FIRST_SLOT,
+    Build,
+    Command,
+    Template,
+    compile_template,
+    find_operator,
+    flatten_result,
+)
+from meshbook.runtime.traces import headline
+
+Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Member = str
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """An id among the arguments of a remote function."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRef:
+    """A process group among the arguments of a remote function."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The commands of a recorded function. They use ids of their own, from `first` up to `last`, for what they make."""
+
+    commands: Sequence[Command]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    first: int
+    last: int
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to plain tensors."""
+    return func(*args, **kwargs)
+
+
+class _Step:
+    """A template, ready to run. An operator that this rank lacks fails when it runs."""
+
+    __slots__ = ("build", "func", "mutated", "outputs", "values")
+
+    def __init__(self, template: Template) -> None:
+        try:
+            self.func = find_operator(template.name)
+        except LookupError as error:
+            self.func = _Missing(str(error))
+        self.build: Build = compile_template(template)
+        self.outputs = template.outputs
+        self.values = template.values
+        self.mutated = template.mutated
+
+
+class _Missing:
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise LookupError(self._why)
+
+
+class Executor:
+    """Runs the commands of one rank, in order. `apply` runs each operator; DTensors need another one than `call`."""
+
+    def __init__(self, rank: int, groups: Groups, apply: Apply = call) -> None:
+        self.rank = rank
+        self.groups = groups
+        self.values: dict[int, Any] = {}
+        self._apply = apply
+        self._steps: dict[int, _Step] = {}
+        self._recordings: dict[int, Recording] = {}
+        self._functions: dict[int, Any] = {}  # remote functions
+        self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
+        self._handlers: dict[str, Callable[..., None]] = {
+            "delete": self._delete,
+            "template": self._define,
+            "forget": self._forget,
+            "constant": self._constant,
+            "numbers": self._numbers,
+            "alias": self._alias,
+            "unpack": self._unpack,
+            "record": self._record,
+            "replay": self._replay,
+            "forget_recording": self._forget_recording,
+            "group": self._join,
+            "reduce": self._reduce,
+            "send": self._send,
+            "receive": self._receive,
+            "function": self._keep_function,
+            "call": self._call,
+        }
+
+    def run(self, first: int, commands: Iterable[Command]) -> list[Failed]:
+        """Run commands that are numbered from `first` on; return the first errors among them."""
+        self._failures = []
+        self._run_all(itertools.count(first), commands)
+        return self._failures
+
+    def _run_all(self, numbers: Iterable[int], commands: Iterable[Command]) -> None:
+        values, steps, apply = self.values, self._steps, self._apply
+        for number, command in zip(numbers, commands, strict=False):
+            head = command[0]
+            if type(head) is not int:
+                self._handlers[head](number, *command[1:])
+                continue
+            step = steps[head]
+            try:
+                result = apply(step.func, *step.build(values, command))
+                outputs = step.outputs
+                if outputs == (0,):
+                    values[command[1]] = result[0] if type(result) in (tuple, list) else result
+                elif outputs is None:
+                    values[command[1]] = result
+                elif outputs:
+                    leaves = flatten_result(result)
+                    for output, leaf in enumerate(outputs, command[1]):
+                        values[output] = leaves[leaf]
+            except Exception as error:
+                self._fail_step(number, step, command, error)
+
+    def _fail_step(self, number: int, step: _Step, command: Command, error: Exception) -> None:
+        inputs = command[FIRST_SLOT : FIRST_SLOT + step.values]
+        count = 1 if step.outputs is None else len(step.outputs)
+        outputs = [*range(command[1], command[1] + count), *(command[index] for index in step.mutated)]
+        self._fail(number, error, inputs, outputs)
+
+    def _fail(
+        self,
+        number: int,
+        error: Exception,
+        inputs: Iterable[int],
+        outputs: Iterable[int],
+        *,
+        is_between_ranks: bool = False,
+    ) -> None:
+        """Mark the outputs with the failure of an input, or else with this error."""
+        failed = self.find_failed(inputs)
+        if failed is None:
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            failed = Failed(number, self.rank, headline(error), trace, is_between_ranks)
+            self._failures.append(failed)
+        for output in outputs:
+            self.values[output] = failed
+
+    def find_failed(self, ids: Iterable[int]) -> Failed | None:
+        """Return the failure among these values that happened first."""
+        found = [value for each in ids if type(value := self.values.get(each)) is Failed]
+        return min(found, key=lambda failed: failed.command, default=None)
+
+    # -- the table --------------------------------------------------------------------
+
+    def _delete(self, number: int, ids: Iterable[int]) -> None:
+        pop = self.values.pop
+        for each in ids:
+            pop(each, None)
+
+    def _define(self, number: int, head: int, template: Template) -> None:
+        self._steps[head] = _Step(template)
+
+    def _forget(self, number: int, limit: int) -> None:
+        self._steps = {head: step for head, step in self._steps.items() if head >= limit}
+
+    def _constant(self, number: int, output: int, tensor: torch.Tensor, meta: Meta) -> None:
+        try:
+            value = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            self.values[output] = value.copy_(tensor)
+        except Exception as error:
+            self._fail(number, error, (), (output,))
+
+    def _numbers(self, number: int, output: int, numbers: dict[int, int]) -> None:
+        self.values[output] = torch.tensor(numbers[self.rank])
+
+    def _alias(self, number: int, output: int, source: int) -> None:
+        value = self.values[source]
+        self.values[output] = value if type(value) is Failed else value.detach()
+
+    def _unpack(self, number: int, source: int, outputs: Sequence[int]) -> None:
+        """Give the tensors of a whole result ids of their own."""
+        result = self.values.pop(source)
+        if type(result) is Failed:
+            leaves: Sequence[Any] = [result] * len(outputs)
+        else:
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.values.update(zip(outputs, leaves, strict=True))
+
+    # -- recordings -------------------------------------------------------------------
+
+    def _record(self, number: int, name: int, recording: Recording) -> None:
+        self._recordings[name] = recording
+
+    def _forget_recording(self, number: int, name: int) -> None:
+        self._recordings.pop(name, None)
+
+    def _replay(self, number: int, name: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Run recorded commands with other inputs; a failure has the number of this command."""
+        recording, values = self._recordings[name], self.values
+        values.update(zip(recording.inputs, [values[each] for each in inputs], strict=True))
+        self._run_all(itertools.repeat(number), recording.commands)
+        results = [values[each] for each in recording.outputs]
+        for each in (*recording.inputs, *range(recording.first, recording.last)):
+            values.pop(each, None)
+        values.update(zip(outputs, results, strict=True))
+
+    # -- between ranks ----------------------------------------------------------------
+
+    def _join(self, number: int, grouping: Grouping) -> None:
+        self.groups.join(grouping)
+
+    def _reduce(
+        self, number: int, output: int, source: int, group: str, reduction: str, scatter: bool, into: int, meta: Meta
+    ) -> None:
+        """Reduce a value over the ranks of a group, into the value `into` if that is not zero."""
+        value, failed = self._take(source, meta)
+        target = into or output
+        try:
+            over = self.groups.find(group)
+            if reduction == "stack":
+                result = over.exchange(value, failed) if scatter else over.gather(value, failed)
+            elif scatter:
+                result = over.scatter_reduce(value, reduction, failed)
+            else:
+                result = over.reduce(value, reduction, failed)
+            self.values[target] = self.values[into].copy_(result) if into else result
+        except Exception as error:
+            self._fail(number, error, (source, into), (target,), is_between_ranks=True)
+
+    def _take(self, source: int, meta: Meta) -> tuple[torch.Tensor, bool]:
+        """Return a value, or one of the same shape in place of one that has failed, and whether it has."""
+        value = self.values[source]
+        if type(value) is Failed:
+            return torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device), True
+        return value, False
+
+    def _send(
+        self, number: int, source: int, group: str, targets: dict[int, Sequence[Member]], tag: int, meta: Meta
+    ) -> None:
+        """Send this rank's value to the members that are its targets."""
+        if not (members := targets.get(self.rank, ())):
+            return
+        value, failed = self._take(source, meta)
+        try:
+            ranks = [self.groups.rank_in(group, member) for member in members]
+            self.groups.find(group).send(value, ranks, tag, failed)
+        except Exception as error:
+            self._fail(number, error, (source,), (), is_between_ranks=True)
+
+    def _receive(
+        self, number: int, output: int, group: str, sources: dict[int, Member | int], tag: int, meta: Meta
+    ) -> None:
+        """Take the value that another rank sends to this one, or a copy of a value of this rank."""
+        source = sources[self.rank]
+        try:
+            if isinstance(source, int):
+                value = self.values[source].clone()
+            else:
+                rank = self.groups.rank_in(group, source)
+                value = self.groups.find(group).receive(meta.shape, meta.dtype, rank, tag)
+            room = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            self.values[output] = room.copy_(value)
+        except Exception as error:
+            inputs = (source,) if isinstance(source, int) else ()
+            self._fail(number, error, inputs, (output,), is_between_ranks=True)
+
+    # -- remote functions -------------------------------------------------------------
+
+    def _keep_function(self, number: int, name: int, function: Any) -> None:
+        self._functions[name] = function
+
+    def _call(self, number: int, function: int, tree: Any, outputs: Sequence[int] | int) -> None:
+        """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`."""
+        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        try:
+            if self.find_failed(ids) is not None:
+                raise RuntimeError("an argument has failed")  # `_fail` passes that failure on
+            result = self.apply_function(self._functions[function], tree)
+            if isinstance(outputs, int):
+                self.values[outputs] = result
+            else:
+                leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                if len(leaves) != len(outputs):
+                    raise ValueError(f"returned {len(leaves)} tensors; its propagation rule promised {len(outputs)}")
+                self.values.update(zip(outputs, leaves, strict=True))
+        except Exception as error:
+            self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)
+
+    def apply_function(self, function: Any, tree: Any) -> Any:
+        """Call a remote function with the values of this rank; tensors of the result are detached."""
+        args, kwargs = tree_map_only(ValueRef, lambda ref: self.values[ref.id], tree)
+        args, kwargs = tree_map_only(GroupRef, lambda ref: self.groups.find(ref.name).handle, (args, kwargs))
+        with torch.enable_grad():
+            result = function(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), result)

@@ -1,0 +1,134 @@
+"""Shape, strides and dtype of tensors that are elsewhere, and the inference of those of an operator's outputs.
+
+The inference runs the operator on torch's meta device, where tensors have no data. It costs 50 to 160 µs, so its
+results are cached (`operators.Cache`). Meta tensors cannot tell the outcome of operators whose output depends on the
+data.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, torch.device, bool, bool, bool]
+META = torch.device("meta")
+
+
+class Meta:
+    """The metadata of a tensor. Equal ones are the same object, so that they compare and hash by identity."""
+
+    __slots__ = (
+        *("__weakref__", "device", "dtype", "has_bits", "is_conj", "is_constant", "is_neg", "offset", "shape"),
+        "stride",
+    )
+
+    _known: weakref.WeakValueDictionary[Key, Meta] = weakref.WeakValueDictionary()
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int  # in elements, from the beginning of the storage
+    device: torch.device
+    is_constant: bool  # the controller has the value as well: a number that all ranks share
+    is_conj: bool  # torch's bits for values that are read as their conjugate, or negated
+    is_neg: bool
+    has_bits: bool  # one of them
+
+    @classmethod
+    def make(
+        cls,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        offset: int,
+        device: torch.device,
+        is_constant: bool = False,
+        is_conj: bool = False,
+        is_neg: bool = False,
+    ) -> Meta:
+        key = (shape, stride, dtype, offset, device, is_constant, is_conj, is_neg)
+        found = cls._known.get(key)
+        if found is None:
+            found = cls.__new__(cls)
+            found.shape, found.stride, found.dtype, found.offset, found.device = key[:5]
+            found.is_constant, found.is_conj, found.is_neg = key[5:]
+            found.has_bits = is_conj or is_neg
+            found = cls._known.setdefault(key, found)
+        return found
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Meta:
+        """Return the metadata of a real or meta tensor, on another device if one is given."""
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError(f"a tensor of a mesh is dense, and this one has the layout {tensor.layout}")
+        place = tensor.device if device is None else device
+        layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
+        return cls.make(*layout, place, False, tensor.is_conj(), tensor.is_neg())
+
+    def as_constant(self, is_constant: bool) -> Meta:
+        return Meta.make(*self._key[:5], is_constant, self.is_conj, self.is_neg)
+
+    @property
+    def _key(self) -> Key:
+        layout = self.shape, self.stride, self.dtype, self.offset, self.device
+        return *layout, self.is_constant, self.is_conj, self.is_neg
+
+    def make_tensor(self) -> torch.Tensor:
+        """Return a new meta tensor."""
+        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
+        tensor = tensor.as_strided(self.shape, self.stride, self.offset) if self.offset else tensor
+        return self.set_bits(tensor) if self.has_bits else tensor
+
+    def set_bits(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a tensor the bits of this metadata."""
+        torch._C._set_conj(tensor, self.is_conj)
+        torch._C._set_neg(tensor, self.is_neg)
+        return tensor
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Meta.make, self._key
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class Unknown(Exception):
+    """The metadata of the outputs cannot be inferred without data."""
+
+
+def infer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operator on meta tensors; `device=` arguments become the meta device.
+
+    Raises Unknown for operators without a meta kernel, and what torch raises for arguments that do not fit.
+    """
+    with torch._C._DisableTorchDispatch():
+        # A device among the arguments without a name: `full(size, value, None, None, device)`.
+        places = tree_map_only(torch.device, lambda _: META, (args, kwargs))
+        try:
+            return func(*places[0], **places[1])
+        except NotImplementedError as error:
+            raise Unknown from error
+        except RuntimeError as error:
+            if "meta tensor" in str(error).lower():  # it needs the data
+                raise Unknown from error
+            raise
+
+
+def target_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Meta]) -> torch.device:
+    """Return the device of the outputs: the named one, else that of the inputs; numbers may be on any device."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.name == "device":
+            named = args[index] if index < len(args) else kwargs.get("device")
+            if named is not None:
+                return torch.device(named)
+    wide = next((meta for meta in inputs if meta.shape), inputs[0] if inputs else None)
+    return torch.device("cpu") if wide is None else wide.device

@@ -1,0 +1,219 @@
+"""Remote functions: Python functions that run on the ranks, with mesh tensors as arguments and results.
+
+The controller has to know the shapes of the results. `propagate` says how:
+
+- a function of the same arguments, whose tensors are torch's fake ones: it returns fake tensors like the results
+- "mocked": the function itself, with fake tensors; "cached": the same, once for each combination of shapes
+- "inspect": the ranks are asked, so each call waits
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.tensor.arguments import find_faults
+from meshbook.runtime.tensor.checks import format_call
+from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
+from meshbook.runtime.tensor.executor import GroupRef, ValueRef
+from meshbook.runtime.tensor.fetching import rank_of
+from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.mesh_value import Place
+from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
+from meshbook.runtime.tensor.user_lines import user_place
+
+Function = Callable[..., Any]
+MOST_RULES: Final = 1000  # results of "cached" kept for each function
+_serial = itertools.count(1)
+
+
+class Named:
+    """A function by its name, `module.function`: each rank imports it."""
+
+    def __init__(self, name: str) -> None:
+        module, _, function = name.rpartition(".")
+        if not (module and function):
+            raise ValueError(f"remote() takes a function, or its name as 'module.function', not {name!r}")
+        self.name = name
+
+    @functools.cached_property
+    def _function(self) -> Function:
+        module, _, function = self.name.rpartition(".")
+        found: Function = getattr(importlib.import_module(module), function)
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Named, (self.name,)
+
+
+class RemoteFunction:
+    """A function that runs on every rank of the active mesh. Made by `remote`."""
+
+    def __init__(self, function: Function | str, propagate: Any) -> None:
+        self._function: Function = Named(function) if isinstance(function, str) else function
+        self._name = function if isinstance(function, str) else getattr(function, "__qualname__", repr(function))
+        self._propagate = propagate
+        self._number = next(_serial)
+        self._known: dict[Any, Any] = {}  # results of "cached": trees with `Meta` in place of tensors
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on every rank and return at once (unless `propagate` is "inspect").
+
+        Raises ValueError without an active mesh, and TypeError for tensors that do not fit together. If the function
+        raises on a rank, its results fail: a fetch raises RemoteException.
+        """
+        place = active_place()
+        if place is None:
+            raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
+        tree = self._check(args, kwargs, place)
+        if self._propagate is None:
+            raise ValueError(
+                f"{self._name} has no rule for the shapes of its results: say remote(..., propagate=...), or use "
+                "call_on_shard_and_fetch"
+            )
+        if self._propagate == "inspect":
+            return self._run_inspected(tree, place)
+        described = self._infer(args, kwargs)
+        leaves, spec = tree_flatten(described)
+        metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
+        self._check_gradients(args, kwargs, bool(metas))
+        first = place.engine.new_ids(len(metas)) if metas else 0
+        numbers = list(range(first, first + len(metas)))
+        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers), user_place(1), 0)
+        new = iter([_make(meta, number, place) for meta, number in zip(metas, numbers, strict=True)])
+        return tree_unflatten([next(new) if isinstance(leaf, Meta) else leaf for leaf in leaves], spec)
+
+    def call_on_shard_and_fetch(self, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any) -> Future[Any]:
+        """Run the function on one rank and return a future of its result; see the function of this name."""
+        place = active_place() or _place_in(args, kwargs)
+        if place is None:
+            raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
+        tree = self._check(args, kwargs, place)
+        return place.engine.call_on(rank_of(place.mesh, shard, {}), self._function, tree)
+
+    def _send(self, lane: Lane) -> int:
+        """Make sure that the ranks have the function; return its number there."""
+        if self._number not in lane.functions:
+            lane.engine.issue(lane, ("function", self._number, self._function), None, 0)
+            lane.functions.add(self._number)
+        return self._number
+
+    def _run_inspected(self, tree: Any, place: Place) -> Any:
+        engine, lane = place.engine, place.lane
+        number = engine.new_ids(1)
+        engine.issue(lane, ("call", self._send(lane), tree, number), user_place(2), 0)
+        ref = lane.new_ref(number)
+        leaves, spec = tree_flatten(unite(engine, self._name, engine.describe(lane, number)))
+        metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
+        first = engine.new_ids(len(metas)) if metas else 0
+        engine.issue(lane, ("unpack", ref.id, list(range(first, first + len(metas)))), None)
+        new = iter([_make(meta, first + index, place) for index, meta in enumerate(metas)])
+        return tree_unflatten([next(new) if isinstance(leaf, Meta) else leaf for leaf in leaves], spec)
+
+    def _check(self, args: Any, kwargs: Any, place: Place) -> Any:
+        """Return the arguments for the ranks: ids in place of tensors."""
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
+        faults = [(tensor, fault) for tensor in tensors for fault in find_faults(tensor, place)]
+        if faults:
+            raise TypeError(format_call(self._name, args, kwargs, faults))
+        return tree_unflatten([_for_ranks(leaf) for leaf in leaves], spec)
+
+    def _check_gradients(self, args: Any, kwargs: Any, has_results: bool) -> None:
+        if not (has_results and torch.is_grad_enabled()):
+            return
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, MeshTensor)]
+        faults = [
+            (each, "requires grad, and a remote function has no backward") for each in tensors if each.requires_grad
+        ]
+        if faults:
+            raise TypeError(format_call(self._name, args, kwargs, faults))
+
+    def _infer(self, args: Any, kwargs: Any) -> Any:
+        """Return the results, with `Meta` in place of tensors."""
+        if self._propagate != "cached":
+            rule = self._function if self._propagate == "mocked" else self._propagate
+            return _run_rule(rule, args, kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        key = (spec, *(leaf._meta if isinstance(leaf, MeshTensor) else (type(leaf), leaf) for leaf in leaves))
+        try:
+            known = self._known.get(key)
+        except TypeError:  # an argument that is no part of a key
+            return _run_rule(self._function, args, kwargs)
+        if known is None:
+            if len(self._known) >= MOST_RULES:
+                self._known.clear()
+            known = self._known[key] = (_run_rule(self._function, args, kwargs),)
+        return known[0]
+
+    def __repr__(self) -> str:
+        return f"<remote function {self._name}>"
+
+
+def remote(function: Function | str | None = None, *, propagate: Any = None) -> Any:
+    """Return a remote function, which runs on every rank of the active mesh; also as a decorator.
+
+    `function` is one, or its name `module.function`, which the ranks import. Tensors among the arguments, also in lists
+    and dicts, arrive as the rank's values, and a `RemoteProcessGroup` as a process group of torch. `propagate` says how
+    the controller learns the shapes of the results: see the module. Raises ValueError for another word.
+    """
+    if not (propagate is None or callable(propagate) or propagate in ("cached", "mocked", "inspect")):
+        raise ValueError(f"propagate is a function of shapes, 'cached', 'mocked' or 'inspect', not {propagate!r}")
+    if function is None:
+        return functools.partial(remote, propagate=propagate)
+    return RemoteFunction(function, propagate)
+
+
+def call_on_shard_and_fetch(
+    function: RemoteFunction | Function, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any
+) -> Future[Any]:
+    """Run a function on one rank, with that rank's values, and return a future of its result.
+
+    `shard` has the coordinates of the rank; missing ones are 0. The future raises RemoteException if an argument has
+    failed, and ActorError if the function raises.
+    """
+    called = function if isinstance(function, RemoteFunction) else RemoteFunction(function, None)
+    return called.call_on_shard_and_fetch(*args, shard=shard, **kwargs)
+
+
+def _place_in(args: Any, kwargs: Any) -> Place | None:
+    return next((leaf._place for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, MeshTensor)), None)
+
+
+def _for_ranks(leaf: Any) -> Any:
+    if isinstance(leaf, MeshTensor):
+        return ValueRef(leaf._ref.id)
+    if isinstance(leaf, RemoteProcessGroup):
+        return GroupRef(leaf.name)
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()  # the command is sent later
+    return leaf
+
+
+def _make(meta: Meta, number: int, place: Place) -> MeshTensor:
+    return make_tensor(meta, place.lane.new_ref(number), place)
+
+
+def _run_rule(rule: Function, args: Any, kwargs: Any) -> Any:
+    """Call a function with fake tensors; return its result with `Meta` in place of them."""
+    with torch.no_grad(), no_mesh.activate(), FakeTensorMode(allow_non_fake_inputs=True):
+        fake_args, fake_kwargs = tree_map_only(MeshTensor, _fake, (args, kwargs))
+        result = rule(*fake_args, **fake_kwargs)
+        return tree_map_only(torch.Tensor, Meta.of, result)
+
+
+def _fake(tensor: MeshTensor) -> torch.Tensor:
+    """Return a fake tensor like this one; a FakeTensorMode is active."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -1,0 +1,85 @@
+"""Templates: the constant part of a command, sent once. A command then holds only ids and numbers.
+
+    template   aten::add.Tensor, args (Slot(2, is_value), Slot(3, is_value)), kwargs {"alpha": Slot(4)}
+    command    (number of the template, first output id, id, id, 0.5)
+
+A slot's index counts in the command. The rank compiles a template to a function that builds the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Command = tuple[Any, ...]
+Build = Callable[[Mapping[int, Any], Command], tuple[tuple[Any, ...], dict[str, Any]]]
+FIRST_SLOT = 2  # after the template's number and the first output id
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of an argument that each command brings: an id of a value, or a number."""
+
+    index: int
+    is_value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An operator by name, its arguments, and which leaves of its result are new values; None: all, unflattened."""
+
+    name: str  # `aten::add.Tensor`
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: int  # how many ids the command has, from `FIRST_SLOT` on
+    outputs: tuple[int, ...] | None
+    mutated: tuple[int, ...] = ()  # indices in the command of values that are changed in place
+
+
+def find_operator(name: str) -> Any:
+    """Return the operator of a name such as `aten::add.Tensor`; LookupError if this process does not have it."""
+    space, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+    except (AttributeError, RuntimeError) as error:
+        text = f"this rank has no operator {name}: import the module that defines it there, with a remote function"
+        raise LookupError(text) from error
+
+
+def compile_template(template: Template) -> Build:
+    """Return a function from the table of values and a command to the arguments of the call."""
+    names: dict[str, Any] = {}
+    args = _source((*template.args,), names)
+    kwargs = ", ".join(f"{name!r}: {_source(value, names)}" for name, value in template.kwargs.items())
+    return eval(f"lambda values, command: ({args}, {{{kwargs}}})", names)  # type: ignore[no-any-return]
+
+
+def _source(value: Any, names: dict[str, Any]) -> str:
+    """Return an expression for an argument; constants get a name in `names`."""
+    if isinstance(value, Slot):
+        return f"values[command[{value.index}]]" if value.is_value else f"command[{value.index}]"
+    if type(value) in (tuple, list) and _has_slot(value):
+        parts = "".join(f"{_source(part, names)}, " for part in value)
+        return f"({parts})" if type(value) is tuple else f"[{parts}]"
+    if type(value) is tuple and not value:
+        return "()"
+    name = f"constant_{len(names)}"
+    names[name] = value
+    return name
+
+
+def _has_slot(value: Any) -> bool:
+    if isinstance(value, Slot):
+        return True
+    return type(value) in (tuple, list) and any(map(_has_slot, value))
+
+
+def flatten_result(result: Any) -> list[Any]:
+    """Return the leaves of an operator's result: tensors, numbers and None, in order."""
+    if isinstance(result, (tuple, list)):
+        return [leaf for part in result for leaf in flatten_result(part)]
+    return [result]

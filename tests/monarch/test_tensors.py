@@ -1,0 +1,39 @@
+"""The names of the tensor engine under Monarch's name."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from meshbook.monarch import tensors
+from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, streams, tensor, trees
+
+
+def test_monarch_has_its_names(alias):
+    monarch = importlib.import_module("monarch")
+    assert monarch.fetch_shard is fetching.fetch_shard
+    assert monarch.Tensor is tensor.MeshTensor
+    for name in tensors._NAMES:
+        assert getattr(monarch, name) is not None, name
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "found"),
+    [
+        ("monarch.fetch", "show", fetching.show),
+        ("monarch.mesh_controller", "spawn_tensor_engine", device_mesh.spawn_tensor_engine),
+        ("monarch.common.device_mesh", "no_mesh", device_mesh.no_mesh),
+        ("monarch.common.stream", "Stream", streams.Stream),
+        ("monarch.common.tensor", "reduce", trees.reduce),
+        ("monarch.common._coalescing", "compile", recordings.compile),
+        ("monarch.exceptions", "DeviceMeshError", failures.DeviceMeshError),
+    ],
+)
+def test_its_modules_have_theirs(alias, module, name, found):
+    assert getattr(importlib.import_module(module), name) is found
+
+
+@pytest.mark.parametrize("module", ["monarch.builtins", "monarch.random", "monarch.gradient", "monarch.common.remote"])
+def test_its_other_modules_are_there(alias, module):
+    assert importlib.import_module(module).__doc__

@@ -1,0 +1,313 @@
+"""Operators on every rank: factories, views, changes in place, autograd, modules, optimizers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
+from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
+from meshbook.runtime.tensor.tensor import MeshTensor
+
+PATIENCE = 20.0
+
+
+def value(tree, **dims):
+    return fetch_shard(tree, **dims).get(PATIENCE)
+
+
+def test_each_rank_has_its_own_value(pair):
+    with pair.activate():
+        x = torch.ones(2, 3) * (pair.rank_tensor("gpus") + 1)
+    assert isinstance(x, MeshTensor)
+    assert x.shape == (2, 3)
+    assert torch.equal(value(x), torch.ones(2, 3))
+    assert torch.equal(value(x, gpus=1), torch.full((2, 3), 2.0))
+
+
+def test_tensors_work_outside_of_the_block(pair):
+    with pair.activate():
+        x = torch.arange(4)
+    y = x + x
+    assert y.mesh is pair.device_mesh
+    assert value(y).tolist() == [0, 2, 4, 6]
+
+
+def test_views_share_their_memory(pair):
+    with pair.activate():
+        x = torch.zeros(2, 3)
+    x[0].add_(1)
+    x.t()[2].mul_(5)
+    assert value(x).tolist() == [[1, 1, 5], [0, 0, 0]]
+
+
+def test_a_view_in_place_changes_one_tensor_alone(pair):
+    with pair.activate():
+        x = torch.arange(6).view(2, 3)
+    y = x.detach()
+    y.t_()
+    assert (x.shape, y.shape) == ((2, 3), (3, 2))
+    assert torch.equal(value(x).t(), value(y))
+
+
+def test_results_of_several_tensors(pair):
+    with pair.activate():
+        x = torch.tensor([[3.0, 1.0], [2.0, 5.0]])
+    found, where = x.max(dim=1)
+    assert (value(found).tolist(), value(where).tolist()) == ([3, 5], [0, 1])
+    assert [value(part).tolist() for part in x.unbind()] == [[3, 1], [2, 5]]
+    doubled = torch._foreach_mul([x, found], 2)
+    assert value(doubled[1]).tolist() == [6, 10]
+
+
+def test_numbers_change_without_a_new_plan(pair):
+    with pair.activate():
+        x = torch.zeros(3)
+    x.add_(0.5)
+    before = len(pair.device_mesh.engine.cache)
+    for number in range(10):
+        x.add_(number / 10, alpha=2)
+        x = x * number if number % 2 else x + number
+    assert len(pair.device_mesh.engine.cache) <= before + 3
+    local = torch.zeros(3).add_(0.5)
+    for number in range(10):
+        local.add_(number / 10, alpha=2)
+        local = local * number if number % 2 else local + number
+    assert torch.equal(value(x), local)
+
+
+def test_ranges_depend_on_their_numbers(pair):
+    with pair.activate():
+        lengths = [len(torch.arange(0, end)) for end in (2, 3.0, 4.5)]
+        assert torch.arange(3.0).dtype is torch.float32
+    assert lengths == [2, 3, 5]
+
+
+def test_data_gives_shapes(pair):
+    with pair.activate():
+        x = torch.tensor([0.0, 2.0, 0.0, 4.0])
+    assert x.nonzero().shape == (2, 1)
+    assert value(x[x > 1]).tolist() == [2, 4]
+
+
+def test_shapes_that_differ_between_ranks_are_refused(pair):
+    with pair.activate():
+        x = torch.arange(3) + pair.rank_tensor("gpus")
+    with pytest.raises(RuntimeError, match="another shape on each rank"):
+        x.nonzero()
+
+
+def test_numbers_are_those_of_the_first_rank(pair):
+    with pair.activate():
+        x = torch.ones(()) * (pair.rank_tensor("gpus") + 3)
+    assert x.item() == 3
+    assert float(x) == 3
+    assert bool(x > 2)
+    assert x.tolist() == 3
+    assert x.numpy() == 3
+
+
+def test_the_value_of_a_number_is_known_here(pair):
+    with pair.activate():
+        step = torch.tensor(0.0)
+    step += 1
+    engine = pair.device_mesh.engine
+    engine.describe = None  # asking the ranks would fail
+    try:
+        assert step.item() == 1
+        assert (step * 2).item() == 2
+    finally:
+        del engine.describe
+
+
+def test_a_known_number_that_ranks_change_is_asked_for(pair):
+    with pair.activate():
+        x = torch.tensor(1.0)
+        alias = x.detach()
+        other = torch.ones(()) * 4
+    x.add_(other)
+    assert x.item() == 5
+    assert alias.item() == 5
+
+
+def test_gradients_equal_local_ones(pair):
+    weight = torch.arange(6.0).view(2, 3) / 6
+    local = weight.clone().requires_grad_()
+    (local.sin() @ local.t()).exp().sum().backward()
+    with pair.activate():
+        w = torch.tensor(weight.tolist(), requires_grad=True)
+        (w.sin() @ w.t()).exp().sum().backward()
+    assert torch.equal(value(w.grad), local.grad)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=["foreach", "loop", "fused"]
+)
+@pytest.mark.parametrize("is_active", [True, False])
+def test_training_equals_local_training(pair, options, is_active):
+    torch.manual_seed(1)
+    local, x, y = mlp(), torch.randn(6, 4), torch.randn(6, 2)
+    mesh = pair.device_mesh
+    with mesh.activate():
+        remote = mlp()
+    state = {name: mesh.constant(parameter) for name, parameter in local.state_dict().items()}
+    remote.load_state_dict(state)
+
+    def train(model, x, y):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        losses = []
+        for _ in range(4):
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
+
+    expected = train(local, x, y)
+    with mesh.activate() if is_active else no_mesh.activate():
+        assert train(remote, mesh.constant(x), mesh.constant(y)) == pytest.approx(expected, rel=1e-6)
+    for name, parameter in local.state_dict().items():
+        assert torch.allclose(value(remote.state_dict()[name], gpus=1), parameter, rtol=1e-5)
+
+
+def test_dropout_and_attention_run(pair):
+    with pair.activate():
+        x = torch.rand(1, 2, 4, 8)
+        assert nn.functional.dropout(x, 0.5).shape == x.shape
+        attention = nn.functional.scaled_dot_product_attention(x, x, x)
+    local = nn.functional.scaled_dot_product_attention(*[value(x)] * 3)
+    assert torch.allclose(value(attention), local)
+
+
+def test_data_can_be_replaced(pair):
+    with pair.activate():
+        x, y = torch.zeros(2), torch.ones(2)
+    x.data = y
+    y.add_(1)
+    assert value(x).tolist() == [2, 2]
+    with pytest.raises(TypeError, match="same mesh"):
+        x.data = torch.ones(2)
+
+
+def test_a_deep_copy_has_its_own_value(pair):
+    with pair.activate():
+        model = nn.Linear(2, 2)
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            model.weight.zero_()
+    assert value(twin.weight).any()
+
+
+def test_repr_needs_no_value(pair):
+    with pair.activate():
+        x = torch.zeros(2, 3, requires_grad=True)
+    assert repr(x) == "MeshTensor(shape=(2, 3), dtype=torch.float32, mesh=(gpus=2), requires_grad=True)"
+    assert "grad_fn=<SumBackward0>" in repr(x.sum())
+
+
+def test_a_tensor_cannot_be_pickled(pair):
+    with pair.activate():
+        x = torch.zeros(1)
+    with pytest.raises(TypeError, match="fetch_shard"):
+        copy.copy(x).__reduce_ex__(5)
+
+
+# -- the active mesh ------------------------------------------------------------------
+
+
+def test_the_innermost_mesh_is_active(pair, grid):
+    with pytest.raises(ValueError, match="no mesh is active"):
+        get_active_mesh()
+    with pair.activate():
+        with grid.activate() as inner:
+            assert get_active_mesh() is inner is grid.device_mesh
+            assert torch.zeros(1).mesh is inner
+        assert get_active_mesh() is pair.device_mesh
+        with no_mesh.activate():
+            assert type(torch.zeros(1) + torch.tensor(1)) is torch.Tensor
+            with pytest.raises(ValueError, match="no mesh"):
+                get_active_mesh()
+
+
+def test_local_tensors_stay_local(pair):
+    local = torch.ones(3)
+    with pair.activate():
+        assert type(local * 2) is torch.Tensor
+        assert type(torch.empty(3, device="meta")) is torch.Tensor
+
+
+def test_a_slice_is_a_mesh(grid):
+    with grid.device_mesh.slice(hosts=1).activate() as mesh:
+        x = torch.zeros(2) + mesh.rank_tensor("gpus")
+    assert mesh is grid.device_mesh(hosts=1)
+    assert value(x, gpus=1).tolist() == [1, 1]
+
+
+# -- values ---------------------------------------------------------------------------
+
+
+def test_trees_are_fetched_at_once(grid):
+    with grid.activate():
+        tree = {"row": grid.rank_tensor("hosts"), "both": [grid.rank_tensor(["hosts", "gpus"]), 7]}
+    assert value(tree, hosts=1, gpus=1) == {"row": torch.tensor(1), "both": [torch.tensor(3), 7]}
+    assert fetch_shard(tree, {"hosts": 1}).result(PATIENCE)["both"][0] == 2
+    assert inspect(tree["row"], hosts=1) == 1
+    assert show(tree["row"]) == "tensor(0)"
+    assert value("nothing of a mesh") == "nothing of a mesh"
+
+
+def test_unknown_places_are_refused(pair):
+    with pair.activate():
+        x = torch.zeros(1)
+    with pytest.raises(KeyError, match="hosts"):
+        fetch_shard(x, hosts=0)
+    with pytest.raises(IndexError):
+        fetch_shard(x, gpus=2)
+
+
+# -- lifetimes ------------------------------------------------------------------------
+
+
+def count(procs):
+    gc.collect()
+    engine = procs.device_mesh.engine
+    engine.wait()
+    return [number for _, number in engine.actors.count.call().get(PATIENCE)]
+
+
+def test_values_are_deleted_with_their_tensors(pair, monkeypatch):
+    monkeypatch.setattr("meshbook.runtime.tensor.engine.IDLE_DELETES", 1)
+    with pair.activate():
+        before = count(pair)
+        x = torch.zeros(3)
+        y = x.detach()
+        for _ in range(100):
+            x = x + 1
+        assert count(pair) == [n + 2 for n in before]
+        del x, y
+        assert count(pair) == before
+
+
+def test_run_ahead_is_bounded(pair, monkeypatch):
+    monkeypatch.setattr("meshbook.runtime.tensor.engine.AHEAD_COMMANDS", 500)
+    engine = pair.device_mesh.engine
+    most = 0
+    with pair.activate():
+        x = torch.zeros(3)
+        for _ in range(3000):
+            x = x + 1
+            most = max(most, engine._ahead)
+    assert 0 < most <= 500 + 2 * 257  # a batch is counted when it is sent
+    assert value(x).tolist() == [3000] * 3
