@@ -1,0 +1,1 @@
+"""The tensor engine: distributed tensors that a controller uses like local ones."""

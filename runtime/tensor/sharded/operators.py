@@ -1,0 +1,342 @@
+"""Runs one PyTorch operator on sharded tensors, on every rank of a mesh alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.tensor.sharded import placing, rules, views
+from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE, batch_placements, run_batchwise
+from meshbook.runtime.tensor.sharded.random import SharedRandom
+from meshbook.runtime.tensor.sharded.rules import Way
+
+aten = torch.ops.aten
+Arguments = tuple[Any, ...]
+
+
+class OperatorRefused(MeshbookError):
+    """An operator cannot be run on sharded tensors; names the operator, the placements and the remedy."""
+
+
+class ShardedOperators:
+    """Applies operators to the sharded tensors of one device mesh.
+
+    Every rank of the mesh calls the same methods with the same operators in the same order. Tensors are DTensors. A
+    plain tensor among the arguments must be equal on all ranks: it is treated as replicated.
+    """
+
+    def __init__(self, mesh: DeviceMesh, seed: int = 0) -> None:
+        self.mesh = mesh
+        self.random = SharedRandom(mesh.device_type, seed)
+
+    def run(self, func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Apply the operator `func`, an overload such as `torch.ops.aten.mm.default`, and return its results.
+
+        Tensors among the results are DTensors, in-place operators return their argument, and views share the memory of
+        their base or are kept equal to it. In-place operators that change the shape of their argument, such as `t_`,
+        return a view of it in its place. Raises `OperatorRefused`, or what the operator itself raises.
+        """
+        with torch.no_grad():
+            leaves, tree = tree_flatten((tuple(args), dict(kwargs or {})))
+            leaves = [self._admit(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+            call_args, call_kwargs = tree_unflatten(leaves, tree)
+            way = rules.way_of(func)
+            if not tensors:
+                return self._create(func, call_args, call_kwargs)
+            return self._ways[way](self, func, call_args, call_kwargs, tensors)
+
+    def full(self, tensor: DTensor) -> Tensor:
+        """Return the whole tensor on every rank. Do not write to it: it may be the local tensor itself."""
+        with torch.no_grad():
+            views.refresh(tensor)
+            return placing.gather(tensor)
+
+    def redistribute(self, tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+        """Return a copy of the tensor with other placements."""
+        with torch.no_grad():
+            views.refresh(tensor)
+            moved = placing.redistribute(tensor, placements)
+            return aten.clone.default(tensor) if moved is tensor else moved
+
+    def distribute(self, full: Tensor, placements: Sequence[Placement]) -> DTensor:
+        """Return a sharded tensor with the value `full`, which every rank has."""
+        with torch.no_grad():
+            # A clone: the sharded tensor must not share the memory of the caller's.
+            return placing.restore(placing.wrap(full.detach().clone(), self.mesh), placements)
+
+    def _admit(self, tensor: Tensor) -> DTensor:
+        if not isinstance(tensor, DTensor):
+            return placing.wrap(tensor, self.mesh)
+        views.refresh(tensor)
+        return tensor
+
+    # -- the ways to run an operator; each gets the operator, its arguments, and the tensors among these -----------
+
+    def _pass_to_dtensor(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        pointwise = rules.is_pointwise(func)
+        keep_sums = _passes_sums(func, args, kwargs, tensors)
+        ready = {id(one): self._prepare(one, pointwise=pointwise, keep_sums=keep_sums) for one in tensors}
+        written = _written(func, args, kwargs)
+        if any(ready[id(one)] is not one for one in written):
+            return self._run_whole(func, args, kwargs, tensors)
+        args, kwargs = tree_map_only(DTensor, lambda one: ready[id(one)], (args, kwargs))
+        try:
+            results = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            # Raised alike on all ranks, before anything is computed. Other errors are the operator's own.
+            if not _is_from_propagation(error):
+                raise
+            return self._run_whole(func, args, kwargs, tensors)
+        for one in written:
+            views.write_through(one)
+        if written:
+            return results
+        return tree_map_only(DTensor, _settle, results)
+
+    def _prepare(self, tensor: DTensor, *, pointwise: bool, keep_sums: bool) -> DTensor:
+        """Return the argument with placements that DTensor handles right."""
+        wanted = [self._handled(tensor, placement, keep_sums=keep_sums) for placement in tensor.placements]
+        tensor = placing.redistribute(tensor, wanted)
+        if not pointwise and placing.has_empty_shard(tensor):
+            return placing.replicate(tensor)
+        return tensor
+
+    def _handled(self, tensor: DTensor, placement: Placement, *, keep_sums: bool) -> Placement:
+        if placing.is_sum(placement):
+            return placement if keep_sums else Replicate()
+        return placement if placing.is_plain(placement) else Replicate()
+
+    def _run_view(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        source = tensors[0]
+        results = None
+        if rules.name_of(func) in rules.VIEWS and rules.has_strategy(func) and not placing.has_empty_shard(source):
+            try:
+                results = func(*args, **kwargs)
+            except (RuntimeError, NotImplementedError) as error:
+                if not _is_from_propagation(error):
+                    raise
+        shares = results is not None
+        if results is None or not all(map(placing.is_plain, _first(results).placements)):
+            shares = False
+            _check_viewable(func, source)
+            full = placing.gather(source)
+            results = tree_map_only(Tensor, lambda one: placing.wrap(one, self.mesh), _call(func, full, args, kwargs))
+        several = isinstance(results, (list, tuple))
+        made = [
+            one
+            if shares and _shares_memory(one, source)
+            else views.detach_view(
+                one, source, functools.partial(_make_view, func, args, kwargs, at if several else None)
+            )
+            for at, one in enumerate(results if several else [results])
+        ]
+        return type(results)(made) if several else made[0]
+
+    def _run_view_in_place(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        packet = getattr(aten, rules.VIEWS_IN_PLACE[rules.name_of(func)])
+        return self.run(getattr(packet, func._overloadname), args, kwargs)
+
+    def _run_batchwise(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        rule = BATCHWISE[rules.name_of(func)]
+        arguments = _by_name(func, args, kwargs)
+        batch = batch_placements(rule, arguments)
+        if batch is None:
+            return self._run_whole(func, args, kwargs, tensors)
+        return tree_map_only(DTensor, _settle, run_batchwise(func, rule, arguments, batch))
+
+    def _decompose(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        with _Redispatch(self):
+            if rules.name_of(func) in rules.DECOMPOSED and func in decomposition_table:
+                return decomposition_table[func](*args, **kwargs)
+            return func.decompose(*args, **kwargs)
+
+    def _run_random_like(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        source = tensors[0]
+        stride = placing.dense_stride(source.shape, source.stride())
+        full = torch.empty_strided(source.shape, stride, dtype=source.dtype, device=placing.local_of(source).device)
+        with self.random.active():
+            drawn = _call(func, full, args, kwargs)
+        if _written(func, args, kwargs):
+            views.store(drawn, source)
+            views.write_through(source)
+            return source
+        return placing.restore(placing.wrap(drawn, source.device_mesh), source.placements)
+
+    def _drop_out(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        # Without the mask of the whole tensor every rank would need the values of the whole tensor.
+        source = tensors[0]
+        ones = torch.ones(source.shape, dtype=source.dtype, device=placing.local_of(source).device)
+        with self.random.active():
+            scale, mask = _call(func, ones, args, kwargs)
+        scale, mask = (
+            placing.restore(placing.wrap(one, source.device_mesh), source.placements) for one in (scale, mask)
+        )
+        return self.run(aten.mul.Tensor, (source, scale)), mask
+
+    def _run_random(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        with self.random.active():
+            return self._run_whole(func, args, kwargs, tensors)
+
+    def _refuse(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        raise _refusal(func, tensors, rules.REFUSED[rules.name_of(func)])
+
+    def _run_whole(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        """Run the operator on whole tensors, the same on every rank, and keep the shards of the results."""
+        wholes = {id(one): placing.gather(one) for one in tensors}
+        full_args, full_kwargs = tree_map_only(DTensor, lambda one: wholes[id(one)], (args, kwargs))
+        results = func(*full_args, **full_kwargs)
+        originals: dict[int, DTensor] = {}
+        for one in _written(func, args, kwargs):
+            whole = wholes[id(one)]
+            if whole.shape != one.shape:
+                raise _refusal(func, tensors, f"its result has the shape {tuple(whole.shape)}; pass out= of that shape")
+            views.store(whole, one)
+            views.write_through(one)
+            originals[id(whole)] = one
+
+        def keep(result: Tensor) -> DTensor:
+            original = originals.get(id(result))
+            if original is not None:
+                return original
+            mesh = tensors[0].device_mesh
+            like = next((one for one in tensors if one.shape == result.shape and not placing.is_replicated(one)), None)
+            out = placing.wrap(result, mesh)
+            return out if like is None else placing.restore(out, like.placements)
+
+        return tree_map_only(Tensor, keep, results)
+
+    def _create(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            with self.random.active():
+                results = func(*args, **kwargs)
+        else:
+            results = func(*args, **kwargs)
+        return tree_map_only(Tensor, lambda one: placing.wrap(one, self.mesh), results)
+
+    _ways: dict[Way, Callable[..., Any]] = {
+        Way.DTENSOR: _pass_to_dtensor,
+        Way.VIEW: _run_view,
+        Way.VIEW_IN_PLACE: _run_view_in_place,
+        Way.BATCHWISE: _run_batchwise,
+        Way.DECOMPOSED: _decompose,
+        Way.RANDOM_LIKE: _run_random_like,
+        Way.DROPOUT: _drop_out,
+        Way.RANDOM: _run_random,
+        Way.WHOLE: _run_whole,
+        Way.REFUSED: _refuse,
+    }
+
+
+class _Redispatch(TorchDispatchMode):
+    """Sends the operators that a decomposition consists of back to `run`."""
+
+    def __init__(self, operators: ShardedOperators) -> None:
+        super().__init__()
+        self._operators = operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._operators.run(func, args, kwargs)
+
+
+def _passes_sums(func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> bool:
+    """Tell whether the operator may run on sums that are not reduced yet, since it maps sums to sums."""
+    name = rules.name_of(func)
+    if name in rules.SCALING:
+        # One tensor, the first argument, beside numbers. A rounding mode is no scaling, nor is another dtype.
+        return len(tensors) == 1 and bool(args) and args[0] is tensors[0] and not _has_options(kwargs)
+    if name in rules.ADDING:
+        same = {one.placements for one in tensors}
+        return len(tensors) == 2 and len(same) == 1 and tensors[0].dtype == tensors[1].dtype
+    return False
+
+
+def _has_options(kwargs: dict[str, Any]) -> bool:
+    return any(value is not None for name, value in kwargs.items() if name in ("dtype", "rounding_mode"))
+
+
+def _settle(out: DTensor) -> DTensor:
+    """Reduce what is not a plain sum, and lay the local tensor out in the order that the whole tensor has."""
+    if not all(map(placing.is_plain, out.placements)):
+        wanted = [one if placing.is_plain(one) else Replicate() for one in out.placements]
+        out = placing.redistribute(out, wanted)
+    local = placing.local_of(out)
+    if out.is_contiguous() and local.is_contiguous():
+        return out
+    stride = placing.dense_stride(local.shape, out.stride())
+    if local.stride() == stride:
+        return out
+    laid_out = torch.empty_strided(local.shape, stride, dtype=local.dtype, device=local.device).copy_(local)
+    return DTensor.from_local(
+        laid_out, out.device_mesh, out.placements, run_check=False, shape=out.shape, stride=out.stride()
+    )
+
+
+def _shares_memory(out: DTensor, source: DTensor) -> bool:
+    """Tell whether `out`, which DTensor returned as a view of `source`, shares its memory and its version counter."""
+    if views.detached(source) is not None or out._version != source._version:
+        return False
+    return placing.local_of(out).untyped_storage()._cdata == placing.local_of(source).untyped_storage()._cdata
+
+
+def _first(results: Any) -> DTensor:
+    leaves = tree_flatten(results)[0]
+    first: DTensor = leaves[0]
+    return first
+
+
+def _call(func: Any, first: Tensor, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Call `func` with `first` in the place of its first argument."""
+    if args:
+        return func(first, *args[1:], **kwargs)
+    name = func._schema.arguments[0].name
+    return func(**{**kwargs, name: first})
+
+
+def _make_view(func: Any, args: Arguments, kwargs: dict[str, Any], at: int | None, base: Tensor) -> Tensor:
+    result = _call(func, base, args, kwargs)
+    made: Tensor = result if at is None else result[at]
+    return made
+
+
+def _written(func: Any, args: Arguments, kwargs: dict[str, Any]) -> list[DTensor]:
+    """Return the tensors that `func` writes to."""
+    values = [
+        kwargs[name] if name in kwargs else args[at]
+        for at, name in rules.written_arguments(func)
+        if at < len(args) or name in kwargs
+    ]
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, DTensor)]
+
+
+def _by_name(func: Any, args: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by name, with the defaults of those that are missing."""
+    arguments = {one.name: one.default_value for one in func._schema.arguments}
+    arguments.update(zip(arguments, args, strict=False))
+    arguments.update(kwargs)
+    return arguments
+
+
+def _is_from_propagation(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or "Sharding propagation failed" in str(error)
+
+
+def _check_viewable(func: Any, source: DTensor) -> None:
+    name = rules.name_of(func)
+    if name == "as_strided" and (source._is_view() or views.detached(source) is not None):
+        raise _refusal(func, [source], "the shards of a view do not lie in memory as the strides say; clone it first")
+
+
+def _refusal(func: Any, tensors: list[DTensor], reason: str) -> OperatorRefused:
+    described = ", ".join(map(placing.describe, tensors))
+    return OperatorRefused(f"{func} cannot run on the sharded tensors {described}: {reason}")
