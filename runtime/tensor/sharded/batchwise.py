@@ -22,16 +22,26 @@ class Batchwise:
 
     arguments: tuple[str, ...]  # the names of the arguments that have the batch; the first one decides
     results: tuple[str, ...] = ("batch",)  # of each result: "batch", or "sum" over the batch
-    dims: int = 1  # so many leading dimensions are a batch
+    inner: int = 0  # so many last dimensions are no batch; 0: the batch is dimension 0 alone
     sizes: str = ""  # the name of an argument that is the shape of a result
     count: str = ""  # the name of an argument that is the size of the batch
 
+    def batch_dims(self, ndim: int) -> int:
+        return ndim - self.inner if self.inner else 1
 
-_POOL = Batchwise(("self",), dims=2)
-_POOL_BACKWARD = Batchwise(("grad_output", "self"), dims=2)
-_POOL_INDICES = Batchwise(("self",), ("batch", "batch"), dims=2)
-_POOL_INDICES_BACKWARD = Batchwise(("grad_output", "self", "indices"), dims=2)
-_RESIZE_BACKWARD = Batchwise(("grad_output",), dims=2, sizes="input_size")
+
+def _pool(inner: int, results: int = 1) -> Batchwise:
+    return Batchwise(("self",), ("batch",) * results, inner)
+
+
+def _pool_backward(inner: int, *others: str) -> Batchwise:
+    return Batchwise(("grad_output", "self", *others), inner=inner)
+
+
+def _resize_backward(inner: int) -> Batchwise:
+    return Batchwise(("grad_output",), inner=inner, sizes="input_size")
+
+
 _ATTENTION = ("query", "key", "value", "attn_mask")
 
 BATCHWISE: dict[str, Batchwise] = {
@@ -39,40 +49,40 @@ BATCHWISE: dict[str, Batchwise] = {
     "convolution_backward": Batchwise(("grad_output", "input"), ("batch", "sum", "sum")),
     "native_group_norm": Batchwise(("input",), ("batch", "batch", "batch"), count="N"),
     "native_group_norm_backward": Batchwise(("grad_out", "input", "mean", "rstd"), ("batch", "sum", "sum"), count="N"),
-    "_scaled_dot_product_flash_attention_for_cpu": Batchwise(_ATTENTION, ("batch", "batch"), dims=2),
+    "_scaled_dot_product_flash_attention_for_cpu": Batchwise(_ATTENTION, ("batch", "batch"), inner=2),
     "_scaled_dot_product_flash_attention_for_cpu_backward": Batchwise(
-        ("grad_out", "query", "key", "value", "out", "logsumexp", "attn_mask"), ("batch", "batch", "batch"), dims=2
+        ("grad_out", "query", "key", "value", "out", "logsumexp", "attn_mask"), ("batch", "batch", "batch"), inner=2
     ),
-    "avg_pool2d": _POOL,
-    "avg_pool3d": _POOL,
-    "avg_pool2d_backward": _POOL_BACKWARD,
-    "avg_pool3d_backward": _POOL_BACKWARD,
-    "_adaptive_avg_pool2d": _POOL,
-    "_adaptive_avg_pool3d": _POOL,
-    "_adaptive_avg_pool2d_backward": _POOL_BACKWARD,
-    "_adaptive_avg_pool3d_backward": _POOL_BACKWARD,
-    "adaptive_max_pool2d": _POOL_INDICES,
-    "adaptive_max_pool3d": _POOL_INDICES,
-    "adaptive_max_pool2d_backward": _POOL_INDICES_BACKWARD,
-    "adaptive_max_pool3d_backward": _POOL_INDICES_BACKWARD,
-    "max_pool2d_with_indices": _POOL_INDICES,
-    "max_pool3d_with_indices": _POOL_INDICES,
-    "max_pool2d_with_indices_backward": _POOL_INDICES_BACKWARD,
-    "max_pool3d_with_indices_backward": _POOL_INDICES_BACKWARD,
-    "upsample_nearest1d": _POOL,
-    "upsample_nearest2d": _POOL,
-    "upsample_nearest3d": _POOL,
-    "upsample_bilinear2d": _POOL,
-    "upsample_bicubic2d": _POOL,
-    "upsample_linear1d": _POOL,
-    "upsample_trilinear3d": _POOL,
-    "upsample_nearest1d_backward": _RESIZE_BACKWARD,
-    "upsample_nearest2d_backward": _RESIZE_BACKWARD,
-    "upsample_nearest3d_backward": _RESIZE_BACKWARD,
-    "upsample_bilinear2d_backward": _RESIZE_BACKWARD,
-    "upsample_bicubic2d_backward": _RESIZE_BACKWARD,
-    "upsample_linear1d_backward": _RESIZE_BACKWARD,
-    "upsample_trilinear3d_backward": _RESIZE_BACKWARD,
+    "avg_pool2d": _pool(2),
+    "avg_pool3d": _pool(3),
+    "avg_pool2d_backward": _pool_backward(2),
+    "avg_pool3d_backward": _pool_backward(3),
+    "_adaptive_avg_pool2d": _pool(2),
+    "_adaptive_avg_pool3d": _pool(3),
+    "_adaptive_avg_pool2d_backward": _pool_backward(2),
+    "_adaptive_avg_pool3d_backward": _pool_backward(3),
+    "adaptive_max_pool2d": _pool(2, results=2),
+    "adaptive_max_pool3d": _pool(3, results=2),
+    "adaptive_max_pool2d_backward": _pool_backward(2, "indices"),
+    "adaptive_max_pool3d_backward": _pool_backward(3, "indices"),
+    "max_pool2d_with_indices": _pool(2, results=2),
+    "max_pool3d_with_indices": _pool(3, results=2),
+    "max_pool2d_with_indices_backward": _pool_backward(2, "indices"),
+    "max_pool3d_with_indices_backward": _pool_backward(3, "indices"),
+    "upsample_nearest1d": _pool(1),
+    "upsample_nearest2d": _pool(2),
+    "upsample_nearest3d": _pool(3),
+    "upsample_bilinear2d": _pool(2),
+    "upsample_bicubic2d": _pool(2),
+    "upsample_linear1d": _pool(1),
+    "upsample_trilinear3d": _pool(3),
+    "upsample_nearest1d_backward": _resize_backward(1),
+    "upsample_nearest2d_backward": _resize_backward(2),
+    "upsample_nearest3d_backward": _resize_backward(3),
+    "upsample_bilinear2d_backward": _resize_backward(2),
+    "upsample_bicubic2d_backward": _resize_backward(2),
+    "upsample_linear1d_backward": _resize_backward(1),
+    "upsample_trilinear3d_backward": _resize_backward(3),
 }
 
 
@@ -80,10 +90,11 @@ def batch_placements(rule: Batchwise, arguments: dict[str, Any]) -> tuple[Placem
     """Return the placements that the arguments with a batch get, or None if no argument is sharded along the batch."""
     batched = [arguments[name] for name in rule.arguments if arguments.get(name) is not None]
     first = batched[0]
+    batch_dims = rule.batch_dims(first.ndim)
     chosen: list[Placement] = []
     for mesh_dim in range(first.device_mesh.ndim):
         sharded = [one.placements[mesh_dim] for one in batched if isinstance(one.placements[mesh_dim], Shard)]
-        chosen.append(next((one for one in sharded if type(one) is Shard and one.dim < rule.dims), Replicate()))
+        chosen.append(next((one for one in sharded if type(one) is Shard and one.dim < batch_dims), Replicate()))
     dims = {placement.dim for placement in chosen if isinstance(placement, Shard)}
     if not dims:
         return None
@@ -91,7 +102,8 @@ def batch_placements(rule: Batchwise, arguments: dict[str, Any]) -> tuple[Placem
         sizes = {one.shape[dim] for one in batched if one.ndim > dim and one.shape[dim] != 1}
         if len(sizes) != 1 or not can_shard(first.shape[dim], first.device_mesh, chosen, dim):
             return None
-    if rule.dims > 1 and min(one.ndim for one in batched) != max(one.ndim for one in batched) and dims != {0}:
+    # A mask with fewer dimensions would be aligned at the last ones.
+    if len({one.ndim for one in batched}) != 1 and not rule.sizes and rule.inner:
         return None
     return tuple(chosen)
 
@@ -111,7 +123,8 @@ def run_batchwise(func: Any, rule: Batchwise, arguments: dict[str, Any], batch: 
     first_local: Tensor = locals_[rule.arguments[0]]
     if rule.sizes:
         sizes = list(arguments[rule.sizes])
-        sizes[: rule.dims] = first_local.shape[: rule.dims]
+        batch_dims = rule.batch_dims(first.ndim)
+        sizes[:batch_dims] = first_local.shape[:batch_dims]
         locals_[rule.sizes] = sizes
     if rule.count:
         locals_[rule.count] = first_local.shape[0]

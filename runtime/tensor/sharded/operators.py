@@ -90,9 +90,9 @@ class ShardedOperators:
         written = _written(func, args, kwargs)
         if any(ready[id(one)] is not one for one in written):
             return self._run_whole(func, args, kwargs, tensors)
-        args, kwargs = tree_map_only(DTensor, lambda one: ready[id(one)], (args, kwargs))
+        ready_args, ready_kwargs = tree_map_only(DTensor, lambda one: ready[id(one)], (args, kwargs))
         try:
-            results = func(*args, **kwargs)
+            results = func(*ready_args, **ready_kwargs)
         except (RuntimeError, NotImplementedError) as error:
             # Raised alike on all ranks, before anything is computed. Other errors are the operator's own.
             if not _is_from_propagation(error):
@@ -129,11 +129,10 @@ class ShardedOperators:
         shares = results is not None
         if results is None or not all(map(placing.is_plain, _first(results).placements)):
             shares = False
-            _check_viewable(func, source)
-            full = placing.gather(source)
-            results = tree_map_only(Tensor, lambda one: placing.wrap(one, self.mesh), _call(func, full, args, kwargs))
+            made = _call(func, _viewed(func, source), args, kwargs)
+            results = tree_map_only(Tensor, lambda one: placing.wrap(one, source.device_mesh), made)
         several = isinstance(results, (list, tuple))
-        made = [
+        outs = [
             one
             if shares and _shares_memory(one, source)
             else views.detach_view(
@@ -141,11 +140,10 @@ class ShardedOperators:
             )
             for at, one in enumerate(results if several else [results])
         ]
-        return type(results)(made) if several else made[0]
+        return type(results)(outs) if several else outs[0]
 
     def _run_view_in_place(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
-        packet = getattr(aten, rules.VIEWS_IN_PLACE[rules.name_of(func)])
-        return self.run(getattr(packet, func._overloadname), args, kwargs)
+        return self.run(rules.VIEWS_IN_PLACE[func], args, kwargs)
 
     def _run_batchwise(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         rule = BATCHWISE[rules.name_of(func)]
@@ -331,10 +329,26 @@ def _is_from_propagation(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or "Sharding propagation failed" in str(error)
 
 
-def _check_viewable(func: Any, source: DTensor) -> None:
-    name = rules.name_of(func)
-    if name == "as_strided" and (source._is_view() or views.detached(source) is not None):
-        raise _refusal(func, [source], "the shards of a view do not lie in memory as the strides say; clone it first")
+def _viewed(func: Any, source: DTensor) -> Tensor:
+    """Return the whole tensor of which the operator makes a view. Raises if `func` needs memory that is elsewhere."""
+    if rules.name_of(func) != "as_strided":
+        return placing.gather(source)
+    view = views.detached(source)
+    base = source if view is None else view.base
+    root = base._base if base._is_view() else base
+    if _lies_alike(root):
+        full = placing.gather(root)
+        full = base._view_func(full) if base._is_view() else full
+        return full if view is None else view.make(full)
+    raise _refusal(func, [source], "its shards do not lie in memory as the strides say; clone the tensor first")
+
+
+def _lies_alike(root: DTensor) -> bool:
+    """Tell whether the whole tensor lies in memory as the strides of `root` say."""
+    if placing.is_replicated(root):
+        local = placing.local_of(root)
+        return local.stride() == root.stride() and local.storage_offset() == 0
+    return root.stride() == placing.dense_stride(root.shape, root.stride())
 
 
 def _refusal(func: Any, tensors: list[DTensor], reason: str) -> OperatorRefused:

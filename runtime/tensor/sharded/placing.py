@@ -11,6 +11,16 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+# Not every backend of torch.distributed moves and adds these types, and complex numbers: they travel as another type.
+CARRIERS = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}
+
 
 def local_of(tensor: DTensor) -> Tensor:
     """Return the local tensor itself, complete: a pending collective has ended."""
@@ -37,6 +47,8 @@ def is_sum(placement: Placement) -> bool:
 
 def wrap(full: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a replicated tensor with the value `full`, which is equal on all ranks."""
+    # The tensor itself has neither bit, so its local tensor must not have them either.
+    full = full.resolve_conj().resolve_neg()
     return DTensor.from_local(full, mesh, replicated(mesh), run_check=False, shape=full.shape, stride=full.stride())
 
 
@@ -49,24 +61,27 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     placements = tuple(placements)
     if placements == tensor.placements:
         return tensor
-    if tensor.dtype == torch.bool or tensor.is_complex():
+    if tensor.is_complex() or tensor.dtype in CARRIERS:
         return _redistribute_as_numbers(tensor, placements)
     return tensor.redistribute(placements=placements)
 
 
 def _redistribute_as_numbers(tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
-    # Not every backend of torch.distributed moves or adds booleans and complex numbers.
     local = local_of(tensor)
-    numbers = torch.view_as_real(local.resolve_conj().resolve_neg()) if local.is_complex() else local.to(torch.uint8)
+    numbers = torch.view_as_real(local) if local.is_complex() else local.to(CARRIERS[local.dtype])
     shape = tensor.shape + numbers.shape[tensor.ndim :]
     stride = torch.empty(shape, device="meta").stride()
-    as_numbers = DTensor.from_local(
-        numbers, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride
-    )
-    moved = local_of(as_numbers.redistribute(placements=placements))
-    values = torch.view_as_complex(moved.contiguous()) if local.is_complex() else moved.to(torch.bool)
+    mesh = tensor.device_mesh
+    carrier = DTensor.from_local(numbers, mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
+    moved = local_of(carrier.redistribute(placements=placements))
+    values = torch.view_as_complex(moved.contiguous()) if local.is_complex() else moved.to(tensor.dtype)
     return DTensor.from_local(
-        values, tensor.device_mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        values,
+        mesh,
+        placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=dense_stride(tensor.shape, values.stride()),
     )
 
 

@@ -43,7 +43,7 @@ TRUSTED = _names(
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     native_layer_norm native_layer_norm_backward
     embedding embedding_dense_backward nll_loss_forward nll_loss_backward
-    cat stack index_select gather index tril triu slice_backward select_backward
+    cat stack index_select index tril triu slice_backward select_backward
     clone _to_copy copy_ _unsafe_view fill_ zero_
     zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full new_empty_strided
     _fused_adam_ _fused_adamw_
@@ -58,8 +58,8 @@ POINTWISE = _names(
     """
 )
 
-# Their values at one place depend on other places, or they reduce, though they are tagged as pointwise.
-NOT_POINTWISE = _names("rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional")
+# Random operators without the tag that says so.
+RANDOM = _names("rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional")
 
 # Views that DTensor gets right where it need not communicate. All others run on whole tensors.
 VIEWS = _names(
@@ -71,12 +71,14 @@ VIEWS = _names(
 
 # Their counterparts that return a view instead of changing the shape of their argument.
 VIEWS_IN_PLACE = {
-    "detach_": "detach",
-    "squeeze_": "squeeze",
-    "t_": "t",
-    "transpose_": "transpose",
-    "unsqueeze_": "unsqueeze",
-    "as_strided_": "as_strided",
+    torch.ops.aten.detach_.default: torch.ops.aten.detach.default,
+    torch.ops.aten.squeeze_.default: torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze_.dim: torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze_.dims: torch.ops.aten.squeeze.dims,
+    torch.ops.aten.t_.default: torch.ops.aten.t.default,
+    torch.ops.aten.transpose_.default: torch.ops.aten.transpose.int,
+    torch.ops.aten.unsqueeze_.default: torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.as_strided_.default: torch.ops.aten.as_strided.default,
 }
 
 # Kernels that divide by the number of local entries, or compare with local ones, decomposed by torch's own tables.
@@ -115,11 +117,11 @@ def way_of(func: Any) -> Way:
     name = name_of(func)
     if name in REFUSED:
         return Way.REFUSED
-    if name in VIEWS_IN_PLACE:
+    if func in VIEWS_IN_PLACE:
         return Way.VIEW_IN_PLACE
     if name == "native_dropout":
         return Way.DROPOUT
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags or name in RANDOM:
         return Way.RANDOM_LIKE if name in RANDOM_LIKE and _has_no_tensor_option(func) else Way.RANDOM
     if name in BATCHWISE and not has_out(func):
         return Way.BATCHWISE
@@ -153,7 +155,7 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 def is_pointwise(func: Any) -> bool:
     name = name_of(func)
-    if name in NOT_POINTWISE or any(argument.name == "reduction" for argument in func._schema.arguments):
+    if any(argument.name == "reduction" for argument in func._schema.arguments):
         return False
     return torch.Tag.pointwise in func.tags or name in POINTWISE or name.startswith("_foreach_")
 

@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import tempfile
+import traceback
 import types
 import unittest
 import warnings
@@ -28,6 +29,7 @@ import torch.multiprocessing
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from meshbook.runtime.tensor.sharded.operators import OperatorRefused, ShardedOperators
@@ -65,10 +67,16 @@ class WholeTensor(Tensor):
         excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
             results = operators.run(func, *inner)
+        if torch.Tag.inplace_view in func.tags and isinstance(results, DTensor) and results is not wholes[0].sharded:
+            wholes[0].sharded = results
+            with no_dispatch():
+                func(*args, **kwargs)
+            func(wholes[0].meta, *args[1:], **kwargs)
+            return wholes[0]
         metas = None
         if func.is_view:
             metas = tree_map_only(WholeTensor, lambda one: one.meta, (args, kwargs))
-            metas = iter(tree_flatten(func(*metas[0], **metas[1]))[0])
+            metas = iter([without_conjugate_bit(one) for one in tree_flatten(func(*metas[0], **metas[1]))[0]])
         by_id = {id(one.sharded): one for one in wholes}
 
         def outer(result: DTensor) -> WholeTensor:
@@ -83,6 +91,10 @@ class WholeTensor(Tensor):
 
 def meta_of(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def without_conjugate_bit(meta: Tensor) -> Tensor:
+    return torch._conj(meta) if meta.is_conj() else meta
 
 
 def import_samples() -> list[Any]:
@@ -110,8 +122,9 @@ def key_of(op: Any) -> str:
 class Check:
     """The check of all samples on one mesh."""
 
-    def __init__(self, mesh: DeviceMesh, placements: str) -> None:
+    def __init__(self, mesh: DeviceMesh, placements: str, *, verbose: bool = False) -> None:
         self.mesh = mesh
+        self.verbose = verbose
         self.operators = ShardedOperators(mesh)
         self.placements = placements
 
@@ -142,7 +155,7 @@ class Check:
         record["n"] += 1
         shapes = [(tuple(one.shape), [str(p) for p in one.sharded.placements]) for one in wholes]
         where = f"{where} {shapes} {str(sample.kwargs)[:80]}"
-        self.operators.random.manual_seed(3)
+        torch.manual_seed(3)
         step = "forward"
         try:
             out = tensors_of(op.op(inputs[0], *inputs[1], **inputs[2]))
@@ -154,6 +167,8 @@ class Check:
             record["refused"].append(f"{step} {where}: {error}")
         except Exception as error:
             record["raised"].append(f"{step} {where}: {type(error).__name__}: {str(error)[:600]}")
+            if self.verbose:
+                traceback.print_exc()
         else:
             if is_right:
                 record["right"] += 1
@@ -207,7 +222,7 @@ class Check:
     def mixed(self, leaf: Tensor, draw: random.Random) -> WholeTensor:
         """Return the tensor with placements drawn for each dimension of the mesh."""
         choices: list[Any] = [Shard(dim) for dim in range(leaf.dim())] * 2 + [Replicate()]
-        if leaf.is_floating_point():
+        if leaf.is_floating_point() and leaf.isfinite().all():
             choices.append(Partial())
         drawn = [draw.choice(choices) for _ in range(self.mesh.ndim)]
         sharded = self.operators.distribute(leaf, [Replicate() if one.is_partial() else one for one in drawn])
@@ -244,7 +259,15 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
-    check = Check(init_device_mesh("cpu", shape), options.placements)
+    check = Check(init_device_mesh("cpu", shape), options.placements, verbose=bool(options.only) and rank == 0)
+    seed_alone = torch.manual_seed
+
+    def seed_both(seed: int) -> torch.Generator:
+        # Samples of random operators set a seed themselves; the controller sends it to the ranks.
+        check.operators.random.manual_seed(seed)
+        return seed_alone(seed)
+
+    torch.manual_seed = seed_both
     chosen = [op for op in import_samples() if not options.only or key_of(op) in options.only]
     with open(f"{options.out}.{rank}.jsonl", "w", encoding="utf-8") as out:
         for op in chosen[options.part :: options.parts]:
