@@ -338,7 +338,7 @@ def _viewed(func: Any, source: DTensor) -> Tensor:
     root = base._base if base._is_view() else base
     if _lies_alike(root):
         full = placing.gather(root)
-        full = base._view_func(full) if base._is_view() else full
+        full = base._view_func_unsafe(full) if base._is_view() else full
         return full if view is None else view.make(full)
     raise _refusal(func, [source], "its shards do not lie in memory as the strides say; clone the tensor first")
 
