@@ -1,6 +1,6 @@
 """Runs PyTorch's own operator samples (`op_db`) on sharded tensors, forward and backward, beside plain tensors.
 
-    python tests/runtime/tensor/operator_check.py --mesh 2 --samples 4 --placements dims --out /tmp/check
+    python -m tests.runtime.tensor.operator_check --mesh 2 --samples 4 --placements dims --out /tmp/check
 
 Each rank writes one JSON line per operator to OUT.RANK.jsonl. `--placements dims` shards all tensors along dimension 0
 and then 1; `mixed` draws the placements of each tensor, sums and whole tensors included.
@@ -9,6 +9,7 @@ and then 1; `mixed` draws the placements of each tensor, sums and whole tensors 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import traceback
 import types
 import unittest
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,73 +30,15 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.utils._pytree import tree_flatten, tree_map
 
 from meshbook.runtime.tensor.sharded.operators import OperatorRefused, ShardedOperators
+from tests.runtime.tensor.whole_tensor import WholeTensor, full, shard
 
-LEFT_OUT = (
-    "empty rand dropout bernoulli multinomial normal uniform cauchy exponential geometric log_normal sparse to_sparse "
-    "nonzero_static svd_lowrank pca_lowrank lobpcg"
-).split()
-
-
-class WholeTensor(Tensor):
-    """A tensor that looks whole to autograd and stands for a DTensor, as the controller's tensors do."""
-
-    @staticmethod
-    def __new__(cls, sharded: DTensor, meta: Tensor, operators: ShardedOperators) -> WholeTensor:
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            meta.shape,
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            device=sharded.device,
-        )
-
-    def __init__(self, sharded: DTensor, meta: Tensor, operators: ShardedOperators) -> None:
-        self.sharded, self.meta, self.operators = sharded, meta, operators
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        wholes = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, WholeTensor)]
-        operators = wholes[0].operators
-        inner = tree_map_only(WholeTensor, lambda one: one.sharded, (args, kwargs))
-        # An engine calls from outside of autograd, where versions are counted.
-        excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
-        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-            results = operators.run(func, *inner)
-        if torch.Tag.inplace_view in func.tags and isinstance(results, DTensor) and results is not wholes[0].sharded:
-            wholes[0].sharded = results
-            with no_dispatch():
-                func(*args, **kwargs)
-            func(wholes[0].meta, *args[1:], **kwargs)
-            return wholes[0]
-        metas = None
-        if func.is_view:
-            metas = tree_map_only(WholeTensor, lambda one: one.meta, (args, kwargs))
-            metas = iter([without_conjugate_bit(one) for one in tree_flatten(func(*metas[0], **metas[1]))[0]])
-        by_id = {id(one.sharded): one for one in wholes}
-
-        def outer(result: DTensor) -> WholeTensor:
-            if id(result) in by_id and metas is None:
-                return by_id[id(result)]
-            meta = next(metas) if metas is not None else meta_of(result)
-            assert meta.shape == result.shape
-            return WholeTensor(result, meta, operators)
-
-        return tree_map_only(DTensor, outer, results)
-
-
-def meta_of(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def without_conjugate_bit(meta: Tensor) -> Tensor:
-    return torch._conj(meta) if meta.is_conj() else meta
+# Their values are drawn, or not defined.
+LEFT_OUT = ["empty", "rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "cauchy", "exponential"]
+LEFT_OUT += ["geometric", "log_normal", "sparse", "nonzero_static", "svd_lowrank", "pca_lowrank", "lobpcg"]
 
 
 def import_samples() -> list[Any]:
@@ -159,7 +103,9 @@ class Check:
         step = "forward"
         try:
             out = tensors_of(op.op(inputs[0], *inputs[1], **inputs[2]))
-            is_right = len(out) == len(plain) and all(self.equal(a, b, 1e-3, 1e-4) for a, b in zip(out, plain))
+            is_right = len(out) == len(plain) and all(
+                self.equal(a, b, 1e-3, 1e-4) for a, b in zip(out, plain, strict=True)
+            )
             if is_right:
                 step = "backward"
                 is_right = self.check_gradients(out, plain, tensors_of(inputs), tensors_of(plain_inputs))
@@ -176,37 +122,35 @@ class Check:
                 record["wrong"].append(f"{step} {where}")
 
     def check_gradients(self, out: list[Any], plain: list[Any], inputs: list[Any], plain_inputs: list[Any]) -> bool:
-        pairs = [(a, b) for a, b in zip(out, plain) if b.requires_grad and b.is_floating_point()]
+        pairs = [(a, b) for a, b in zip(out, plain, strict=True) if b.requires_grad and b.is_floating_point()]
         if not pairs:
             return True
         weights = [torch.linspace(0.5, 1.5, b.numel()).reshape(b.shape) for _, b in pairs]
         expected = torch.autograd.grad(
-            sum((b * weight).sum() for (_, b), weight in zip(pairs, weights)),
+            sum((b * weight).sum() for (_, b), weight in zip(pairs, weights, strict=True)),
             [one for one in plain_inputs if one.requires_grad],
             allow_unused=True,
         )
         got = torch.autograd.grad(
             sum(
-                (a * self.whole(weight, [Replicate()] * self.mesh.ndim)).sum() for (a, _), weight in zip(pairs, weights)
+                (a * self.whole(weight, [Replicate()] * self.mesh.ndim)).sum()
+                for (a, _), weight in zip(pairs, weights, strict=True)
             ),
             [one for one in inputs if one.requires_grad],
             allow_unused=True,
         )
         return all(
-            (a is None) == (b is None) and (a is None or self.equal(a, b, 2e-3, 2e-4)) for a, b in zip(got, expected)
+            (a is None) == (b is None) and (a is None or self.equal(a, b, 2e-3, 2e-4))
+            for a, b in zip(got, expected, strict=True)
         )
 
     def equal(self, got: Any, expected: Tensor, relative: float, absolute: float) -> bool:
-        full = self.operators.full(got.sharded) if isinstance(got, WholeTensor) else got
-        full, expected = full.detach(), expected.detach()
-        if full.dtype != expected.dtype or full.shape != expected.shape:
+        got, expected = full(got), expected.detach()
+        if got.dtype != expected.dtype or got.shape != expected.shape:
             return False
-        if not full.is_complex():
-            full, expected = full.to(torch.float64), expected.to(torch.float64)
-        return torch.allclose(full, expected, rtol=relative, atol=absolute, equal_nan=True)
-
-    def whole(self, full: Tensor, placements: list[Any]) -> WholeTensor:
-        return WholeTensor(sharded := self.operators.distribute(full, placements), meta_of(sharded), self.operators)
+        if not got.is_complex():
+            got, expected = got.to(torch.float64), expected.to(torch.float64)
+        return torch.allclose(got, expected, rtol=relative, atol=absolute, equal_nan=True)
 
     def shard(self, leaf: Any, dim: int, draw: random.Random) -> Any:
         if not isinstance(leaf, Tensor):
@@ -214,29 +158,37 @@ class Check:
         if self.placements == "dims":
             can_shard = leaf.dim() > dim and leaf.shape[dim] >= 2
             placements = [Shard(dim) if can_shard else Replicate() for _ in range(self.mesh.ndim)]
-            whole = self.whole(leaf, placements)
         else:
-            whole = self.mixed(leaf, draw)
+            choices: list[Any] = [Shard(dim) for dim in range(leaf.dim())] * 2 + [Replicate()]
+            if leaf.is_floating_point() and leaf.isfinite().all():
+                choices.append(Partial())
+            placements = [draw.choice(choices) for _ in range(self.mesh.ndim)]
+        whole = shard(leaf, placements, self.operators)
         return whole.requires_grad_() if leaf.requires_grad and leaf.is_floating_point() else whole
 
-    def mixed(self, leaf: Tensor, draw: random.Random) -> WholeTensor:
-        """Return the tensor with placements drawn for each dimension of the mesh."""
-        choices: list[Any] = [Shard(dim) for dim in range(leaf.dim())] * 2 + [Replicate()]
-        if leaf.is_floating_point() and leaf.isfinite().all():
-            choices.append(Partial())
-        drawn = [draw.choice(choices) for _ in range(self.mesh.ndim)]
-        sharded = self.operators.distribute(leaf, [Replicate() if one.is_partial() else one for one in drawn])
-        if any(one.is_partial() for one in drawn):
-            # Each rank gets a part of the sum, other than zero.
-            share, rest = 1.0, 1.0
-            for mesh_dim, one in enumerate(drawn):
-                if one.is_partial():
-                    rank, size = self.mesh.get_local_rank(mesh_dim), self.mesh.size(mesh_dim)
-                    share *= (2.0 if rank == 0 else -1.0 / (size - 1)) if size > 1 else rest
-            sharded = DTensor.from_local(
-                sharded.to_local() * share, self.mesh, drawn, run_check=False, shape=leaf.shape, stride=sharded.stride()
-            )
-        return WholeTensor(sharded, meta_of(sharded), self.operators)
+
+@contextlib.contextmanager
+def seeding(operators: ShardedOperators) -> Iterator[None]:
+    """Let `torch.manual_seed` seed the sharded operators, too: samples of random operators call it themselves."""
+    seed_alone = torch.manual_seed
+
+    def seed_both(seed: int) -> torch.Generator:
+        operators.random.manual_seed(seed)
+        return seed_alone(seed)
+
+    torch.manual_seed = seed_both
+    try:
+        yield
+    finally:
+        torch.manual_seed = seed_alone
+
+
+def check_part(mesh: DeviceMesh, placements: str, samples: int, part: int, parts: int) -> list[dict[str, Any]]:
+    """Check each `parts`-th operator, from number `part` on."""
+    check = Check(mesh, placements)
+    with seeding(check.operators):
+        records = [check.check(op, samples) for op in import_samples()[part::parts]]
+    return [record for record in records if record is not None and record["n"]]
 
 
 def copied(leaf: Any) -> Any:
@@ -260,16 +212,8 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     check = Check(init_device_mesh("cpu", shape), options.placements, verbose=bool(options.only) and rank == 0)
-    seed_alone = torch.manual_seed
-
-    def seed_both(seed: int) -> torch.Generator:
-        # Samples of random operators set a seed themselves; the controller sends it to the ranks.
-        check.operators.random.manual_seed(seed)
-        return seed_alone(seed)
-
-    torch.manual_seed = seed_both
     chosen = [op for op in import_samples() if not options.only or key_of(op) in options.only]
-    with open(f"{options.out}.{rank}.jsonl", "w", encoding="utf-8") as out:
+    with open(f"{options.out}.{rank}.jsonl", "w", encoding="utf-8") as out, seeding(check.operators):
         for op in chosen[options.part :: options.parts]:
             record = check.check(op, options.samples)
             if record is not None:
