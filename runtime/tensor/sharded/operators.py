@@ -108,7 +108,7 @@ class ShardedOperators:
         """Return the argument with placements that DTensor handles right."""
         wanted = [self._handled(tensor, placement, keep_sums=keep_sums) for placement in tensor.placements]
         tensor = placing.redistribute(tensor, wanted)
-        if not pointwise and placing.has_empty_shard(tensor):
+        if not pointwise and (placing.has_empty_shard(tensor) or placing.is_sharded_twice(tensor)):
             return placing.replicate(tensor)
         return tensor
 
@@ -120,7 +120,8 @@ class ShardedOperators:
     def _run_view(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         source = tensors[0]
         results = None
-        if rules.name_of(func) in rules.VIEWS and rules.has_strategy(func) and not placing.has_empty_shard(source):
+        can_view = not placing.has_empty_shard(source) and not placing.is_sharded_twice(source)
+        if can_view and rules.name_of(func) in rules.VIEWS and rules.has_strategy(func):
             try:
                 results = func(*args, **kwargs)
             except (RuntimeError, NotImplementedError) as error:
@@ -268,16 +269,7 @@ def _settle(out: DTensor) -> DTensor:
     if not all(map(placing.is_plain, out.placements)):
         wanted = [one if placing.is_plain(one) else Replicate() for one in out.placements]
         out = placing.redistribute(out, wanted)
-    local = placing.local_of(out)
-    if out.is_contiguous() and local.is_contiguous():
-        return out
-    stride = placing.dense_stride(local.shape, out.stride())
-    if local.stride() == stride:
-        return out
-    laid_out = torch.empty_strided(local.shape, stride, dtype=local.dtype, device=local.device).copy_(local)
-    return DTensor.from_local(
-        laid_out, out.device_mesh, out.placements, run_check=False, shape=out.shape, stride=out.stride()
-    )
+    return placing.lay_out(out)
 
 
 def _shares_memory(out: DTensor, source: DTensor) -> bool:

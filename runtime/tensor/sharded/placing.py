@@ -62,8 +62,29 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     if placements == tensor.placements:
         return tensor
     if tensor.is_complex() or tensor.dtype in CARRIERS:
-        return _redistribute_as_numbers(tensor, placements)
-    return tensor.redistribute(placements=placements)
+        return lay_out(_redistribute_as_numbers(tensor, placements))
+    return lay_out(tensor.redistribute(placements=placements))
+
+
+def lay_out(tensor: DTensor) -> DTensor:
+    """Return the tensor with its local tensor laid out in the order that the whole tensor has.
+
+    Some kernels take for granted that their arguments are all contiguous if the whole tensors are.
+    """
+    local = local_of(tensor)
+    if local.is_contiguous() and tensor.is_contiguous():
+        return tensor
+    laid_out = with_order_of(local, tensor.stride())
+    if laid_out is local:
+        return tensor
+    return DTensor.from_local(
+        laid_out,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
 
 
 def _redistribute_as_numbers(tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
@@ -138,6 +159,12 @@ def has_empty_shard(tensor: DTensor) -> bool:
         for placement in tensor.placements
         if isinstance(placement, Shard)
     )
+
+
+def is_sharded_twice(tensor: DTensor) -> bool:
+    """Tell whether several dimensions of the mesh shard the same dimension of the tensor."""
+    dims = [placement.dim for placement in tensor.placements if isinstance(placement, Shard)]
+    return len(set(dims)) < len(dims)
 
 
 def can_shard(size: int, mesh: DeviceMesh, placements: Sequence[Placement], dim: int) -> bool:

@@ -39,7 +39,7 @@ def _names(text: str) -> frozenset[str]:
 TRUSTED = _names(
     """
     mm addmm bmm baddbmm dot
-    sum mean amax amin max min any all var std var_mean linalg_vector_norm logsumexp cumsum
+    sum mean amax amin max min any all var std var_mean linalg_vector_norm logsumexp
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     native_layer_norm native_layer_norm_backward
     embedding embedding_dense_backward nll_loss_forward nll_loss_backward

@@ -70,7 +70,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def compare_training(
-    mesh: DeviceMesh, model: str, optimizer: str, batch: int, parameters: str, steps: int = 4
+    mesh: DeviceMesh, model: str, optimizer: str, batch: int, parameters: str, steps: int = 3
 ) -> list[tuple[float, float]]:
     """Train twice; return the losses on sharded tensors beside those in one process."""
     operators = ShardedOperators(mesh)
