@@ -237,7 +237,7 @@ class ShardedOperators:
     }
 
 
-class _Redispatch(TorchDispatchMode):
+class _Redispatch(TorchDispatchMode):  # type: ignore[misc]
     """Sends the operators that a decomposition consists of back to `run`."""
 
     def __init__(self, operators: ShardedOperators) -> None:
@@ -276,7 +276,7 @@ def _shares_memory(out: DTensor, source: DTensor) -> bool:
     """Tell whether `out`, which DTensor returned as a view of `source`, shares its memory and its version counter."""
     if views.detached(source) is not None or out._version != source._version:
         return False
-    return placing.local_of(out).untyped_storage()._cdata == placing.local_of(source).untyped_storage()._cdata
+    return bool(placing.local_of(out).untyped_storage()._cdata == placing.local_of(source).untyped_storage()._cdata)
 
 
 def _first(results: Any) -> DTensor:
@@ -339,8 +339,8 @@ def _lies_alike(root: DTensor) -> bool:
     """Tell whether the whole tensor lies in memory as the strides of `root` say."""
     if placing.is_replicated(root):
         local = placing.local_of(root)
-        return local.stride() == root.stride() and local.storage_offset() == 0
-    return root.stride() == placing.dense_stride(root.shape, root.stride())
+        return bool(local.stride() == root.stride() and local.storage_offset() == 0)
+    return tuple(root.stride()) == placing.dense_stride(root.shape, root.stride())
 
 
 def _refusal(func: Any, tensors: list[DTensor], reason: str) -> OperatorRefused:

@@ -29,7 +29,7 @@ def local_of(tensor: DTensor) -> Tensor:
 
 
 def replicated(mesh: DeviceMesh) -> tuple[Placement, ...]:
-    return (Replicate(),) * mesh.ndim
+    return tuple(Replicate() for _ in range(mesh.ndim))
 
 
 def is_replicated(tensor: DTensor) -> bool:
