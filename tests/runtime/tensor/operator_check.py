@@ -132,10 +132,7 @@ class Check:
             allow_unused=True,
         )
         got = torch.autograd.grad(
-            sum(
-                (a * self.whole(weight, [Replicate()] * self.mesh.ndim)).sum()
-                for (a, _), weight in zip(pairs, weights, strict=True)
-            ),
+            sum((a * self.replicate(weight)).sum() for (a, _), weight in zip(pairs, weights, strict=True)),
             [one for one in inputs if one.requires_grad],
             allow_unused=True,
         )
@@ -151,6 +148,9 @@ class Check:
         if not got.is_complex():
             got, expected = got.to(torch.float64), expected.to(torch.float64)
         return torch.allclose(got, expected, rtol=relative, atol=absolute, equal_nan=True)
+
+    def replicate(self, weight: Tensor) -> WholeTensor:
+        return shard(weight, [Replicate()] * self.mesh.ndim, self.operators)
 
     def shard(self, leaf: Any, dim: int, draw: random.Random) -> Any:
         if not isinstance(leaf, Tensor):
