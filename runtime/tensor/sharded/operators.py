@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.tensor.sharded import placing, rules, views
+from meshbook.runtime.tensor.sharded.arguments import map_tensors, tensors_in
 from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE, batch_placements, run_batchwise
 from meshbook.runtime.tensor.sharded.random import SharedRandom
 from meshbook.runtime.tensor.sharded.rules import Way
@@ -46,15 +46,16 @@ class ShardedOperators:
         their base or are kept equal to it. In-place operators that change the shape of their argument, such as `t_`,
         return a view of it in its place. Raises `OperatorRefused`, or what the operator itself raises.
         """
+        args, kwargs = tuple(args), dict(kwargs) if kwargs else {}
         with torch.no_grad():
-            leaves, tree = tree_flatten((tuple(args), dict(kwargs or {})))
-            leaves = [self._admit(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            tensors = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
-            call_args, call_kwargs = tree_unflatten(leaves, tree)
-            way = rules.way_of(func)
+            tensors = tensors_in((args, kwargs))
             if not tensors:
-                return self._create(func, call_args, call_kwargs)
-            return self._ways[way](self, func, call_args, call_kwargs, tensors)
+                return self._create(func, args, kwargs)
+            admitted = {id(one): self._admit(one) for one in tensors}
+            if any(admitted[id(one)] is not one for one in tensors):
+                args, kwargs = map_tensors(lambda one: admitted[id(one)], (args, kwargs))
+                tensors = tensors_in((args, kwargs))
+            return self._ways[rules.way_of(func)](self, func, args, kwargs, tensors)
 
     def full(self, tensor: DTensor) -> Tensor:
         """Return the whole tensor on every rank. Do not write to it: it may be the local tensor itself."""
@@ -90,7 +91,11 @@ class ShardedOperators:
         written = _written(func, args, kwargs)
         if any(ready[id(one)] is not one for one in written):
             return self._run_whole(func, args, kwargs, tensors)
-        ready_args, ready_kwargs = tree_map_only(DTensor, lambda one: ready[id(one)], (args, kwargs))
+        if rules.name_of(func) in rules.DIMS_FROM_THE_END:
+            args, kwargs = _count_dim_from_the_start(func, args, kwargs)
+        ready_args, ready_kwargs = args, kwargs
+        if any(ready[id(one)] is not one for one in tensors):
+            ready_args, ready_kwargs = map_tensors(lambda one: ready[id(one)], (args, kwargs))
         try:
             results = func(*ready_args, **ready_kwargs)
         except (RuntimeError, NotImplementedError) as error:
@@ -100,22 +105,16 @@ class ShardedOperators:
             return self._run_whole(func, args, kwargs, tensors)
         for one in written:
             views.write_through(one)
-        if written:
-            return results
-        return tree_map_only(DTensor, _settle, results)
+        return results if written else map_tensors(_settle, results)
 
     def _prepare(self, tensor: DTensor, *, pointwise: bool, keep_sums: bool) -> DTensor:
         """Return the argument with placements that DTensor handles right."""
-        wanted = [self._handled(tensor, placement, keep_sums=keep_sums) for placement in tensor.placements]
-        tensor = placing.redistribute(tensor, wanted)
+        if not all(type(placement) in (Replicate, Shard) for placement in tensor.placements):
+            wanted = [_handled(placement, keep_sums=keep_sums) for placement in tensor.placements]
+            tensor = placing.redistribute(tensor, wanted)
         if not pointwise and (placing.has_empty_shard(tensor) or placing.is_sharded_twice(tensor)):
             return placing.replicate(tensor)
         return tensor
-
-    def _handled(self, tensor: DTensor, placement: Placement, *, keep_sums: bool) -> Placement:
-        if placing.is_sum(placement):
-            return placement if keep_sums else Replicate()
-        return placement if placing.is_plain(placement) else Replicate()
 
     def _run_view(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         source = tensors[0]
@@ -131,7 +130,7 @@ class ShardedOperators:
         if results is None or not all(map(placing.is_plain, _first(results).placements)):
             shares = False
             made = _call(func, _viewed(func, source), args, kwargs)
-            results = tree_map_only(Tensor, lambda one: placing.wrap(one, source.device_mesh), made)
+            results = map_tensors(lambda one: placing.wrap(one, source.device_mesh), made)
         several = isinstance(results, (list, tuple))
         outs = [
             one
@@ -152,7 +151,7 @@ class ShardedOperators:
         batch = batch_placements(rule, arguments)
         if batch is None:
             return self._run_whole(func, args, kwargs, tensors)
-        return tree_map_only(DTensor, _settle, run_batchwise(func, rule, arguments, batch))
+        return map_tensors(_settle, run_batchwise(func, rule, arguments, batch))
 
     def _decompose(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         with _Redispatch(self):
@@ -193,7 +192,7 @@ class ShardedOperators:
     def _run_whole(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         """Run the operator on whole tensors, the same on every rank, and keep the shards of the results."""
         wholes = {id(one): placing.gather(one) for one in tensors}
-        full_args, full_kwargs = tree_map_only(DTensor, lambda one: wholes[id(one)], (args, kwargs))
+        full_args, full_kwargs = map_tensors(lambda one: wholes[id(one)], (args, kwargs))
         results = func(*full_args, **full_kwargs)
         originals: dict[int, DTensor] = {}
         for one in _written(func, args, kwargs):
@@ -213,7 +212,7 @@ class ShardedOperators:
             out = placing.wrap(result, mesh)
             return out if like is None else placing.restore(out, like.placements)
 
-        return tree_map_only(Tensor, keep, results)
+        return map_tensors(keep, results)
 
     def _create(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -221,7 +220,7 @@ class ShardedOperators:
                 results = func(*args, **kwargs)
         else:
             results = func(*args, **kwargs)
-        return tree_map_only(Tensor, lambda one: placing.wrap(one, self.mesh), results)
+        return map_tensors(lambda one: placing.wrap(one, self.mesh), results)
 
     _ways: dict[Way, Callable[..., Any]] = {
         Way.DTENSOR: _pass_to_dtensor,
@@ -250,6 +249,8 @@ class _Redispatch(TorchDispatchMode):  # type: ignore[misc]
 
 def _passes_sums(func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> bool:
     """Tell whether the operator may run on sums that are not reduced yet, since it maps sums to sums."""
+    if not any(placement.is_partial() for one in tensors for placement in one.placements):
+        return False
     name = rules.name_of(func)
     if name in rules.SCALING:
         # One tensor, the first argument, beside numbers. A rounding mode is no scaling, nor is another dtype.
@@ -262,6 +263,12 @@ def _passes_sums(func: Any, args: Arguments, kwargs: dict[str, Any], tensors: li
 
 def _has_options(kwargs: dict[str, Any]) -> bool:
     return any(value is not None for name, value in kwargs.items() if name in ("dtype", "rounding_mode"))
+
+
+def _handled(placement: Placement, *, keep_sums: bool) -> Placement:
+    if placing.is_sum(placement):
+        return placement if keep_sums else Replicate()
+    return placement if placing.is_plain(placement) else Replicate()
 
 
 def _settle(out: DTensor) -> DTensor:
@@ -280,9 +287,7 @@ def _shares_memory(out: DTensor, source: DTensor) -> bool:
 
 
 def _first(results: Any) -> DTensor:
-    leaves = tree_flatten(results)[0]
-    first: DTensor = leaves[0]
-    return first
+    return tensors_in(results)[0]
 
 
 def _call(func: Any, first: Tensor, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -301,12 +306,14 @@ def _make_view(func: Any, args: Arguments, kwargs: dict[str, Any], at: int | Non
 
 def _written(func: Any, args: Arguments, kwargs: dict[str, Any]) -> list[DTensor]:
     """Return the tensors that `func` writes to."""
+    if not rules.written_arguments(func):
+        return []
     values = [
         kwargs[name] if name in kwargs else args[at]
         for at, name in rules.written_arguments(func)
         if at < len(args) or name in kwargs
     ]
-    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, DTensor)]
+    return tensors_in(values)
 
 
 def _by_name(func: Any, args: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -315,6 +322,17 @@ def _by_name(func: Any, args: Arguments, kwargs: dict[str, Any]) -> dict[str, An
     arguments.update(zip(arguments, args, strict=False))
     arguments.update(kwargs)
     return arguments
+
+
+def _count_dim_from_the_start(func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
+    arguments = _by_name(func, args, kwargs)
+    shape_name = rules.DIMS_FROM_THE_END[rules.name_of(func)]
+    ndim = len(arguments[shape_name]) if shape_name else arguments["self"].ndim
+    if arguments["dim"] < 0:
+        arguments["dim"] += max(ndim, 1)
+    schema = func._schema.arguments
+    positional = tuple(arguments[one.name] for one in schema if not one.kwarg_only)
+    return positional, {one.name: arguments[one.name] for one in schema if one.kwarg_only}
 
 
 def _is_from_propagation(error: Exception) -> bool:

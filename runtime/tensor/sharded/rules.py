@@ -39,7 +39,7 @@ def _names(text: str) -> frozenset[str]:
 TRUSTED = _names(
     """
     mm addmm bmm baddbmm dot
-    sum mean amax amin max min any all var std var_mean linalg_vector_norm logsumexp
+    sum mean amax amin max min any all var std var_mean linalg_vector_norm logsumexp cumsum
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     native_layer_norm native_layer_norm_backward
     embedding embedding_dense_backward nll_loss_forward nll_loss_backward
@@ -49,6 +49,9 @@ TRUSTED = _names(
     _fused_adam_ _fused_adamw_
     """
 )
+
+# DTensor takes a dimension that is counted from the end for another one. The value is the argument with the shape.
+DIMS_FROM_THE_END = {"cumsum": None, "select_backward": "input_sizes", "slice_backward": "input_sizes"}
 
 # Pointwise operators without the tag that says so: their backward kernels, above all.
 POINTWISE = _names(
@@ -136,6 +139,7 @@ def way_of(func: Any) -> Way:
     return Way.WHOLE
 
 
+@functools.cache
 def name_of(func: Any) -> str:
     """Return the name of an operator without namespace and overload: `add_` for aten.add_.Tensor."""
     name: str = func._schema.name.partition("::")[2]
@@ -153,6 +157,7 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
 
+@functools.cache
 def is_pointwise(func: Any) -> bool:
     name = name_of(func)
     if any(argument.name == "reduction" for argument in func._schema.arguments):
@@ -172,6 +177,7 @@ def _has_no_tensor_option(func: Any) -> bool:
     return sum("Tensor" in str(argument.type) for argument in func._schema.arguments) == 1
 
 
+@functools.cache
 def has_strategy(func: Any) -> bool:
     """Tell whether DTensor has a sharding strategy for `func`."""
     known = DTensor._op_dispatcher.sharding_propagator
