@@ -17,5 +17,7 @@ backward pass arrive like any others. It knows neither commands nor the controll
 - `placing`: whole tensors from shards, and shards from whole tensors.
 - `views`: views that do not share memory with their base, because the base is sharded differently.
 - `batchwise`: operators that treat the entries of a batch separately, on the local entries.
+- `decompositions`: operators as the operators that they consist of.
+- `arguments`: the tensors among the arguments of an operator.
 - `random`: one random state for all ranks.
 """

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from meshbook.runtime.tensor.sharded.placing import can_shard, local_of, redistribute
+from meshbook.runtime.tensor.sharded.placing import can_shard, dense_stride, local_of, redistribute
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,5 @@ def _join(result: Any, kind: str, first: DTensor, batch: Sequence[Placement]) ->
         for placement in batch:
             if isinstance(placement, Shard):
                 shape[placement.dim] = first.shape[placement.dim]
-    stride = _global_stride(result, shape)
+    stride = dense_stride(shape, result.stride())
     return DTensor.from_local(result, first.device_mesh, placements, run_check=False, shape=tuple(shape), stride=stride)
-
-
-def _global_stride(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    from meshbook.runtime.tensor.sharded.placing import dense_stride
-
-    return dense_stride(shape, local.stride())

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +16,7 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.tensor.sharded import placing, rules, views
 from meshbook.runtime.tensor.sharded.arguments import map_tensors, tensors_in
 from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE, batch_placements, run_batchwise
+from meshbook.runtime.tensor.sharded.decompositions import decomposition_of
 from meshbook.runtime.tensor.sharded.random import SharedRandom
 from meshbook.runtime.tensor.sharded.rules import Way
 
@@ -154,10 +154,10 @@ class ShardedOperators:
         return map_tensors(_settle, run_batchwise(func, rule, arguments, batch))
 
     def _decompose(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        decomposition = decomposition_of(func)
+        assert decomposition is not None  # or the way would be another
         with _Redispatch(self):
-            if rules.name_of(func) in rules.DECOMPOSED and func in decomposition_table:
-                return decomposition_table[func](*args, **kwargs)
-            return func.decompose(*args, **kwargs)
+            return decomposition(*args, **kwargs)
 
     def _run_random_like(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         source = tensors[0]

@@ -11,9 +11,11 @@ import functools
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops._pointwise_ops import _register_single_dim_pointwise
+
+from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE
+from meshbook.runtime.tensor.sharded.decompositions import decomposition_of
 
 
 class Way(enum.Enum):
@@ -84,15 +86,6 @@ VIEWS_IN_PLACE = {
     torch.ops.aten.as_strided_.default: torch.ops.aten.as_strided.default,
 }
 
-# Kernels that divide by the number of local entries, or compare with local ones, decomposed by torch's own tables.
-DECOMPOSED = _names(
-    """
-    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
-    soft_margin_loss soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits
-    """
-)
-
 # A sum that is not reduced yet goes through these unchanged, beside a number or a replicated tensor of one element.
 SCALING = _names("neg clone mul div mul_ div_ sum")
 # And through these, if all their tensors are such sums with equal placements.
@@ -115,8 +108,6 @@ REFUSED = {
 @functools.cache
 def way_of(func: Any) -> Way:
     """Return the way in which the operator `func` (an overload) is run."""
-    from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE
-
     name = name_of(func)
     if name in REFUSED:
         return Way.REFUSED
@@ -128,9 +119,7 @@ def way_of(func: Any) -> Way:
         return Way.RANDOM_LIKE if name in RANDOM_LIKE and _has_no_tensor_option(func) else Way.RANDOM
     if name in BATCHWISE and not has_out(func):
         return Way.BATCHWISE
-    if name in DECOMPOSED and func in decomposition_table:
-        return Way.DECOMPOSED
-    if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+    if not has_out(func) and decomposition_of(func) is not None:
         return Way.DECOMPOSED
     if func.is_view:
         return Way.VIEW

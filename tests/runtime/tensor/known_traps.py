@@ -215,13 +215,14 @@ def placements_of_results(mesh: DeviceMesh) -> dict[str, str]:
             aten.convolution.default,
             (images, whole(4, 3, 3, 3), whole(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
         ),
+        "batch_norm": (aten.native_batch_norm.default, (images, *[whole(3) for _ in range(4)], True, 0.1, 1e-5)),
         "max_pool2d": (aten.max_pool2d_with_indices.default, (images, [2, 2])),
         "attention": (aten._scaled_dot_product_flash_attention_for_cpu.default, (queries, queries, queries)),
         "embedding": (aten.embedding.default, (whole(4, 3), operators.distribute(torch.arange(8) % 4, [Shard(0)]))),
         "dropout": (aten.native_dropout.default, (x, 0.5, True)),
         "hardswish_backward": (aten.hardswish_backward.default, (x, x)),
         "cat": (aten.cat.default, ([x, x], 1)),
-        "median": (aten.sort.default, (x, 0)),
+        "sort": (aten.sort.default, (x, 0)),
     }
     results = {}
     for name, (func, args) in calls.items():
