@@ -192,16 +192,19 @@ class ShardedOperators:
     def _run_whole(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
         """Run the operator on whole tensors, the same on every rank, and keep the shards of the results."""
         wholes = {id(one): placing.gather(one) for one in tensors}
+        written = _written(func, args, kwargs)
+        if rules.has_out(func):
+            # The operator may change the shape of its out= before that can be refused.
+            wholes |= {id(one): wholes[id(one)].clone() for one in written}
         full_args, full_kwargs = map_tensors(lambda one: wholes[id(one)], (args, kwargs))
         results = func(*full_args, **full_kwargs)
-        originals: dict[int, DTensor] = {}
-        for one in _written(func, args, kwargs):
+        originals = {id(wholes[id(one)]): one for one in tensors}
+        for one in written:
             whole = wholes[id(one)]
             if whole.shape != one.shape:
                 raise _refusal(func, tensors, f"its result has the shape {tuple(whole.shape)}; pass out= of that shape")
             views.store(whole, one)
             views.write_through(one)
-            originals[id(whole)] = one
 
         def keep(result: Tensor) -> DTensor:
             original = originals.get(id(result))

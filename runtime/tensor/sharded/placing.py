@@ -147,8 +147,8 @@ def scatter(full: Tensor, like: DTensor) -> Tensor:
 
 
 def restore(out: DTensor, placements: Sequence[Placement]) -> DTensor:
-    """Return a replicated tensor with these placements, keeping the shard; a Partial one stays replicated."""
-    wanted = [Replicate() if placement.is_partial() else placement for placement in placements]
+    """Return a replicated tensor with these placements, keeping the shard; other than Shard it stays replicated."""
+    wanted = [placement if type(placement) is Shard else Replicate() for placement in placements]
     return redistribute(out, wanted)
 
 

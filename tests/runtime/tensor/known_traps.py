@@ -179,7 +179,10 @@ def result_argument(mesh: DeviceMesh) -> str:
     assert operators.run(torch.ops.aten.add.out, (x, x), {"out": out}) is out
     assert torch.equal(operators.full(out), torch.full((ROWS, 4), 2.0))
     assert out.placements == (Shard(1),)
-    return refusal(mesh, "add.out", x, x, out=operators.distribute(torch.zeros(2), [Replicate()]))
+    short = operators.distribute(torch.zeros(2), [Replicate()])
+    text = refusal(mesh, "add.out", x, x, out=short)
+    assert operators.full(short).shape == (2,)
+    return text
 
 
 def refusal(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> str:
