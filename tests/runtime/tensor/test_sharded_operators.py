@@ -11,6 +11,8 @@ from tests.runtime.tensor import known_traps
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("mesh", ["2", "3", "2x2"])
 @pytest.mark.parametrize("trap", known_traps.TRAPS)

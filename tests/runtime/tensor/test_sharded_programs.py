@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from tests.runtime.tensor.programs import OPERATIONS, Step, run_program
 
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
+
+pytestmark = pytest.mark.process
 
 numbers = st.integers(0, 11)
 steps = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), numbers, numbers, numbers), min_size=1, max_size=12)

@@ -14,6 +14,8 @@ from tests.runtime.tensor.operator_check import check_part
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
 
+pytestmark = pytest.mark.process
+
 PARTS = 8
 
 # Operators of which some sample is not right, and the reason. A new torch may add to them, or take some away.

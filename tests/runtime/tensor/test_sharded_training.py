@@ -11,6 +11,8 @@ from tests.runtime.tensor.trainings import OPTIMIZERS, compare_training
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("model", "mesh", "batch", "parameters"),
