@@ -85,6 +85,8 @@ class ShardedOperators:
     # -- the ways to run an operator; each gets the operator, its arguments, and the tensors among these -----------
 
     def _pass_to_dtensor(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
+        if _reduces_no_dims(func, args, kwargs):
+            return self._run_whole(func, args, kwargs, tensors)
         pointwise = rules.is_pointwise(func)
         keep_sums = _passes_sums(func, args, kwargs, tensors)
         ready = {id(one): self._prepare(one, pointwise=pointwise, keep_sums=keep_sums) for one in tensors}
@@ -325,6 +327,16 @@ def _by_name(func: Any, args: Arguments, kwargs: dict[str, Any]) -> dict[str, An
     arguments.update(zip(arguments, args, strict=False))
     arguments.update(kwargs)
     return arguments
+
+
+def _reduces_no_dims(func: Any, args: Arguments, kwargs: dict[str, Any]) -> bool:
+    """Tell whether the list of dimensions is empty: torch reduces all then, DTensor none."""
+    listed = rules.dims_argument(func)
+    if listed is None:
+        return False
+    at, name = listed
+    dims = args[at] if at < len(args) else kwargs.get(name)
+    return isinstance(dims, (list, tuple)) and not dims
 
 
 def _count_dim_from_the_start(func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:

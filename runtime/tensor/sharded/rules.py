@@ -154,6 +154,15 @@ def is_pointwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags or name in POINTWISE or name.startswith("_foreach_")
 
 
+@functools.cache
+def dims_argument(func: Any) -> tuple[int, str] | None:
+    """Return position and name of the argument that lists the dimensions to reduce, or None."""
+    for at, one in enumerate(func._schema.arguments):
+        if one.name in ("dim", "dims") and "List[int]" in str(one.type):
+            return at, one.name
+    return None
+
+
 def _is_trusted(func: Any, name: str) -> bool:
     if has_out(func) or func.namespace != "aten":
         return False
