@@ -47,7 +47,7 @@ ranks:
 
 - `worker`       the actor; its endpoints run batches and return values
 - `executor`     the table of values and the handlers of commands. `apply(func, args, kwargs)` runs an operator: the
-                 one seam for values that are not plain tensors (the global view passes DTensors through it)
+                 one seam for values that are not plain tensors: `sharded` applies operators to DTensors
 - `groups`       process groups over gloo, for collectives and transfers between ranks
 
 Lifetimes: a `MeshTensor` holds a `Ref`. When the last holder of a Ref is gone, its finalizer appends the id to a queue

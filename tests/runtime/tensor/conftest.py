@@ -1,10 +1,10 @@
-"""Meshes for tests of the tensor engine: workers are threads of this process, over the memory transport."""
+"""Meshes for tests of the tensor engine, with workers as threads of this process, and ranks for sharded tensors."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.tensor.fetching import fetch_shard
+
+if TYPE_CHECKING:
+    from tests.runtime.tensor.rank_pool import RankPool
 
 PATIENCE = 20.0
 
@@ -60,3 +63,13 @@ def one_thread() -> Iterator[None]:
 
 def value(tree: Any, **dims: int) -> Any:
     return fetch_shard(tree, **dims).get(PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    # Imports torch.
+    from tests.runtime.tensor.rank_pool import RankPool
+
+    pool = RankPool()
+    yield pool
+    pool.close()
