@@ -310,7 +310,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError, match="no session to detach"):
         detach(60)
     with pytest.raises(
-        DetachError, match=f"no detached run matches 'nobody'.*; there is\n{run}  trainers: 2 ranks, idle"
+        DetachError, match=f"no detached run matches 'nobody'.*; detached runs:\n{run}  trainers: 2 ranks, idle"
     ):
         attach("nobody")
     status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")

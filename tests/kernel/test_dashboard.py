@@ -289,7 +289,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     view.wait(lambda state: state["counts"] == {"idle": 2, "dead": 2})
     assert "ended by the dashboard" in notebook.run("%mesh status").stdout
     assert "Heal" in view.ask(kind="act", action="kill", sel="0")["error"]
-    assert "are back" in view.ask(kind="act", action="restart", sel="1:3")["text"]
+    assert "restarted" in view.ask(kind="act", action="restart", sel="1:3")["text"]
     view.wait(lambda state: state["counts"] == {"idle": 4})
     notebook.run("%mesh down")
     view.wait(lambda state: not state["mesh"]["alive"])

@@ -241,7 +241,7 @@ class ShardedOperators:
     }
 
 
-class _Redispatch(TorchDispatchMode):  # type: ignore[misc]
+class _Redispatch(TorchDispatchMode):
     """Sends the operators that a decomposition consists of back to `run`."""
 
     def __init__(self, operators: ShardedOperators) -> None:

@@ -160,5 +160,5 @@ def test_the_environment_of_a_command(inherits: bool, inherited: dict[str, str])
 
 def test_an_interpreter_of_another_version_is_refused() -> None:
     check_version((sys.version_info[0], sys.version_info[1]))
-    with pytest.raises(SystemExit, match=r"is Python 3\.\d+, but what it is to run comes from Python 3\.99"):
+    with pytest.raises(SystemExit, match=r"is Python 3\.\d+, but the controller runs Python 3\.99"):
         check_version((3, 99))
