@@ -48,7 +48,9 @@ def command(
     """
     for name, words in commands.items():
         if isinstance(words, str) or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"host {name}: a command is a list of words, as ['ssh', 'gpu1']; not {words!r}")
+            raise ValueError(
+                f"host {name}: the command must be a list of strings such as ['ssh', 'gpu1'], not {words!r}"
+            )
     names = _checked_names(commands)
     return _start(lambda session: (CommandLauncher(commands), names), addresses, python)
 
@@ -67,7 +69,7 @@ def ssh(
     the interpreter there, by default the same path as here; `environment` is added to the processes' environment.
     """
     if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
-        raise ValueError(f"hosts are a list of names, as ['gpu1', 'user@gpu2']; not {hosts!r}")
+        raise ValueError(f"hosts must be a list of names such as ['gpu1', 'user@gpu2'], not {hosts!r}")
     destinations = {host.rpartition("@")[2]: host for host in hosts}
     if len(destinations) < len(hosts):
         raise ValueError(f"a host is named twice: {list(hosts)}")
@@ -151,16 +153,13 @@ def load(file: Path, name: str = "") -> HostMesh:
     if not name and len(known) == 1:
         [name] = known
     if name not in known:
-        raise ValueError(
-            f"{os.fspath(file)} describes {', '.join(known) or 'no hosts'}: name one of them, not {name!r}"
-        )
+        raise ValueError(f"{os.fspath(file)} has no table {name!r}; it has: {', '.join(known) or 'none'}")
     arguments: dict[str, Any] = dict(tables[name])
     launchers: dict[str, Callable[..., HostMesh]] = {"command": command, "ray": ray, "slurm": slurm, "ssh": ssh}
     launcher = arguments.pop("launcher", None)
     if launcher not in launchers:
-        raise ValueError(
-            f"{os.fspath(file)}: [{name}] needs launcher = one of {', '.join(launchers)}; not {launcher!r}"
-        )
+        names = ", ".join(launchers)
+        raise ValueError(f"{os.fspath(file)}: launcher of [{name}] must be one of {names}, not {launcher!r}")
     try:
         return launchers[launcher](**arguments)
     except TypeError as error:
@@ -172,7 +171,7 @@ def _start(
 ) -> HostMesh:
     """Start the hosts that a launcher offers by their names."""
     if context().actor_instance.node.place is not None:
-        raise RuntimeError("hosts are started by the client, not by an actor; their HostMesh may be passed to actors")
+        raise RuntimeError("only the client can start hosts; pass their HostMesh to this actor instead")
     session = current_session()
     launcher, names = launch(session)
     return session.remote.start(launcher, names, addresses=addresses or {}, python=os.fspath(python))
@@ -181,13 +180,13 @@ def _start(
 def _checked_names(hosts: Iterable[str]) -> list[str]:
     names = list(hosts)
     if not names:
-        raise ValueError("at least one host is needed")
+        raise ValueError("no host is named; name at least one, such as gpu1")
     for name in names:
         if not (isinstance(name, str) and 0 < len(name) <= 40 and name.replace("-", "").replace(".", "").isalnum()):
-            raise ValueError(f"a host is named by letters, digits, dots and dashes, 40 at most; not {name!r}")
+            raise ValueError(f"invalid host name {name!r}; use at most 40 letters, digits, dots and dashes")
     return names
 
 
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} is a number of at least 1, not {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")

@@ -233,7 +233,10 @@ class RayCluster:
 
 def family_of_agent(pids: list[int]) -> list[psutil.Process]:
     """The agent above these workers, and all processes that it has started."""
-    agent = next(each for each in psutil.Process(pids[0]).parents() if "meshbook.runtime.hosts.agent" in each.cmdline())
+    # Its fork server has the same command line.
+    [*_, agent] = [
+        each for each in psutil.Process(pids[0]).parents() if "meshbook.runtime.hosts.agent" in each.cmdline()
+    ]
     return [agent, *agent.children(recursive=True)]
 
 
