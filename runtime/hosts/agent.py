@@ -77,6 +77,15 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
         folder = RunFolder(Path(spec.folder))
         serve(spec, folder, None, line, first_servers(spec, folder, server), IoLoop())
         return
+    if (ours := sys.version_info[:2]) != spec.away.python:
+        theirs = ".".join(map(str, spec.away.python))
+        answer(
+            AgentAnswer(
+                error=f"{sys.executable} is Python {ours[0]}.{ours[1]}, and the controller's is {theirs}: name an "
+                f"interpreter of that version on the host by python="
+            )
+        )
+        sys.exit(1)
     try:
         folder = make_folder(spec.settings, secrets.token_hex(4))
         servers = first_servers(spec, folder, server)

@@ -41,6 +41,7 @@ class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     keys: KeyPair
     address: str = ""  # the IP address to listen on; empty: the one from which it reaches one of `towards`
     towards: tuple[str, ...] = ()  # the IP addresses of the first host
+    python: tuple[int, int]  # the controller's version of Python
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,13 @@
-"""Launchers start host agents on machines: a small Protocol, and the launcher that runs a command for each host.
+"""Launchers start host agents on machines: a small Protocol, and the launchers that run a command for each host.
 
-A launcher only starts an agent and reports its end. Heartbeats show whether a host is healthy.
+A launcher only starts an agent and reports its end. Heartbeats show whether a host is healthy. `slurm_launcher` and
+`ray_launcher` start agents on the nodes of a Slurm allocation and of a Ray cluster.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,9 +44,12 @@ class Launcher(Protocol):
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         """Run the command `agent` on this host, with its stderr in the file `log`. OSError on failure."""
 
+    def close(self) -> None:
+        """Return the machines, once all agents have ended or none could be started. May be called again."""
+
 
 class CommandLauncher:
-    """Adds the agent's command to a command for each host: `["ip", "netns", "exec", "h1"]`, `["ssh", "h1"]`."""
+    """Adds the agent's command to a command for each host: `["ip", "netns", "exec", "h1"]`."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
         self._commands = commands
@@ -53,15 +58,46 @@ class CommandLauncher:
         return not self._commands[host]
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
-        with open(log, "wb", opener=open_private) as errors:
-            return subprocess.Popen(
-                [*self._commands[host], *agent],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=agent_environment(),
-                start_new_session=True,  # Ctrl-C on a terminal is for the controller only
-            )
+        return start_process([*self._commands[host], *agent], log)
+
+    def close(self) -> None:
+        """Do nothing: a command holds no machine beyond its agent's end."""
+
+
+class SshLauncher:
+    """Starts agents by OpenSSH's client. `destinations` are its arguments by host, such as `user@gpu1`."""
+
+    def __init__(
+        self, destinations: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str], timeout: float
+    ) -> None:
+        self._destinations = destinations
+        self._options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout))}", *options]
+        self._environment = environment
+
+    def is_local(self, host: str) -> bool:
+        return False
+
+    def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
+        # The remote shell splits the words again. sshd does not pass the environment on.
+        environment = {"PYTHONPATH": str(PACKAGE.parent), **self._environment}
+        words = ["exec", "env", *(f"{name}={value}" for name, value in environment.items()), *agent]
+        return start_process(["ssh", *self._options, "--", self._destinations[host], shlex.join(words)], log)
+
+    def close(self) -> None:
+        """Do nothing: a connection ends with its agent."""
+
+
+def start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a program on this machine that passes standard input and output on to an agent. OSError on failure."""
+    with open(log, "wb", opener=open_private) as errors:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=agent_environment(),
+            start_new_session=True,  # Ctrl-C on a terminal is for the controller only
+        )
 
 
 def agent_environment() -> dict[str, str]:

@@ -55,6 +55,7 @@ class RemoteHost:
     node: str  # of its agent
     process: AgentProcess
     log: Path
+    launcher: Launcher
     number: int  # in order of start
     is_local: bool  # whether it is on this machine
     address: Address | None = None  # of its agent, once it has answered
@@ -108,6 +109,7 @@ class RemoteHosts:
                 self._link(begun)
             except BaseException:
                 self._give_up(begun)
+                launcher.close()
                 raise
             return self._add(begun)
 
@@ -145,7 +147,9 @@ class RemoteHosts:
     def _launch(self, launcher: Launcher, name: str, keys: KeyPair, address: str, python: str) -> RemoteHost:
         node = f"agent-{name}-{secrets.token_hex(2)}"
         log = self._folder / f"{node}.log"
-        away = RemoteAgentSpec(host=name, keys=keys, address=address, towards=tuple(own_addresses()))
+        away = RemoteAgentSpec(
+            host=name, keys=keys, address=address, towards=tuple(own_addresses()), python=sys.version_info[:2]
+        )
         spec = AgentSpec(
             run=self._node.run,
             node=node,
@@ -162,7 +166,7 @@ class RemoteHosts:
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(spec) + b"\n")
             process.stdin.flush()
-        return RemoteHost(name, node, process, log, next(self._numbers), is_local=launcher.is_local(name))
+        return RemoteHost(name, node, process, log, launcher, next(self._numbers), is_local=launcher.is_local(name))
 
     def _wait_for_answers(self, hosts: Sequence[RemoteHost]) -> None:
         lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()
@@ -301,6 +305,8 @@ class RemoteHosts:
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)
+        if not any(other.launcher is host.launcher for other in self):
+            host.launcher.close()
 
     def _notify_lost(self, host: RemoteHost, why: str) -> None:
         """Make every other host drop its link to this one."""

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,16 @@ DETACHED = ["sh", "-c", 'IFS= read -r line; { printf "%s\\n" "$line"; exec sleep
 
 
 class Network:
-    """The hosts h1 and h2, joined with this machine by a bridge."""
+    """Hosts h1, h2 ..., joined with this machine by a bridge."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Sequence[str] = ("h1", "h2")) -> None:
+        self._hosts = hosts
         self._name = f"mb{os.getpid() % 10000}"
         self._net = f"10.213.{os.getpid() % 250}"
         self._ip("link add", f"{self._name}b", "type bridge")
         self._ip("addr add", f"{self._net}.254/24", "dev", f"{self._name}b")
         self._ip("link set", f"{self._name}b", "up")
-        for number in (1, 2):
+        for number in range(1, len(hosts) + 1):
             self._add(number)
 
     def _add(self, number: int) -> None:
@@ -90,6 +91,9 @@ class Network:
 
     def _ip(self, *words: str) -> None:
         subprocess.run(["ip", *" ".join(words).split()], check=True, capture_output=True, text=True)
+
+    def address(self, host: str) -> str:
+        return f"{self._net}.{host.removeprefix('h')}"
 
     def command(self, host: str) -> list[str]:
         return ["ip", "netns", "exec", self._space(host)]
@@ -108,8 +112,9 @@ class Network:
         self._ip("-n", self._space(one), "route del blackhole", f"{self._net}.{other.removeprefix('h')}/32")
 
     def close(self) -> None:
-        links = [f"link del {self._name}{end}" for end in ("v1", "v2", "b")]  # first: a namespace may end later
-        for words in (*links, *(f"netns del {self._space(host)}" for host in ("h1", "h2"))):
+        ends = [f"v{host.removeprefix('h')}" for host in self._hosts]
+        links = [f"link del {self._name}{end}" for end in (*ends, "b")]  # first: a namespace may end later
+        for words in (*links, *(f"netns del {self._space(host)}" for host in self._hosts)):
             with contextlib.suppress(subprocess.CalledProcessError):
                 self._ip(words)
 

@@ -1,0 +1,98 @@
+"""Starts host agents on the nodes of a Slurm allocation: the one this process runs in, or one that it requests.
+
+    salloc (outside an allocation) -> nodes -> one `srun` per node -> agent
+
+An own allocation lasts as long as the shell that `salloc` runs, which ends when this process closes its input or dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from meshbook.runtime.errors import LaunchError
+from meshbook.runtime.hosts.launchers import AgentProcess, start_process
+
+# It prints the allocation, and waits for the end of its input.
+HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
+RELEASE_SECONDS = 10.0
+# A step has all CPUs and the memory of its node, beside other steps of the same job. Output is not buffered.
+STEP = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
+
+
+class SlurmLauncher:
+    """The nodes of a Slurm allocation. `options` are those of `salloc` and `srun`.
+
+    Inside an allocation it uses its first `nodes` nodes; by default, all. Outside, it waits until Slurm grants one;
+    `log` is for the messages of `salloc`. LaunchError if there are fewer nodes, or if Slurm refuses.
+    """
+
+    def __init__(self, nodes: int | None, *, gpus_per_node: int | None, options: Sequence[str], log: Path) -> None:
+        self._gpus = [f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []
+        self._holder: subprocess.Popen[bytes] | None = None
+        try:
+            if job := os.environ.get("SLURM_JOB_ID"):
+                node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+            else:
+                job, node_list = self._allocate(nodes or 1, options, log)
+            self._job = job
+            self.hosts = _expand(node_list)
+        except FileNotFoundError as error:
+            raise LaunchError(f"Slurm is not installed here: {error.filename} was not found") from error
+        except BaseException:
+            self.close()
+            raise
+        if nodes is not None:
+            if len(self.hosts) < nodes:
+                self.close()
+                raise LaunchError(f"{nodes} nodes are needed, and Slurm job {job} has {len(self.hosts)}: {node_list}")
+            self.hosts = self.hosts[:nodes]
+
+    def _allocate(self, nodes: int, options: Sequence[str], log: Path) -> tuple[str, str]:
+        command = ["salloc", f"--nodes={nodes}", *self._gpus, "--job-name=meshbook", *options, "sh", "-c", HOLD]
+        self._holder = start_process(command, log)
+        job, _, node_list = _output(self._holder).readline().decode().strip().partition(" ")
+        if not node_list:
+            self._holder.wait()
+            said = log.read_text(errors="replace").strip()
+            raise LaunchError(f"Slurm granted no allocation of {nodes} nodes (`{' '.join(command[:-3])}`):\n{said}")
+        return job, node_list
+
+    def is_local(self, host: str) -> bool:
+        return False
+
+    def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
+        return start_process(["srun", f"--jobid={self._job}", f"--nodelist={host}", *STEP, *self._gpus, *agent], log)
+
+    def close(self) -> None:
+        """Release an allocation of its own."""
+        holder, self._holder = self._holder, None
+        if holder is None:
+            return
+        assert holder.stdin is not None
+        with contextlib.suppress(OSError):
+            holder.stdin.close()
+        # A pending request for an allocation does not read its input: SIGTERM cancels it.
+        try:
+            holder.wait(0 if not hasattr(self, "_job") else RELEASE_SECONDS)
+        except subprocess.TimeoutExpired:
+            holder.terminate()
+            holder.wait()
+        _output(holder).close()
+
+
+def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _expand(node_list: str) -> list[str]:
+    """Return the names of a node list such as `n[1-3]`."""
+    done = subprocess.run(["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"scontrol cannot expand the node list {node_list!r}: {done.stderr.strip()}")
+    return done.stdout.split()

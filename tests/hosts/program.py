@@ -1,0 +1,90 @@
+"""A user's program on several hosts: python program.py LAUNCHER '{"arguments": ...}', with two ranks on each host.
+
+It trains the quick-start's network with DistributedDataParallel and prints a line of JSON; on `watch` it also waits
+for a call that the loss of a host ends, and prints what the call raised and which hosts still answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from sklearn.datasets import load_digits
+
+import meshbook
+from meshbook import Actor, endpoint
+from meshbook.runtime.hosts.faults import set_unhandled_fault_hook
+
+
+class Trainer(Actor):
+    """One rank of the training."""
+
+    @endpoint
+    def train(self, pictures: Any, digits: Any) -> dict[str, Any]:
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("gloo")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        share = slice(rank, 1200, size)
+        x, y = torch.tensor(pictures[share], dtype=torch.float32) / 16, torch.tensor(digits[share])
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        weights = sum(float(parameter.double().sum()) for parameter in model.parameters())
+        del model, optimizer
+        dist.destroy_process_group()
+        return {"rank": rank, "first": losses[0], "last": losses[-1], "weights": weights, "pid": os.getpid()}
+
+    @endpoint
+    def wait(self) -> None:
+        time.sleep(600)
+
+    @endpoint
+    def answer(self) -> int:
+        return int(os.environ["RANK"])
+
+
+def main() -> None:
+    set_unhandled_fault_hook(lambda failure: None)  # otherwise the loss of a host ends this program
+    launcher, arguments = sys.argv[1], json.loads(sys.argv[2])
+    hosts = getattr(meshbook.hosts, launcher)(**arguments)
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    trainers = procs.spawn("trainers", Trainer)
+    ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(100).values())
+    say(hosts=dict(hosts.extent), ranks=ranks)
+    if "watch" in sys.argv:
+        waiting = [(index, trainers.slice(hosts=index, gpus=0).wait.call_one()) for index in range(hosts.size())]
+        say(waits=len(waiting))
+        sys.stdin.readline()  # the test has taken a host away
+        began = time.monotonic()
+        ended: dict[int, str] = {}
+        while not ended:
+            ended |= {index: str(future.exception()) for index, future in waiting if future.done()}
+            time.sleep(0.01)
+        seconds = time.monotonic() - began
+        rest = [index for index in range(hosts.size()) if index not in ended]
+        say(lost=ended, seconds=seconds, rest=[trainers.slice(hosts=i, gpus=1).answer.call_one().get(60) for i in rest])
+    sys.stdin.readline()
+    meshbook.close_session()
+    say(closed=True)
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Training on real clusters of three nodes with two ranks each, by `meshbook.hosts.ssh`, `slurm` and `ray`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from meshbook.runtime.hosts.launch import sweep
+from tests.hosts.clusters import PATIENCE, RayCluster, SlurmCluster, SshCluster, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+PROGRAM = Path(__file__).with_name("program.py")
+AT_ONCE = 10.0  # seconds; two are promised, and a busy machine has its time
+
+
+class Program:
+    """A run of `program.py`, line by line."""
+
+    def __init__(self, cluster: Any, *words: str, **changed: Any) -> None:
+        arguments = json.dumps(cluster.arguments | changed)
+        self.process = subprocess.Popen(
+            [sys.executable, PROGRAM, cluster.launcher, arguments, *words],
+            env=os.environ | getattr(cluster, "environment", {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            found: dict[str, Any] = json.loads(line)
+            return found
+        assert self.process.stderr is not None
+        raise AssertionError(self.process.stderr.read())
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def error(self) -> str:
+        """Wait for the end of a program that fails, and return its last words."""
+        error = self.process.communicate(timeout=PATIENCE)[1]
+        assert self.process.returncode == 1, error
+        return error
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module", params=[SshCluster, SlurmCluster, RayCluster], ids=["ssh", "slurm", "ray"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    made = request.param(tmp_path_factory.mktemp("c"))
+    yield made
+    made.close()
+    sweep(Path(os.environ["MESHBOOK_RUNTIME_DIR"]))  # folders of killed agents
+
+
+@pytest.fixture
+def start(cluster: Any) -> Iterator[Any]:
+    """Start programs on the cluster; all of them have ended when the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*words: str, **changed: Any) -> Program:
+            return stack.enter_context(contextlib.closing(Program(cluster, *words, **changed)))
+
+        yield begin
+    cluster.restore()
+
+
+def agents() -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline"])
+    return [each for each in found if "meshbook.runtime.hosts.agent" in (each.info["cmdline"] or ())[1:5]]
+
+
+def of_this_run() -> list[int]:
+    """The agents that this test run has started and that have not ended."""
+    mark = os.environ["MESHBOOK_TEST_ID"]
+    found = []
+    for each in agents():
+        with contextlib.suppress(psutil.Error):
+            if each.environ().get("MESHBOOK_TEST_ID") == mark and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each.pid)
+    return found
+
+
+def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
+    program = start()
+    trained = program.read()
+    assert trained["hosts"] == {"hosts": 3}
+    ranks = trained["ranks"]
+    assert [each["rank"] for each in ranks] == list(range(6))
+    assert all(each["last"] < each["first"] / 3 for each in ranks)
+    assert len({each["weights"] for each in ranks}) == 1
+    program.go_on()
+    assert program.read() == {"closed": True}
+    assert program.process.wait(PATIENCE) == 0
+    wait_until(lambda: not of_this_run())
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: not cluster.jobs())
+
+
+def test_a_lost_host_is_reported_and_the_others_continue(cluster: Any, start: Any) -> None:
+    program = start("watch")
+    ranks = program.read()["ranks"]
+    assert program.read() == {"waits": 3}
+    cluster.lose_second([each["pid"] for each in ranks[2:4]])
+    program.go_on()
+    report = program.read()
+    assert list(report["lost"]) == ["1"]
+    assert "is lost" in report["lost"]["1"]
+    assert report["seconds"] < AT_ONCE
+    assert report["rest"] == [1, 5]
+    cluster.restore()
+    for each in ranks[2:4]:  # its agent is stopped or cut off; it ends when it continues or looks again
+        with contextlib.suppress(psutil.Error):
+            for process in (psutil.Process(each["pid"]), *psutil.Process(each["pid"]).parents()):
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.send_signal(signal.SIGCONT)
+    program.go_on()
+    assert program.read() == {"closed": True}
+    wait_until(lambda: not of_this_run())
+
+
+def test_a_killed_controller_leaves_nothing(cluster: Any, start: Any) -> None:
+    program = start()
+    program.read()
+    program.process.kill()
+    wait_until(lambda: not of_this_run())
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: not cluster.jobs())
+
+
+def test_a_wrong_interpreter_is_named(cluster: Any, start: Any) -> None:
+    assert "/no/python3" in start(python="/no/python3").error()
+    wait_until(lambda: not of_this_run())
+
+
+# -- what only one of them has -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", [SshCluster], ids=["ssh"], indirect=True)
+def test_a_key_that_ssh_refuses(cluster: SshCluster, start: Any) -> None:
+    error = start(options=["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]).error()
+    assert f"host {cluster.addresses[0]}" in error
+    assert "Permission denied" in error
+
+
+@pytest.mark.parametrize("cluster", [SshCluster], ids=["ssh"], indirect=True)
+def test_a_machine_that_does_not_answer_to_ssh(cluster: SshCluster, start: Any) -> None:
+    cluster.network.cut("h2")
+    error = start(options=[*cluster.arguments["options"], "-o", "ConnectTimeout=1"]).error()
+    cluster.network.mend("h2")
+    assert f"host {cluster.addresses[1]}" in error
+    wait_until(lambda: not of_this_run())
+
+
+@pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
+def test_an_allocation_that_slurm_refuses(cluster: SlurmCluster, start: Any) -> None:
+    error = start(nodes=4).error()
+    assert "LaunchError" in error
+    assert "4 nodes" in error
+    assert not cluster.jobs()
+
+
+@pytest.mark.parametrize("cluster", [RayCluster], ids=["ray"], indirect=True)
+def test_nodes_that_ray_does_not_have(cluster: RayCluster, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOOK_LAUNCH_TIMEOUT", "2")
+    assert "Ray has no 3 nodes" in start(resources={"GPU": 8}).error()
