@@ -9,7 +9,7 @@ from pathlib import Path
 from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
-from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, DoorRequest, MeshStatus, Status, knock
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, MeshStatus, RunRequest, RunUnreachable, Status, send_request
 
 STATUS_SECONDS = 1.0  # how long to wait for an agent's answer
 
@@ -21,13 +21,13 @@ def detached_runs(settings: Settings | None = None) -> list[Status]:
 
 def _folders(settings: Settings | None) -> Iterator[Path]:
     root = runtime_root(settings or current_settings())
-    yield from sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / DOOR).exists())
+    yield from sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / RUN_SOCKET).exists())
 
 
 def _status_of(folder: Path) -> Status | None:
     try:
-        answer, connection = knock(folder, DoorRequest("status"), STATUS_SECONDS)
-    except DoorClosed:
+        answer, connection = send_request(folder, RunRequest("status"), STATUS_SECONDS)
+    except RunUnreachable:
         return None
     connection.close()
     return answer.status

@@ -160,7 +160,7 @@ class ThreadAgent:
         if node is not None and self.workers is not None:
             self.workers.release()
             node.data_plane.close(patience=0)
-            let_go(node)
+            close_with_actors(node)
             self.workers.close()
 
 
@@ -341,12 +341,12 @@ class ThreadWorker:
             process = [Target(self._node.address, PROCESS)]
             self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
         self._node.data_plane.close(patience=0)
-        let_go(self._node)
+        close_with_actors(self._node)
         if self._thread.ident is not None:
             self._thread.join(SECONDS)
 
 
-def let_go(node: Node) -> None:
+def close_with_actors(node: Node) -> None:
     """Close a node and end its actors, each after its current message."""
     node.close()
     targets = [Target(node.address, name) for name in node.actors.names()]

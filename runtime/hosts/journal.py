@@ -16,7 +16,7 @@ from typing import IO, Any
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Buffer, unpack
@@ -26,7 +26,7 @@ KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
     CONTROL: {"failed", "ended", "restarted"},
     TELEMETRY: {"happened"},
-    ROSTER: {"born", "silent"},
+    WORKER_REGISTRY: {"starting", "silent"},
 }
 MESSAGES = "messages"
 _LENGTH = struct.Struct("<Q")

@@ -45,7 +45,7 @@ from meshbook.runtime.telemetry.vitals import (
 
 logger = logging.getLogger(__name__)
 
-METERS = "meters"  # the actor of every host agent
+VITALS_SENDER = "vitals_sender"  # the actor of every host agent
 NOWHERE = Extent((), ())
 GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
 CPU_SECONDS = 0.9  # the least time over which processor time is measured: the system counts it in hundredths
@@ -252,7 +252,7 @@ class VitalsSender(Actor):
         self._is_quiet = False  # whether the last batch was, see `is_quiet`
         self._news = threading.Event()  # set by `pace` and at the end
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="meshbook vitals sender", daemon=True)
         self._thread.start()
 
     @endpoint

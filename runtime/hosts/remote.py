@@ -73,18 +73,20 @@ class RemoteHost:
 class RemoteHosts:
     """The remote hosts of a session. `first` is the agent of its own host."""
 
-    def __init__(self, node: Node, settings: Settings, folder: Path, roster: WorkerRegistry, first: Address) -> None:
+    def __init__(
+        self, node: Node, settings: Settings, folder: Path, worker_registry: WorkerRegistry, first: Address
+    ) -> None:
         self._node = node
         self._settings = settings
         self._folder = folder
-        self._roster = roster
+        self._worker_registry = worker_registry
         self._first = first
         self._keys: KeyPair | None = None
         self._hosts: list[RemoteHost] = []
         self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held while hosts are started
         self._closing = ""
-        roster.when_silent = self._heard_of_silence
+        worker_registry.when_silent = self._heard_of_silence
 
     def __iter__(self) -> Iterator[RemoteHost]:
         """Iterate over the hosts that have not ended."""
@@ -297,7 +299,7 @@ class RemoteHosts:
         others = [other.address for other in self if other.address is not None]
         agents = [self._first, *others]
         # The workers first: a caller that waits for the end of the host also waits for theirs.
-        for node in self._roster.guests_of(host.node):
+        for node in self._worker_registry.guests_of(host.node):
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)

@@ -16,7 +16,7 @@ from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.machine import address_towards, free_port, interface_of
-from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.gateway import Gateway
@@ -38,7 +38,7 @@ class RemoteAgents:
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
         self._linked: dict[str, Callable[[], None]] = {}  # by host: the callback for when its link is up
-        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     @property
     def agents(self) -> list[Address]:
@@ -88,7 +88,7 @@ class RemoteAgents:
         self._gateway = gateway
         if self._is_away:
             self._agents[self._home.first] = Address(AGENT, f"{self._home.first}{AGENT}")
-        threading.Thread(target=self._run_errands, name="meshbook errands", daemon=True).start()
+        threading.Thread(target=self._run_tasks, name="meshbook agent tasks", daemon=True).start()
         gateway.start(self._home, self)
 
     def link(self, agent: Address, *, dial: bool, linked: Callable[[], None]) -> None:
@@ -116,16 +116,16 @@ class RemoteAgents:
         if self._gateway is not None and report.incarnation >= 0:
             self._gateway.close_stream(report.node, report.incarnation)
 
-    def run(self, errand: Callable[[], None]) -> None:
+    def run(self, task: Callable[[], None]) -> None:
         """Run functions that may block, one after the other, on a thread of their own."""
-        self._errands.put(errand)
+        self._tasks.put(task)
 
-    def _run_errands(self) -> None:
+    def _run_tasks(self) -> None:
         while True:
-            errand = self._errands.get()
+            task = self._tasks.get()
             try:
-                errand()
-            except Exception:  # later errands report deaths, and hosts that are silent
+                task()
+            except Exception:  # later tasks report deaths, and hosts that are silent
                 logger.exception("a task for other hosts failed")
 
     def close(self, why: str) -> None:
@@ -143,9 +143,9 @@ class RemoteAgents:
         if host == self._home.first:
             self.end()
             return
-        roster = Target(self._node.controller, ROSTER)
+        worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
-        self.run(functools.partial(self._node.calls.send, [roster], "silent", arguments, NOWHERE, None))
+        self.run(functools.partial(self._node.calls.send, [worker_registry], "silent", arguments, NOWHERE, None))
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 
-MEETINGS = "meetings"  # the actor that every agent hosts for this
+RENDEZVOUS = "rendezvous"  # the actor that every agent hosts for this
 REMEMBERED = 1000  # meshes; older ones are dropped, since their processes have started long ago
 
 

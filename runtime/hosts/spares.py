@@ -23,7 +23,7 @@ import msgspec
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.command_workers import is_left
+from meshbook.runtime.hosts.command_workers import has_spec_file
 from meshbook.runtime.hosts.forkserver import Exited, Started
 from meshbook.runtime.hosts.spare_worker import call_file, place_file
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
@@ -261,7 +261,7 @@ class SpareManager:
 
     def _kill_mute(self, spare: Spare) -> None:
         """Kill a command that runs without becoming a spare in time."""
-        if not spare.ended.wait(self._settings.launch_timeout) and is_left(self._folder, spare.node):
+        if not spare.ended.wait(self._settings.launch_timeout) and has_spec_file(self._folder, spare.node):
             self._kill(spare)
 
     def _kill(self, spare: Spare) -> None:

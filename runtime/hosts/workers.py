@@ -25,7 +25,7 @@ from typing import Protocol
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.command_workers import command_line, drop_birth, is_left
+from meshbook.runtime.hosts.command_workers import command_line, has_spec_file, remove_spec_file
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.forkserver_client import execute_server
 from meshbook.runtime.hosts.linux import end_descendants
@@ -258,7 +258,7 @@ class Workers:
     def _kill_mute(self, worker: Worker) -> None:
         """Kill a command that runs without becoming the worker in time."""
         node, seconds = worker.address.node, self._settings.launch_timeout
-        if not worker.ended.wait(seconds) and is_left(self._folder, node):
+        if not worker.ended.wait(seconds) and has_spec_file(self._folder, node):
             worker.trouble = f"it was not a worker within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
             self.signal([node], signal.SIGKILL)
 
@@ -363,13 +363,13 @@ class Workers:
             self._send_signal(exited.pid, signal.SIGKILL)  # the rest of its process group
         if worker is not None:
             worker.peak = exited.peak
-            self._end(worker, exited.returncode, self._why_unborn(worker))
+            self._end(worker, exited.returncode, self._why_not_started(worker))
         elif mesh := self._reserve.exited(exited):
             self._fill_up(server, mesh)
 
-    def _why_unborn(self, worker: Worker) -> str:
+    def _why_not_started(self, worker: Worker) -> str:
         """Return "" for a process that became a worker before it ended."""
-        if worker.trouble or not is_left(self._folder, worker.address.node):
+        if worker.trouble or not has_spec_file(self._folder, worker.address.node):
             return worker.trouble
         return f"it exited before it became a worker; its command: {worker.command}"
 
@@ -405,7 +405,7 @@ class Workers:
             ended_by=worker.killer if returncode == -signal.SIGKILL else "",
             raised=find_traceback(self._folder, node),
         )
-        drop_birth(self._folder, node)
+        remove_spec_file(self._folder, node)
         # of a worker that was killed before it had read the file
         place_file(self._folder, node).unlink(missing_ok=True)
         with self._lock:

@@ -176,7 +176,7 @@ def test_a_command_is_executed_and_nothing_is_left_of_it(spawn_procs, session, t
     assert psutil.Process(pid).ppid() == server.pid
     theirs, its = ({str(link.readlink()) for link in Path(f"/proc/{who}/fd").iterdir()} for who in (server.pid, pid))
     assert its & theirs == {os.devnull}
-    assert list(session.folder.path.glob("*.birth")) == []
+    assert list(session.folder.path.glob("*.spec")) == []
 
 
 def test_a_command_for_each_rank(spawn_procs):
@@ -244,7 +244,7 @@ def test_a_program_in_front_ends_with_its_worker_and_all_it_started(spawn_procs)
 def test_a_command_that_becomes_no_worker(spawn_procs, session, command: BootstrapCommand, said: list[str]):
     text = died(spawn_procs(bootstrap_command=command))
     assert [each for each in said if each not in text] == [], text
-    assert list(session.folder.path.glob("*.birth")) == []
+    assert list(session.folder.path.glob("*.spec")) == []
 
 
 def test_a_command_that_waits_instead_is_killed(start_session):

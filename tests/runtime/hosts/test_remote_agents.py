@@ -15,7 +15,7 @@ class Gateway:
     def start(self, home: Home, events: Any) -> None: ...
 
 
-def test_an_errand_that_fails_keeps_no_other_from_being_done(caplog: Any) -> None:
+def test_a_task_that_fails_does_not_stop_later_tasks(caplog: Any) -> None:
     """One that could not be told of an end must not keep all others from hearing of it."""
     others = RemoteAgents(cast("Any", None), Home.of_first_host(Path("/run")))
     others.open(cast("Any", Gateway()))
