@@ -250,7 +250,9 @@ class Agent(HostActor):
         rendezvous = self._others.network | self._rendezvous_of(specs[0].world)
         if self._node.peers.report_of(owner) is not None:  # the owner sent the request, and died
             for spec in specs:
-                self._notify_not_started(spec, f"its owner has ended ({owner})")
+                why = f"its owner has ended ({owner})"
+                report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
+                self._node.peers.announce_down(report, [self._node.controller, *self._here()])
             return
         # Announced before it is done: if this process is killed now, the controller still knows which workers are lost.
         worker_registry = Target(self._node.controller, WORKER_REGISTRY)
@@ -265,10 +267,6 @@ class Agent(HostActor):
         self._workers.start([_informed(spec, rendezvous, incarnations) for spec in specs])
         if self._node.peers.report_of(owner) is not None:  # the owner died meanwhile, before there was anything to end
             self._workers.stop_owned_by(owner)
-
-    def _notify_not_started(self, spec: WorkerSpec, why: str) -> None:
-        report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
-        self._node.peers.announce_down(report, [self._node.controller, *self._here()])
 
     def _notify_restarted(self, spec: WorkerSpec) -> None:
         """Notify all nodes of a restart: they forget the end of the previous incarnation before the new one sends."""

@@ -100,7 +100,8 @@ class AttachedSession(Session):
             self._replay()
         finally:
             CURRENT.reset(token)
-        self._agent_line().write(msgspec.json.encode(RunTaken()) + b"\n")
+        assert self._agent.stdin is not None
+        self._agent.stdin.write(msgspec.json.encode(RunTaken()) + b"\n")
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
 
@@ -115,10 +116,6 @@ class AttachedSession(Session):
             self.output.replay(chunk)
         for frame in read_messages(journal):
             self.node.loop.run(functools.partial(self.node.accept, frame))
-
-    def _agent_line(self) -> IO[bytes]:
-        assert self._agent.stdin is not None
-        return self._agent.stdin
 
     def meshes(self) -> dict[str, ProcMesh]:
         """Return the process meshes by their names; of several with one name, the newest."""

@@ -54,13 +54,10 @@ def execute(spec: WorkerSpec, folder: Path) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(program, words, environment)
     except (OSError, ValueError) as error:
-        give_up(f"cannot start {program!r}: {_why(error, program)}")
-
-
-def _why(error: Exception, program: str) -> str:
-    if isinstance(error, FileNotFoundError) and program == NUMACTL:
-        return "it is not installed on this host; without it, proc_bind supports only 'cpus' or 'physcpubind'"
-    return str(error.strerror if isinstance(error, OSError) else error)
+        why = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, FileNotFoundError) and program == NUMACTL:
+            why = "it is not installed on this host; without it, proc_bind supports only 'cpus' or 'physcpubind'"
+        give_up(f"cannot start {program!r}: {why}")
 
 
 def give_up(text: str) -> NoReturn:

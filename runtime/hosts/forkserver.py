@@ -109,19 +109,14 @@ def preload(names: list[str]) -> None:
         except ImportError:
             traceback.print_exc()
     spare_finalizers()
-    _end_library_threads()
+    # End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork.
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
     sys.stdout.flush()  # otherwise every child would print it again
     flush_c_output()
     gc.freeze()  # a child's collector would write to, and so copy, every page that holds an object
     gc.enable()
-
-
-def _end_library_threads() -> None:
-    """End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
 
 
 class ForkServer:
@@ -188,12 +183,9 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
                 pid, status, usage = ended
-                self._note_end(pid, status, usage.ru_maxrss << 10)
-
-    def _note_end(self, pid: int, status: int, peak: int) -> None:
-        if pid in self._workers:  # skips orphans that this process adopted
-            self._workers.discard(pid)
-            self._answer(Exited(pid, os.waitstatus_to_exitcode(status), peak))
+                if pid in self._workers:  # skips orphans that this process adopted
+                    self._workers.discard(pid)
+                    self._answer(Exited(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
     def _answer(self, answer: Answer) -> None:
         self._channel.sendall(_encode(answer) + b"\n")

@@ -56,7 +56,9 @@ class Journal:
         except RefusedMessage:
             return  # the node reports it
         if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
-            self._output_of(message.sender).write(frame)
+            if message.sender not in self._outputs:
+                self._outputs[message.sender] = _Output(self._folder / f"{message.sender}.output", self._kept_bytes)
+            self._outputs[message.sender].write(frame)
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
                 _write(self._messages, frame)
@@ -69,11 +71,6 @@ class Journal:
             self.wanted = {call: node for call, node in self.wanted.items() if node != message.report.node}
             return True
         return isinstance(message, Call) and message.endpoint in NEWS.get(message.actor, ())
-
-    def _output_of(self, sender: str) -> _Output:
-        if sender not in self._outputs:
-            self._outputs[sender] = _Output(self._folder / f"{sender}.output", self._kept_bytes)
-        return self._outputs[sender]
 
     def close(self) -> None:
         """Close all files."""

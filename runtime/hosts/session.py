@@ -190,13 +190,16 @@ class Session:
         if self._has_left:  # the run continues without this session
             return
         said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
+        stopped = "its host was shut down" if self.host.is_shut_down else ""
+        if self._closing.locked():
+            stopped = self._reason
         report = ExitReport(
             node=AGENT,
             pid=self._agent.pid,
             returncode=returncode,
             stderr=tuple(said),
             hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", self._trouble))),
-            stopped=self._why_stopped(),
+            stopped=stopped,
         )
         if not report.stopped:
             self.node.send_event("host lost", AGENT, "", [], str(report))
@@ -205,11 +208,6 @@ class Session:
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
-
-    def _why_stopped(self) -> str:
-        if self._closing.locked():
-            return self._reason
-        return "its host was shut down" if self.host.is_shut_down else ""
 
     def _end_late_agent(self, answer: Future[Any]) -> None:
         """Kill an agent that has not answered by now. The node's loop calls this."""

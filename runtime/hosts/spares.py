@@ -101,7 +101,8 @@ class SpareTable:
     def started(self, node: str, pid: int) -> Spare | None:
         """Record that this spare was forked; pid 0: the fork failed."""
         with self._lock:
-            spare = self._find(node) or self._unstarted.pop(node, None)
+            waiting = [stock.spares[node] for stock in self._stocks.values() if node in stock.spares]
+            spare = waiting[0] if waiting else self._unstarted.pop(node, None)
             if spare is not None and pid:
                 spare.pid, self._by_pid[pid] = pid, spare
         if spare is not None and not pid:
@@ -182,9 +183,6 @@ class SpareTable:
                 self._unstarted.pop(spare.node, None)
         for spare in spares:
             self.ended(spare)
-
-    def _find(self, node: str) -> Spare | None:
-        return next((stock.spares[node] for stock in self._stocks.values() if node in stock.spares), None)
 
     def _forget(self, spare: Spare) -> None:
         with self._lock:

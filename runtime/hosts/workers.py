@@ -363,15 +363,12 @@ class Workers:
             self._send_signal(exited.pid, signal.SIGKILL)  # the rest of its process group
         if worker is not None:
             worker.peak = exited.peak
-            self._end(worker, exited.returncode, self._why_not_started(worker))
+            trouble = worker.trouble
+            if not trouble and has_spec_file(self._folder, worker.address.node):
+                trouble = f"it exited before it became a worker; its command: {worker.command}"
+            self._end(worker, exited.returncode, trouble)
         elif mesh := self._reserve.exited(exited):
             self._fill_up(server, mesh)
-
-    def _why_not_started(self, worker: Worker) -> str:
-        """Return "" for a process that became a worker before it ended."""
-        if worker.trouble or not has_spec_file(self._folder, worker.address.node):
-            return worker.trouble
-        return f"it exited before it became a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
         """Report the workers of a fork server as ended: they die with it. This process adopts their children."""
