@@ -70,14 +70,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 }
 
 
-# (module, imported module): the reason why a function imports it although the modules form a cycle.
-CYCLES: dict[tuple[str, str], str] = {
-    ("meshbook.runtime.hosts.start_agent", "meshbook.runtime.hosts.agent"): (
-        "the first code of the agent starts the fork server before it imports the agent"
-    ),
-}
-
-
 def module_of(file: Path) -> str:
     """Return the dotted name under which `file` is imported."""
     parts = file.relative_to(ROOT).with_suffix("").parts
@@ -218,17 +210,8 @@ def test_every_exception_is_in_use() -> None:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = module_graph()
-    for module, imported in CYCLES:
-        graph[module].discard(imported)
     found = [[f"{module} -> {sorted(graph[module] & set(group))}" for module in group] for group in cycles_of(graph)]
     assert not found, "\n" + "\n\n".join("\n".join(group) for group in found)
-
-
-def test_every_named_cycle_exists() -> None:
-    graph = module_graph()
-    assert [(module, imported) for module, imported in CYCLES if module not in reached_from(imported, graph)] == [], (
-        "remove these from CYCLES"
-    )
 
 
 @pytest.mark.parametrize(

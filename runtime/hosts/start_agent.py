@@ -1,12 +1,14 @@
 """The first code of the agent on the controller's host: it starts the warm fork server, then the agent itself.
 
-It is run by its path, and imports nothing of meshbook at first. Imports are most of the start time; this way those of
+It is run by its path, with the agent's module and the folder of the run as arguments, and imports nothing of meshbook
+at first. Imports are most of the start time; this way those of
 the agent and those of the fork server run at the same time.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import socket
@@ -34,9 +36,7 @@ def main() -> None:
     is_warm = spec["is_warm"] and spec["settings"]["preload"]
     server = execute_forkserver(Path(spec["folder"], LOG), spec["settings"]["preload"]) if is_warm else None
     gc.disable()  # as in the fork server: imported objects stay
-    # Weight: the fork server must not wait for this import.
-    from meshbook.runtime.hosts import agent
-
+    agent = importlib.import_module(sys.argv[1])
     gc.freeze()
     gc.enable()
     agent.main(said, server)
