@@ -92,7 +92,8 @@ class RunLease:
     def forget(self, descriptor: int) -> None:
         """Close a descriptor that is no longer watched."""
         if descriptor == sys.stdin.fileno():
-            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)  # the next file opened must not become standard input
+            with open(os.devnull, "rb") as null:
+                os.dup2(null.fileno(), descriptor)  # the next file opened must not become standard input
         else:
             os.close(descriptor)
 
@@ -128,13 +129,10 @@ class RunLease:
             logger.exception("cannot keep the run without its controller")
             return False
         if not was_offered:
-            self._limit(self._order)
+            self._since = time.time()
+            self._listen()
+            self._node.loop.call_later(self._order.seconds, functools.partial(self._expire, self._order))
         return True
-
-    def _limit(self, order: RunDetached) -> None:
-        self._since = time.time()
-        self._listen()
-        self._node.loop.call_later(order.seconds, functools.partial(self._expire, order))
 
     def _start_detached_controller(self, order: RunDetached, incarnation: int) -> None:
         transport = UnixTransport("controller", Home.of_first_host(self._folder), self._spec.settings)

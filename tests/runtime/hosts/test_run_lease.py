@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import types
 from pathlib import Path
@@ -42,3 +43,25 @@ def test_clients_are_accepted_again_after_a_lack_of_descriptors(
     assert ours.recv(1) == b""  # the request was read and refused
     ours.close()
     assert "cannot accept a connection" in caplog.text
+
+
+def test_forgetting_standard_input_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = cast("Any", None)
+    lease = RunLease(cast("Any", types.SimpleNamespace(folder=str(tmp_path))), nothing, nothing, nothing, nothing)
+    reading, writing = os.pipe()
+    os.write(writing, b"not read")
+    try:
+        with os.fdopen(reading) as standard_input:
+            monkeypatch.setattr("sys.stdin", standard_input)
+            before = _lowest_free_descriptor()
+            lease.forget(reading)
+            assert _lowest_free_descriptor() == before
+            assert standard_input.read() == ""  # it is the null device now
+    finally:
+        os.close(writing)
+
+
+def _lowest_free_descriptor() -> int:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
