@@ -288,7 +288,7 @@ def wait_until_happened(*kinds: str) -> None:
 
 
 def wait_until_free(run: str) -> None:
-    """The agent has to notice that somebody is gone; each look at the door is a round trip."""
+    """Wait until the agent has noticed the end of the client; each status request is a round trip."""
     while detached.choose(run).held_by:
         continue
 
@@ -296,10 +296,10 @@ def wait_until_free(run: str) -> None:
 def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DetachError, match="is not detached: its controller is still running"):
         attach(current_session().run)
-    with pytest.raises(DetachError, match="no run is detached"):
+    with pytest.raises(DetachError, match="no detached runs"):
         attach()
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="a number of seconds above zero"):
+        with pytest.raises(ValueError, match="seconds must be a positive number"):
             detach(seconds)
     with monkeypatch.context() as another_system:
         another_system.delattr(os, "pidfd_open")
@@ -310,7 +310,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError, match="no session to detach"):
         detach(60)
     with pytest.raises(
-        DetachError, match=f"no detached run is called 'nobody'.*; there is\n{run}  trainers: 2 ranks, idle"
+        DetachError, match=f"no detached run matches 'nobody'.*:\n{run}  trainers: 2 ranks, idle"
     ):
         attach("nobody")
     status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")
@@ -327,7 +327,7 @@ def test_its_time_is_limited(trainers: ProcMesh) -> None:
     family = family_of(session)
     run = detach(0.3)
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
-    with pytest.raises(DetachError, match=f"no detached run is called '{run}': it has ended"):
+    with pytest.raises(DetachError, match=f"no detached run matches '{run}': it has ended"):
         attach(run)
     assert not session.folder.path.exists()
 
@@ -344,7 +344,7 @@ def test_it_can_be_ended(trainers: ProcMesh, capsys: pytest.CaptureFixture[str])
     assert main(["runs"]) == 0
     told = capsys.readouterr()
     assert told.out == f"run {run} has ended\nno detached runs\n"
-    assert f"no detached run is called '{run}'" in told.err
+    assert f"no detached run matches '{run}'" in told.err
 
 
 def test_without_its_agent_nothing_is_left(trainers: ProcMesh) -> None:
