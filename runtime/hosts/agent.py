@@ -32,8 +32,7 @@ from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER, VitalsSender, make_meter
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
-from meshbook.runtime.hosts.remote_agents import RemoteAgents
-from meshbook.runtime.hosts.rendezvous import RENDEZVOUS, RendezvousActor
+from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, RendezvousActor
 from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.hosts.spares import OnSpare

@@ -21,13 +21,14 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.hosts import spare_worker, worker
-from meshbook.runtime.hosts.after_fork import renew_process_state
 from meshbook.runtime.hosts.command_workers import bind, execute
 from meshbook.runtime.hosts.linux import (
     adopt_orphans,
@@ -212,6 +213,24 @@ def become(spec: WorkerSpec) -> None:
     os.environ.update(spec.environment())
     renew_process_state()
     worker.settle(spec)
+
+
+def renew_process_state() -> None:
+    """Seed the generators of this new child, and drop state derived from another environment or process.
+
+    Nothing is needed for `random`, OpenSSL, `uuid` and the names that `tempfile` makes: these detect a fork. CUDA's
+    generators are made at the first use of CUDA, which never happens in a fork server. Known limit: a private generator of a
+    preloaded module is the same in all children.
+    """
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+    # Both were read from the environment of the server.
+    tempfile.tempdir = None
+    time.tzset()
 
 
 def _redirect(output: Path, errors: Path) -> None:

@@ -1,6 +1,7 @@
 """The other hosts of a run in the agent of one: the gateway to them, and the agents to notify of local events.
 
-The agent of a process reports its events to all other agents, and these report them to their workers.
+The agent of a process reports its events to all other agents, and these report them to their workers. A mesh on several
+hosts has a rendezvous for torch.distributed, which the agent of its first live host provides.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import functools
 import logging
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT
@@ -24,6 +28,8 @@ from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
+RENDEZVOUS = "rendezvous"  # the actor of every agent by which the ranks of a mesh find each other
+REMEMBERED = 1000  # meshes; older ones are dropped, since their processes have started long ago
 logger = logging.getLogger(__name__)
 
 
@@ -163,3 +169,20 @@ class RemoteAgents:
             return  # the host is back, and the sender is about to be notified
         report = report or ExitReport(node, 0, None, hint=hint)
         self.run(functools.partial(self._node.peers.announce_down, report, [request.sender]))
+
+
+class RendezvousActor(Actor):
+    """Provides the rendezvous of each mesh. Hosted inline: it answers while this agent waits for another host."""
+
+    def __init__(self, make: Callable[[], dict[str, str]]) -> None:
+        self._make = make
+        self._known: OrderedDict[str, dict[str, str]] = OrderedDict()
+
+    @endpoint
+    def find(self, mesh: str) -> dict[str, str]:
+        """Return MASTER_ADDR and MASTER_PORT of this mesh, the same for every caller."""
+        if mesh not in self._known:
+            self._known[mesh] = self._make()
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[mesh]

@@ -309,9 +309,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     run = detach(60)
     with pytest.raises(RuntimeError, match="no session to detach"):
         detach(60)
-    with pytest.raises(
-        DetachError, match=f"no detached run matches 'nobody'.*:\n{run}  trainers: 2 ranks, idle"
-    ):
+    with pytest.raises(DetachError, match=f"no detached run matches 'nobody'.*:\n{run}  trainers: 2 ranks, idle"):
         attach("nobody")
     status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")
     with pytest.raises(
