@@ -61,7 +61,7 @@ NOWHERE = Extent((), ())
 REMAINS_SECONDS = 1.0
 
 
-def main(said: bytes = b"", server: Started | None = None) -> None:
+def main(received: bytes = b"", server: Started | None = None) -> None:
     """Serve until the controller is gone.
 
     On the controller's host `start_agent` calls this, with the bytes that it has read and the fork server that it has
@@ -70,7 +70,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
     raise_file_limit()  # for the agent, and for the workers, which may connect to each other
     adopt_orphans()  # processes that workers leave behind are reparented to the agent, which ends them with the run
-    line = LineReader(sys.stdin.fileno(), said)
+    line = LineReader(sys.stdin.fileno(), received)
     spec = msgspec.json.decode(line.first(), type=AgentSpec)
     if spec.away is None:
         folder = RunFolder(Path(spec.folder))

@@ -219,8 +219,9 @@ def renew_process_state() -> None:
     """Seed the generators of this new child, and drop state derived from another environment or process.
 
     Nothing is needed for `random`, OpenSSL, `uuid` and the names that `tempfile` makes: these detect a fork. CUDA's
-    generators are made at the first use of CUDA, which never happens in a fork server. Known limit: a private generator of a
-    preloaded module is the same in all children.
+    generators are made at the first use of CUDA, which never happens in a fork server.
+
+    Known limit: a private generator of a preloaded module is the same in all children.
     """
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()

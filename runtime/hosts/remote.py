@@ -86,7 +86,7 @@ class RemoteHosts:
         self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held while hosts are started
         self._closing = ""
-        worker_registry.when_silent = self._heard_of_silence
+        worker_registry.when_silent = self._handle_silence
 
     def __iter__(self) -> Iterator[RemoteHost]:
         """Iterate over the hosts that have not ended."""
@@ -197,8 +197,8 @@ class RemoteHosts:
 
     def _why_not(self, host: RemoteHost, what: str) -> str:
         lines = last_lines(host.log, self._settings.stderr_lines)
-        said = "\n".join(["; its last lines on stderr:", *(f"    {line}" for line in lines)]) if lines else ""
-        return f"host {host.name}: {what}{said}"
+        tail = "\n".join(["; its last lines on stderr:", *(f"    {line}" for line in lines)]) if lines else ""
+        return f"host {host.name}: {what}{tail}"
 
     def _link(self, hosts: Sequence[RemoteHost]) -> None:
         """Link each of these hosts with every other host. Call the dialling side last: the other then expects it."""
@@ -240,7 +240,7 @@ class RemoteHosts:
 
     # -- ends ------------------------------------------------------------------------------
 
-    def _heard_of_silence(self, prefix: str, seconds: float, by: str) -> None:
+    def _handle_silence(self, prefix: str, seconds: float, by: str) -> None:
         """Handle an agent's report of a silent host. Runs on the receiving thread."""
         silent = next((host for host in self if host.address is not None and host_of(host.address) == prefix), None)
         if by == self._first.node:

@@ -189,7 +189,7 @@ class Session:
         returncode = self._agent.wait()
         if self._has_left:  # the run continues without this session
             return
-        said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
+        lines = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
         stopped = "its host was shut down" if self.host.is_shut_down else ""
         if self._closing.locked():
             stopped = self._reason
@@ -197,8 +197,8 @@ class Session:
             node=AGENT,
             pid=self._agent.pid,
             returncode=returncode,
-            stderr=tuple(said),
-            hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", self._trouble))),
+            stderr=tuple(lines),
+            hint="\n".join(filter(None, (explain_limit(lines, self.folder.path) if returncode else "", self._trouble))),
             stopped=stopped,
         )
         if not report.stopped:
