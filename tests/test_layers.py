@@ -87,9 +87,6 @@ CYCLES: dict[tuple[str, str], str] = {
         "meshbook.runtime.tensor.streams",
         "meshbook.runtime.tensor.device_mesh",
     ): "`stream.activate()` activates it on the active mesh, whose tensors have a stream",
-    ("meshbook.runtime.hosts.start_agent", "meshbook.runtime.hosts.agent"): (
-        "the first code of the agent starts the fork server before it imports the agent"
-    ),
 }
 
 

@@ -30,15 +30,14 @@ from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
-from meshbook.runtime.hosts.process_sampler import METERS, VitalsSender, make_meter
+from meshbook.runtime.hosts.process_sampler import VITALS_SENDER, VitalsSender, make_meter
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
-from meshbook.runtime.hosts.remote_agents import RemoteAgents
-from meshbook.runtime.hosts.rendezvous import MEETINGS, RendezvousActor
+from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, RendezvousActor
 from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
-from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
@@ -62,7 +61,7 @@ NOWHERE = Extent((), ())
 REMAINS_SECONDS = 1.0
 
 
-def main(said: bytes = b"", server: Started | None = None) -> None:
+def main(received: bytes = b"", server: Started | None = None) -> None:
     """Serve until the controller is gone.
 
     On the controller's host `start_agent` calls this, with the bytes that it has read and the fork server that it has
@@ -71,7 +70,7 @@ def main(said: bytes = b"", server: Started | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
     raise_file_limit()  # for the agent, and for the workers, which may connect to each other
     adopt_orphans()  # processes that workers leave behind are reparented to the agent, which ends them with the run
-    line = LineReader(sys.stdin.fileno(), said)
+    line = LineReader(sys.stdin.fileno(), received)
     spec = msgspec.json.decode(line.first(), type=AgentSpec)
     if spec.away is None:
         folder = RunFolder(Path(spec.folder))
@@ -127,8 +126,8 @@ def serve(
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = RemoteAgents(node, home)
 
-    def make_workers(*ways: Any) -> Workers:
-        return Workers(folder.path, spec.settings, *ways, servers=servers)
+    def make_workers(*callbacks: Any) -> Workers:
+        return Workers(folder.path, spec.settings, *callbacks, servers=servers)
 
     workers, clients = attend(node, spec, folder.path, make_workers, others)
     if gateway is None:
@@ -167,26 +166,26 @@ def attend(
     def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
         node.calls.send([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
 
-    telling = threading.Lock()  # so that a peer receives the end of an incarnation before the start of the next
+    notice_lock = threading.Lock()  # so that a peer receives the end of an incarnation before the start of the next
 
-    born: set[str] = set()
+    started: set[str] = set()
     host = spec.away.host if spec.away is not None else ""
 
     def on_exit(report: ExitReport, living: list[Address], remains: UnsentOutput | None) -> None:
         others.forget(report)
         if remains is not None:  # before the report of its end, which fails the cell that shows the output
             send_remains(node, remains)
-        with telling:
+        with notice_lock:
             report = dataclasses.replace(report, host=host)
             node.peers.announce_down(report, [spec.controller, *others.agents, *living, *clients.addresses()])
-            born.discard(report.node)
+            started.discard(report.node)
 
     def on_client_end(report: ExitReport) -> None:
-        with telling:
-            born.add(report.node)  # it was on this host
+        with notice_lock:
+            started.add(report.node)  # it was on this host
             everyone = *others.agents, *workers.addresses(), *clients.addresses()
             node.peers.announce_down(report, [spec.controller, *everyone])
-            born.discard(report.node)
+            started.discard(report.node)
         workers.stop_owned_by(report.node)
 
     def pass_on(report: ExitReport) -> None:
@@ -196,7 +195,7 @@ def attend(
             node.peers.announce_down(report, [*workers.addresses(), *clients.addresses()])
             workers.stop_owned_by(report.node)
 
-        if report.node not in born:
+        if report.node not in started:
             others.note_end(report)
             others.run(tell)
 
@@ -207,17 +206,17 @@ def attend(
     clients = Clients(node, folder, on_client_end)
     others.end = workers.finish
     node.peers.when_down.append(pass_on)
-    station = node.data_plane = DataPlane(node, folder, node.address)
-    station.serve_host(others.ip_towards, RunMembership(folder).includes)
-    node.actors.host_inline(MEETINGS, RendezvousActor(others.new_rendezvous))
+    node.data_plane = DataPlane(node, folder, node.address)
+    node.data_plane.serve_host(others.ip_towards, RunMembership(folder).includes)
+    node.actors.host_inline(RENDEZVOUS, RendezvousActor(others.new_rendezvous))
 
     def make_agent() -> Agent:
-        return Agent(node, workers, clients, telling, born, others)
+        return Agent(node, workers, clients, notice_lock, started, others)
 
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)
-    node.actors.host(METERS, lambda: VitalsSender(node, workers.living, meter)).start(lambda error: None)
+    node.actors.host(VITALS_SENDER, lambda: VitalsSender(node, workers.living, meter)).start(lambda error: None)
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
     node.start()
     return workers, clients
@@ -241,15 +240,15 @@ class Agent(HostActor):
         node: Node,
         workers: Workers,
         clients: Clients,
-        telling: threading.Lock,
-        born: set[str],
+        notice_lock: threading.Lock,
+        started: set[str],
         others: RemoteAgents,
     ) -> None:
         self._node = node
         self._workers = workers
         self._clients = clients
-        self._telling = telling
-        self._born = born  # started here, and not known to have ended
+        self._notice_lock = notice_lock
+        self._started = started  # the workers started here that are not known to have ended
         self._others = others
 
     @endpoint
@@ -259,13 +258,15 @@ class Agent(HostActor):
         rendezvous = self._others.network | self._rendezvous_of(specs[0].world)
         if self._node.peers.report_of(owner) is not None:  # the owner sent the request, and died
             for spec in specs:
-                self._notify_unborn(spec, f"its owner has ended ({owner})")
+                why = f"its owner has ended ({owner})"
+                report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
+                self._node.peers.announce_down(report, [self._node.controller, *self._here()])
             return
         # Announced before it is done: if this process is killed now, the controller still knows which workers are lost.
-        roster = Target(self._node.controller, ROSTER)
+        worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         names = [spec.address.node for spec in specs]
-        self._node.calls.send([roster], "born", ((self._node.address.node, names), {}), NOWHERE, None)
-        self._born.update(names)
+        self._node.calls.send([worker_registry], "starting", ((self._node.address.node, names), {}), NOWHERE, None)
+        self._started.update(names)
         for spec in specs:
             if spec.incarnation:
                 self._notify_restarted(spec)
@@ -275,13 +276,9 @@ class Agent(HostActor):
         if self._node.peers.report_of(owner) is not None:  # the owner died meanwhile, before there was anything to end
             self._workers.stop_owned_by(owner)
 
-    def _notify_unborn(self, spec: WorkerSpec, why: str) -> None:
-        report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
-        self._node.peers.announce_down(report, [self._node.controller, *self._here()])
-
     def _notify_restarted(self, spec: WorkerSpec) -> None:
         """Notify all nodes of a restart: they forget the end of the previous incarnation before the new one sends."""
-        with self._telling:
+        with self._notice_lock:
             self._notify_incarnation(spec.address, spec.incarnation, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
             if hosts:
@@ -289,9 +286,9 @@ class Agent(HostActor):
 
     def _notify_incarnation(self, address: Address, incarnation: int, others: Sequence[Address]) -> None:
         self._node.peers.note_restarted(address, incarnation)
-        keepers = [Target(each, CONTROL) for each in (*others, *self._here())]
-        if keepers:
-            self._node.calls.send(keepers, "restarted", ((address, incarnation), {}), NOWHERE, None)
+        targets = [Target(each, CONTROL) for each in (*others, *self._here())]
+        if targets:
+            self._node.calls.send(targets, "restarted", ((address, incarnation), {}), NOWHERE, None)
 
     def _here(self) -> list[Address]:
         """The workers of this host, and the clients of the run that are here."""
@@ -303,10 +300,9 @@ class Agent(HostActor):
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
         reply_handler = PerRank(1)
-        living = (
-            agent for agent in world.agents if self._node.peers.report_of(agent.node) is None
-        )  # this one among them
-        self._node.calls.send([Target(next(living), MEETINGS)], "find", ((world.mesh,), {}), NOWHERE, reply_handler)
+        # This agent is one of the living.
+        living = (agent for agent in world.agents if self._node.peers.report_of(agent.node) is None)
+        self._node.calls.send([Target(next(living), RENDEZVOUS)], "find", ((world.mesh,), {}), NOWHERE, reply_handler)
         found: dict[str, str] = reply_handler.futures[0].get()
         return found
 
@@ -333,7 +329,7 @@ class Agent(HostActor):
     @endpoint
     def restarted(self, address: Address, incarnation: int) -> None:
         """Note that a process of another host is about to be restarted."""
-        with self._telling:
+        with self._notice_lock:
             self._notify_incarnation(address, incarnation, [])
 
     @endpoint

@@ -23,15 +23,15 @@ from meshbook.runtime.hosts.journal import read_messages, read_output
 from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.hosts.launchers import AgentProcess
 from meshbook.runtime.hosts.lifeline import (
-    ESTATE,
     JOURNAL,
-    DoorClosed,
-    DoorRequest,
+    STATE_FILE,
+    RunRequest,
     RunState,
     RunTaken,
+    RunUnreachable,
     Status,
-    knock,
     present_version,
+    send_request,
 )
 from meshbook.runtime.hosts.session import Session, replace_session
 from meshbook.runtime.mesh.handover_state import restore_meshes
@@ -53,7 +53,7 @@ class AttachedSession(Session):
     def __init__(self, folder: Path, left: ControllerState, run_state: RunState, connection: socket.socket) -> None:
         self._path = folder
         self._left = left
-        self._estate = run_state
+        self._run_state = run_state
         self._connection = connection
         super().__init__(left.settings)
         self.lost: list[str] = []  # messages about state that could not be restored here
@@ -62,14 +62,14 @@ class AttachedSession(Session):
     @property
     def dropped(self) -> dict[str, int]:
         """By node: the number of output chunks that exceeded the limit and were dropped."""
-        return self._estate.dropped
+        return self._run_state.dropped
 
     def _open_folder(self) -> RunFolder:
         self.run = self._left.run
         return RunFolder(self._path)
 
     def _new_node(self) -> Node:
-        return Node(self._connect("controller"), self.run, self.settings, self._estate.incarnation, takes_over=True)
+        return Node(self._connect("controller"), self.run, self.settings, self._run_state.incarnation, takes_over=True)
 
     def _start_agent(self) -> AgentProcess:
         return FoundAgent(self._connection)
@@ -88,19 +88,20 @@ class AttachedSession(Session):
         left = self._left
         token = CURRENT.set(self.context)
         try:
-            for peer in self._estate.peers:
+            for peer in self._run_state.peers:
                 self.node.routes.trust(peer)
             self.node.routes.restore(left.incarnations, left.ended)
-            self.roster.adopt(left.roster)
+            self.worker_registry.adopt(left.worker_registry)
             self.output.restore(left.output)
             for event in left.events:
                 self.events.add(event)
-            self.lost = restore_meshes(left.deeds, self.node, self.host)
+            self.lost = restore_meshes(left.meshes, self.node, self.host)
             prepare(self)
             self._replay()
         finally:
             CURRENT.reset(token)
-        self._agent_line().write(msgspec.json.encode(RunTaken()) + b"\n")
+        assert self._agent.stdin is not None
+        self._agent.stdin.write(msgspec.json.encode(RunTaken()) + b"\n")
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
 
@@ -116,13 +117,9 @@ class AttachedSession(Session):
         for frame in read_messages(journal):
             self.node.loop.run(functools.partial(self.node.accept, frame))
 
-    def _agent_line(self) -> IO[bytes]:
-        assert self._agent.stdin is not None
-        return self._agent.stdin
-
     def meshes(self) -> dict[str, ProcMesh]:
         """Return the process meshes by their names; of several with one name, the newest."""
-        owned_meshes = (self.node.ledger.get(deed.key) for deed in self._left.deeds.procs)
+        owned_meshes = (self.node.ledger.get(mesh.key) for mesh in self._left.meshes.procs)
         return {owned_mesh.name: owned_mesh.handle() for owned_mesh in owned_meshes if owned_mesh is not None}
 
     def give_back(self) -> None:
@@ -182,14 +179,14 @@ def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = 
 
 def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
     try:
-        answer, connection = knock(folder, DoorRequest("attach", who))
-    except DoorClosed as error:
+        answer, connection = send_request(folder, RunRequest("attach", who))
+    except RunUnreachable as error:
         raise DetachError(f"cannot attach to run {folder.name}: {error}") from error
     if answer.run_state is None:
         connection.close()
         raise DetachError(answer.error)
     try:
-        session = AttachedSession(folder, load((folder / ESTATE).read_bytes()), answer.run_state, connection)
+        session = AttachedSession(folder, load((folder / STATE_FILE).read_bytes()), answer.run_state, connection)
     except BaseException:
         connection.close()
         raise
@@ -205,8 +202,8 @@ def end(run: Status, who: str, settings: Settings | None = None) -> None:
     """End a detached run with all its processes; return once it has ended. DetachError if it is attached already."""
     folder = runtime_root(settings or current_settings()) / run.run
     try:
-        answer, connection = knock(folder, DoorRequest("end", who))
-    except DoorClosed as error:
+        answer, connection = send_request(folder, RunRequest("end", who))
+    except RunUnreachable as error:
         raise DetachError(f"cannot end run {run.run}: {error}") from error
     if answer.error:
         connection.close()

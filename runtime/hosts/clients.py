@@ -104,14 +104,14 @@ class ClientConnection(Reader):
         super().__init__(loop, connected, LINE_BYTES, lambda frame: None)
         self._clients = clients
         self._entry: ClientHello | None = None
-        self._said = b""
+        self._received = b""
 
     def _on_bytes(self, flags: int) -> None:
         try:
             data = self._socket.recv(LINE_BYTES)
-            self._said += data
-            if self._entry is None and b"\n" in self._said:
-                line, _, self._said = self._said.partition(b"\n")
+            self._received += data
+            if self._entry is None and b"\n" in self._received:
+                line, _, self._received = self._received.partition(b"\n")
                 self._entry = msgspec.json.decode(line, type=ClientHello)
                 self._socket.sendall(msgspec.json.encode(self._clients.welcome(self._entry)) + b"\n")
         except BlockingIOError:
@@ -127,6 +127,6 @@ class ClientConnection(Reader):
         super().close()
         if (entry := self._entry) is not None:
             self._entry = None
-            left = "its client has left the run" if self._said == LEAVES else ""
+            left = "its client has left the run" if self._received == LEAVES else ""
             hint = "" if left else "the client exited without leaving the run"
             self._clients.lose(ExitReport(entry.node, entry.pid, None, hint=hint, stopped=left))

@@ -49,18 +49,15 @@ def execute(spec: WorkerSpec, folder: Path) -> NoReturn:
     """Replace this process by the worker's command. If that fails, write the reason to stderr and exit."""
     program, words = command_line(spec)
     try:
-        environment = spec.environment() | {VARIABLE: str(_leave_birth(spec, folder))}
+        environment = spec.environment() | {VARIABLE: str(_write_spec_file(spec, folder))}
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(program, words, environment)
     except (OSError, ValueError) as error:
-        give_up(f"cannot start {program!r}: {_why(error, program)}")
-
-
-def _why(error: Exception, program: str) -> str:
-    if isinstance(error, FileNotFoundError) and program == NUMACTL:
-        return "it is not installed on this host; without it, proc_bind supports only 'cpus' or 'physcpubind'"
-    return str(error.strerror if isinstance(error, OSError) else error)
+        why = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, FileNotFoundError) and program == NUMACTL:
+            why = "it is not installed on this host; without it, proc_bind supports only 'cpus' or 'physcpubind'"
+        give_up(f"cannot start {program!r}: {why}")
 
 
 def give_up(text: str) -> NoReturn:
@@ -69,26 +66,26 @@ def give_up(text: str) -> NoReturn:
     os._exit(CANNOT_START)
 
 
-def _birth_file(folder: Path, node: str) -> Path:
-    return folder / f"{node}.birth"
+def _spec_file(folder: Path, node: str) -> Path:
+    return folder / f"{node}.spec"
 
 
-def _leave_birth(spec: WorkerSpec, folder: Path) -> Path:
+def _write_spec_file(spec: WorkerSpec, folder: Path) -> Path:
     """Write the spec to a file and return its path. Only this user can read it: it may hold secrets of the environment.
 
     The file also holds the Python version, in a form that any interpreter can read before it has meshbook.
     """
-    path = _birth_file(folder, spec.address.node)
+    path = _spec_file(folder, spec.address.node)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         pickle.dump((tuple(sys.version_info[:2]), pickle.dumps(spec)), file, protocol=4)
     return path
 
 
-def is_left(folder: Path, node: str) -> bool:
+def has_spec_file(folder: Path, node: str) -> bool:
     """Whether a command was started for this worker and has not become it."""
-    return _birth_file(folder, node).exists()
+    return _spec_file(folder, node).exists()
 
 
-def drop_birth(folder: Path, node: str) -> None:
+def remove_spec_file(folder: Path, node: str) -> None:
     """Remove the spec file of a process that never became a worker."""
-    _birth_file(folder, node).unlink(missing_ok=True)
+    _spec_file(folder, node).unlink(missing_ok=True)

@@ -31,8 +31,8 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     check_class(cls, TAKEN)
     check_arguments(cls, args, kwargs)
     node = current_node()
-    keeper = ActorMesh(CONTROLLERS, Controllers, [Target(node.controller, CONTROLLERS)], Extent((), ()).region)
-    return cast("Future[A]", keeper.get_or_spawn.call_one(name, cls, args, kwargs))
+    controllers = ActorMesh(CONTROLLERS, Controllers, [Target(node.controller, CONTROLLERS)], Extent((), ()).region)
+    return cast("Future[A]", controllers.get_or_spawn.call_one(name, cls, args, kwargs))
 
 
 class Controllers(Actor):

@@ -20,7 +20,7 @@ from typing import Protocol
 from meshbook.runtime.telemetry.forwarding import mesh_name
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
-DOOR = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
+DEBUGGER_SOCKET = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
 HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it
 NO_TERMINAL = (
     "the script has no terminal; run it in a terminal, or run `python -m meshbook debug` in another terminal "
@@ -50,9 +50,9 @@ class OwnTerminal:
 class SecondTerminal:
     """The terminal of `python -m meshbook debug`, by a line of JSON for each text and each command."""
 
-    def __init__(self, door: socket.socket) -> None:
-        self._file = door.makefile("rw", encoding="utf-8")
-        door.close()  # the file keeps the connection
+    def __init__(self, connection: socket.socket) -> None:
+        self._file = connection.makefile("rw", encoding="utf-8")
+        connection.close()  # the file keeps the connection
 
     def ask(self, text: str, prompt: str) -> str:
         try:
@@ -72,12 +72,12 @@ class SecondTerminal:
 
 def open_console(root: Path) -> Console | None:
     """Return the terminal to use now; None if there is none."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.connect(str(root / DOOR))
-        return SecondTerminal(door)
+        connection.connect(str(root / DEBUGGER_SOCKET))
+        return SecondTerminal(connection)
     except OSError:
-        door.close()
+        connection.close()
     return OwnTerminal() if sys.stdin is not None and sys.stdin.isatty() else None
 
 
@@ -162,7 +162,7 @@ def _is_same(question: PromptQuestion, other: PromptQuestion | None) -> bool:
 
 def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -> None:
     """Serve as the second terminal of this user's scripts, until interrupted. RuntimeError if another one runs."""
-    path = root / DOOR
+    path = root / DEBUGGER_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise RuntimeError("`python -m meshbook debug` is already running in another terminal")

@@ -14,7 +14,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.journal import Journal
-from meshbook.runtime.hosts.worker_registry import ROSTER, WorkerRegistry
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY, Chunk
@@ -34,7 +34,7 @@ class DetachedController(Node):
         transport.accept = self._note_and_accept
         self.bulk.refuses = "the messages for a detached run are written to a file"
         self.actors.host_inline(TELEMETRY, JournalOnly())
-        self.actors.host_inline(ROSTER, WorkerRegistry())
+        self.actors.host_inline(WORKER_REGISTRY, WorkerRegistry())
 
     def begin(self, peers: Sequence[Address]) -> None:
         """Start receiving, and make these peers send the messages that they have held."""

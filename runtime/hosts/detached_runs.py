@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
-from meshbook.runtime.hosts.lifeline import DOOR, DoorClosed, DoorRequest, MeshStatus, Status, knock
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, MeshStatus, RunRequest, RunUnreachable, Status, send_request
 
 STATUS_SECONDS = 1.0  # how long to wait for an agent's answer
 
 
 def detached_runs(settings: Settings | None = None) -> list[Status]:
     """Return the detached runs of this host, including those that have been attached since."""
-    return [found for folder in _folders(settings) if (found := _status_of(folder)) is not None]
-
-
-def _folders(settings: Settings | None) -> Iterator[Path]:
     root = runtime_root(settings or current_settings())
-    yield from sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / DOOR).exists())
+    folders = sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / RUN_SOCKET).exists())
+    return [found for folder in folders if (found := _status_of(folder)) is not None]
 
 
 def _status_of(folder: Path) -> Status | None:
     try:
-        answer, connection = knock(folder, DoorRequest("status"), STATUS_SECONDS)
-    except DoorClosed:
+        answer, connection = send_request(folder, RunRequest("status"), STATUS_SECONDS)
+    except RunUnreachable:
         return None
     connection.close()
     return answer.status
@@ -40,10 +37,11 @@ def choose(wanted: str, settings: Settings | None = None) -> Status:
     """
     every, root = detached_runs(settings), runtime_root(settings or current_settings())
     free = [run for run in every if not run.held_by]
+    found = free
     if wanted:
-        found = [run for run in every if run.run == wanted] or [run for run in free if _is_meant(run, wanted)]
-    else:
-        found = free
+        found = [run for run in every if run.run == wanted] or [
+            run for run in free if run.run.startswith(wanted) or any(mesh.name == wanted for mesh in run.meshes)
+        ]
     if len(found) == 1:
         return found[0]
     if found:
@@ -55,10 +53,6 @@ def choose(wanted: str, settings: Settings | None = None) -> Status:
         raise DetachError(f"no detached runs in {root}")
     others = f"; detached runs:\n{format_runs(free)}" if free else ""
     raise DetachError(f"no detached run matches {wanted!r}: it has ended, or its time limit has passed{others}")
-
-
-def _is_meant(run: Status, wanted: str) -> bool:
-    return run.run.startswith(wanted) or any(mesh.name == wanted for mesh in run.meshes)
 
 
 def remark(settings: Settings | None = None) -> str:

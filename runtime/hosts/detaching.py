@@ -19,7 +19,14 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, open_private
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.hosts.detached_controller import wait_for_silence
-from meshbook.runtime.hosts.lifeline import ESTATE, DoorClosed, MeshSummary, RunDetached, present_version, wait_for_door
+from meshbook.runtime.hosts.lifeline import (
+    STATE_FILE,
+    MeshSummary,
+    RunDetached,
+    RunUnreachable,
+    present_version,
+    wait_until_attachable,
+)
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, owned_meshes_of
 from meshbook.runtime.telemetry.events import RunEvent
@@ -57,10 +64,10 @@ class ControllerState:
     incarnation: int  # of its node
     incarnations: dict[str, int]
     ended: dict[str, ExitReport]
-    roster: dict[str, str]
+    worker_registry: dict[str, str]
     events: list[RunEvent]
     output: dict[str, LogState]
-    deeds: OwnedMeshes
+    meshes: OwnedMeshes
     part: bytes
 
 
@@ -87,7 +94,7 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
     try:
         part = contribute(session)
         left = _gather(session, part)
-        with open(session.folder.path / ESTATE, "wb", opener=open_private) as run_state:
+        with open(session.folder.path / STATE_FILE, "wb", opener=open_private) as run_state:
             run_state.write(pickle.dumps(left))
     except BaseException:
         node.peers.greet(peers)
@@ -96,14 +103,14 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
         incarnation=node.incarnation,
         seconds=seconds,
         version=present_version(),
-        meshes=tuple(MeshSummary(deed.name, tuple(deed.ranks)) for deed in left.deeds.procs),
+        meshes=tuple(MeshSummary(mesh.name, tuple(mesh.ranks)) for mesh in left.meshes.procs),
         calls=part.calls,
     )
     why = f"run {session.run} was detached; its calls continue without their caller"
     session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
     try:
-        wait_for_door(session.folder.path)
-    except DoorClosed as error:
+        wait_until_attachable(session.folder.path)
+    except RunUnreachable as error:
         raise DetachError(f"run {session.run} was detached, and cannot be attached to: {error}") from error
     return order
 
@@ -144,10 +151,10 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
         incarnation=node.incarnation,
         incarnations=node.routes.all_incarnations(),
         ended=node.peers.ended,
-        roster=session.roster.all,
+        worker_registry=session.worker_registry.all,
         events=list(session.events),
         output=session.output.log_states(),
-        deeds=owned_meshes_of(node),
+        meshes=owned_meshes_of(node),
         part=part.data,
     )
 

@@ -30,7 +30,8 @@ Hook: TypeAlias = Callable[[MeshFailure], object]
 def default_hook(failure: MeshFailure) -> None:
     """Print the failure, then raise SystemExit(1), except in a notebook's kernel, which continues."""
     print(failure, file=sys.stderr, flush=True)
-    if not _is_a_kernel():
+    kernels = sys.modules.get("ipykernel.kernelapp")
+    if kernels is None or not kernels.IPKernelApp.initialized():
         raise SystemExit(1)
 
 
@@ -191,8 +192,3 @@ def end_process(exit_: SystemExit) -> None:
             if stream is not None:
                 stream.flush()
         os._exit(code or 0)
-
-
-def _is_a_kernel() -> bool:
-    kernels = sys.modules.get("ipykernel.kernelapp")
-    return kernels is not None and bool(kernels.IPKernelApp.initialized())

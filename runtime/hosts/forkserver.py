@@ -21,13 +21,14 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.hosts import spare_worker, worker
-from meshbook.runtime.hosts.after_fork import renew_process_state
 from meshbook.runtime.hosts.command_workers import bind, execute
 from meshbook.runtime.hosts.linux import (
     adopt_orphans,
@@ -109,19 +110,14 @@ def preload(names: list[str]) -> None:
         except ImportError:
             traceback.print_exc()
     spare_finalizers()
-    _end_library_threads()
+    # End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork.
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
     sys.stdout.flush()  # otherwise every child would print it again
     flush_c_output()
     gc.freeze()  # a child's collector would write to, and so copy, every page that holds an object
     gc.enable()
-
-
-def _end_library_threads() -> None:
-    """End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
 
 
 class ForkServer:
@@ -188,12 +184,9 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
                 pid, status, usage = ended
-                self._note_end(pid, status, usage.ru_maxrss << 10)
-
-    def _note_end(self, pid: int, status: int, peak: int) -> None:
-        if pid in self._workers:  # skips orphans that this process adopted
-            self._workers.discard(pid)
-            self._answer(Exited(pid, os.waitstatus_to_exitcode(status), peak))
+                if pid in self._workers:  # skips orphans that this process adopted
+                    self._workers.discard(pid)
+                    self._answer(Exited(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
     def _answer(self, answer: Answer) -> None:
         self._channel.sendall(_encode(answer) + b"\n")
@@ -220,6 +213,25 @@ def become(spec: WorkerSpec) -> None:
     os.environ.update(spec.environment())
     renew_process_state()
     worker.settle(spec)
+
+
+def renew_process_state() -> None:
+    """Seed the generators of this new child, and drop state derived from another environment or process.
+
+    Nothing is needed for `random`, OpenSSL, `uuid` and the names that `tempfile` makes: these detect a fork. CUDA's
+    generators are made at the first use of CUDA, which never happens in a fork server.
+
+    Known limit: a private generator of a preloaded module is the same in all children.
+    """
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+    # Both were read from the environment of the server.
+    tempfile.tempdir = None
+    time.tzset()
 
 
 def _redirect(output: Path, errors: Path) -> None:

@@ -104,11 +104,11 @@ class ForkServerClient:
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()  # it has ended, which `hear` reports
+                self._unsent.clear()  # it has ended, which `receive` reports
                 return
             del self._unsent[:sent]
 
-    def hear(self) -> list[Answer] | None:
+    def receive(self) -> list[Answer] | None:
         """Return the answers that have arrived; None once the fork server has ended."""
         try:
             data = self.channel.recv(1 << 20)

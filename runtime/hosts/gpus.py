@@ -72,11 +72,8 @@ def _read_gpu(nvml: Any, index: int) -> tuple[float, list[tuple[int, float]]]:
         with contextlib.suppress(nvml.NVMLError):
             processes = list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
         share = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
-    return share, [(each.pid, _bytes(each.usedGpuMemory)) for each in processes]
-
-
-def _bytes(told: int | None) -> float:
-    return math.nan if told is None else float(told)
+    used = [(each.pid, each.usedGpuMemory) for each in processes]
+    return share, [(pid, math.nan if memory is None else float(memory)) for pid, memory in used]
 
 
 class GpuWatch:

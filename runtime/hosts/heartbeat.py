@@ -53,22 +53,19 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
-            self._tell()
+            self._write_status()
         except Exception:  # a failed status must not make a live process look dead
             if not self._has_failed:
                 logger.exception("%s cannot write its status", self._node.address.node)
             self._has_failed = True
             self._node.status.tick(ProcessReport(os.getpid()), self._node.traffic())
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         node = self._node
         # two threads that write their own counts may do so in the wrong order
         node.status.collectives(len(node.recorder.open))
         actors = tuple(
             (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
         )
-        node.status.tick(ProcessReport(os.getpid(), actors, self._collective(), node.status.pause), node.traffic())
-
-    def _collective(self) -> str:
-        """Return the open collective that began first."""
-        return next((row[4] for row in list(self._node.recorder.open.values())), "")
+        first_collective = next((row[4] for row in list(node.recorder.open.values())), "")
+        node.status.tick(ProcessReport(os.getpid(), actors, first_collective, node.status.pause), node.traffic())

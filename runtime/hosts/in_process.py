@@ -160,7 +160,7 @@ class ThreadAgent:
         if node is not None and self.workers is not None:
             self.workers.release()
             node.data_plane.close(patience=0)
-            let_go(node)
+            close_with_actors(node)
             self.workers.close()
 
 
@@ -205,8 +205,8 @@ class ThreadWorkers(Workers):
         """Close the descriptors, once no more workers are requested."""
         self._selector.close()
         self._memory.close()
-        os.close(self._bell)
-        os.close(self._ringer)
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)
 
 
 class ThreadStarter:
@@ -221,7 +221,7 @@ class ThreadStarter:
         self._pids = itertools.count(FIRST_PID)
         self._workers: dict[int, ThreadWorker] = {}
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self.channel, self._bell = socket.socketpair()
+        self.channel, self._wakeup_writer = socket.socketpair()
         self.channel.setblocking(False)
 
     def ask(self, specs: Iterable[WorkerSpec]) -> None:
@@ -241,7 +241,7 @@ class ThreadStarter:
     def send(self) -> None:
         """Do nothing: `ask` leaves nothing unsent."""
 
-    def hear(self) -> list[Answer] | None:
+    def receive(self) -> list[Answer] | None:
         with contextlib.suppress(BlockingIOError):
             self.channel.recv(4096)
         answers = []
@@ -251,7 +251,7 @@ class ThreadStarter:
 
     def _answer(self, answer: Answer) -> None:
         self._answers.put(answer)
-        self._bell.send(b"!")
+        self._wakeup_writer.send(b"!")
 
     def signal(self, pid: int, number: int) -> None:
         """End a worker, with any signal."""
@@ -272,7 +272,7 @@ class ThreadStarter:
         for worker in self._workers.values():
             worker.release()
         self.channel.close()
-        self._bell.close()
+        self._wakeup_writer.close()
 
 
 class ThreadWorker:
@@ -341,12 +341,12 @@ class ThreadWorker:
             process = [Target(self._node.address, PROCESS)]
             self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
         self._node.data_plane.close(patience=0)
-        let_go(self._node)
+        close_with_actors(self._node)
         if self._thread.ident is not None:
             self._thread.join(SECONDS)
 
 
-def let_go(node: Node) -> None:
+def close_with_actors(node: Node) -> None:
     """Close a node and end its actors, each after its current message."""
     node.close()
     targets = [Target(node.address, name) for name in node.actors.names()]

@@ -16,7 +16,7 @@ from typing import IO, Any
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Buffer, unpack
@@ -26,7 +26,7 @@ KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
     CONTROL: {"failed", "ended", "restarted"},
     TELEMETRY: {"happened"},
-    ROSTER: {"born", "silent"},
+    WORKER_REGISTRY: {"starting", "silent"},
 }
 MESSAGES = "messages"
 _LENGTH = struct.Struct("<Q")
@@ -56,7 +56,9 @@ class Journal:
         except RefusedMessage:
             return  # the node reports it
         if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
-            self._output_of(message.sender).write(frame)
+            if message.sender not in self._outputs:
+                self._outputs[message.sender] = _Output(self._folder / f"{message.sender}.output", self._kept_bytes)
+            self._outputs[message.sender].write(frame)
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
                 _write(self._messages, frame)
@@ -69,11 +71,6 @@ class Journal:
             self.wanted = {call: node for call, node in self.wanted.items() if node != message.report.node}
             return True
         return isinstance(message, Call) and message.endpoint in NEWS.get(message.actor, ())
-
-    def _output_of(self, sender: str) -> _Output:
-        if sender not in self._outputs:
-            self._outputs[sender] = _Output(self._folder / f"{sender}.output", self._kept_bytes)
-        return self._outputs[sender]
 
     def close(self) -> None:
         """Close all files."""

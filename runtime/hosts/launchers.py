@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from meshbook.runtime.config import PACKAGE, open_private
 
-# A script and its arguments. The module name is only for lists of processes, such as `ps`.
+# A script and its argument: the module that it imports and runs once it has started the fork server.
 START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
 
 

@@ -21,11 +21,11 @@ import msgspec
 
 from meshbook.runtime.wire.messages import Address
 
-DOOR = "door"
-ESTATE = "estate"  # the file with the controller's saved state
+RUN_SOCKET = "attach"  # the socket of a run that was detached
+STATE_FILE = "controller-state"  # the file with the controller's saved state
 JOURNAL = "journal"  # the folder with the messages for the controller since then
 LOOK_SECONDS = 0.002
-DOOR_SECONDS = 10.0  # time for an agent's answer: it may have to wait for workers that do not answer
+REPLY_SECONDS = 10.0  # time for an agent's answer: it may have to wait for workers that do not answer
 
 
 class MeshSummary(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class RunTaken(msgspec.Struct, frozen=True, tag=True):
 Line = RunDetached | RunTaken
 
 
-class DoorRequest(msgspec.Struct, frozen=True):
+class RunRequest(msgspec.Struct, frozen=True):
     """A request at the run's socket; `who` names the client."""
 
     verb: Literal["status", "attach", "end"]
@@ -88,7 +88,7 @@ class RunState(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}  # by node: output chunks that exceeded the limit and were dropped
 
 
-class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
+class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's answer to a request."""
 
     error: str = ""
@@ -96,7 +96,7 @@ class DoorReply(msgspec.Struct, frozen=True, kw_only=True):
     run_state: RunState | None = None
 
 
-class DoorClosed(OSError):
+class RunUnreachable(OSError):
     """The socket of a run does not answer."""
 
 
@@ -106,27 +106,27 @@ def present_version() -> str:
     return f"meshbook {metadata.version('meshbook')} on Python {major}.{minor}"
 
 
-def knock(folder: Path, request: DoorRequest, seconds: float = DOOR_SECONDS) -> tuple[DoorReply, socket.socket]:
-    """Send a request to the socket of a run; the caller closes the connection. DoorClosed if there is no answer."""
+def send_request(folder: Path, request: RunRequest, seconds: float = REPLY_SECONDS) -> tuple[RunReply, socket.socket]:
+    """Send a request to the socket of a run; the caller closes the connection. RunUnreachable if there is no answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
-        connection.connect(os.fspath(folder / DOOR))
+        connection.connect(os.fspath(folder / RUN_SOCKET))
         connection.sendall(msgspec.json.encode(request) + b"\n")
         with connection.makefile("rb") as answers:
-            return msgspec.json.decode(answers.readline(), type=DoorReply), connection
+            return msgspec.json.decode(answers.readline(), type=RunReply), connection
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
-        raise DoorClosed(f"its host agent does not answer: {error}") from None
+        raise RunUnreachable(f"its host agent does not answer: {error}") from None
 
 
-def wait_for_door(folder: Path) -> None:
-    """Wait until the run in this folder can be attached to. DoorClosed on timeout."""
-    end = time.monotonic() + DOOR_SECONDS
+def wait_until_attachable(folder: Path) -> None:
+    """Wait until the run in this folder can be attached to. RunUnreachable on timeout."""
+    end = time.monotonic() + REPLY_SECONDS
     while True:
         try:
-            answer, connection = knock(folder, DoorRequest("status"))
-        except DoorClosed:
+            answer, connection = send_request(folder, RunRequest("status"))
+        except RunUnreachable:
             if time.monotonic() > end:
                 raise
         else:

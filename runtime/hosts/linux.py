@@ -49,7 +49,9 @@ def end_descendants(seconds: float = 1.0, spared: Set[int] = frozenset()) -> Non
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)  # grandchildren become children one generation later, and nothing signals when
-        _reap()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def skip_exit_handlers_so_far() -> None:
@@ -91,9 +93,3 @@ def _children() -> set[int]:
         for task in Path("/proc/self/task").iterdir():
             pids.update(map(int, (task / "children").read_text().split()))
     return pids
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

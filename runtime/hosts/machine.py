@@ -6,25 +6,20 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 
 def count_gpus() -> int:
     """Return the number of NVIDIA GPUs visible to a worker: the driver's list, limited by CUDA_VISIBLE_DEVICES."""
+    try:
+        present = sum(1 for entry in Path("/proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        present = sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = _driver_gpus()
     if visible is None:
         return present
     return min(present, sum(1 for entry in visible.split(",") if entry.strip() not in ("", "-1")))
-
-
-def _driver_gpus() -> int:
-    try:
-        return sum(1 for entry in Path("/proc/driver/nvidia/gpus").iterdir())
-    except OSError:
-        return sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def free_port(ip: str = "127.0.0.1") -> int:
@@ -36,8 +31,9 @@ def free_port(ip: str = "127.0.0.1") -> int:
 
 def own_addresses() -> list[str]:
     """Return the IPv4 addresses of this machine; the loopback address only if there is no other."""
-    entries = [entry.address for each in psutil.net_if_addrs().values() for entry in each if _is_ipv4(entry)]
-    return [address for address in entries if not address.startswith("127.")] or ["127.0.0.1"]
+    entries = [entry for each in psutil.net_if_addrs().values() for entry in each]
+    addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    return [address for address in addresses if not address.startswith("127.")] or ["127.0.0.1"]
 
 
 def address_towards(others: Sequence[str]) -> str:
@@ -64,7 +60,3 @@ def interface_of(ip: str) -> str:
     """Return the name of the network interface that has this address; empty if none has."""
     addresses = psutil.net_if_addrs()
     return next((name for name, entries in addresses.items() if any(entry.address == ip for entry in entries)), "")
-
-
-def _is_ipv4(entry: Any) -> bool:
-    return bool(entry.family == socket.AF_INET)

@@ -28,12 +28,12 @@ class Readings:
     """Reads the state of the ranks of all meshes that this process has spawned. For any thread."""
 
     def __init__(self, owned_meshes: Callable[[], Sequence[OwnedMesh]], history: History) -> None:
-        self._charges = owned_meshes
+        self._owned_meshes = owned_meshes
         self._history = history
         self._hosts: dict[str, str] = {}  # by node, because dead processes report it no more
 
     def __call__(self) -> list[MeshReading]:
-        owned_meshes = self._charges()
+        owned_meshes = self._owned_meshes()
         before = self._hosts
         self._hosts = {
             node: host

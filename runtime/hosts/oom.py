@@ -149,7 +149,8 @@ class OomDetector:
         kill, group = self._log.find_kill(pid), self._groups.killed()
         if kill is not None:
             limited = self._groups.folder_of(kill.group) if kill.group else group
-            where = _format_limit(limited) if kill.in_group else _format_total()
+            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            where = _format_limit(limited) if kill.in_group else f"the machine has {size(total)} in total"
             return f"the operating system killed it (out of memory): {where}, and it used {size(kill.rss)}; {ADVICE}"
         if group is not None:
             used = f", and it used up to {size(peak)}" if peak else ""
@@ -161,11 +162,6 @@ class OomDetector:
 
     def close(self) -> None:
         self._log.close()
-
-
-def _format_total() -> str:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"the machine has {size(total)} in total"
 
 
 def _format_limit(group: Path | None) -> str:

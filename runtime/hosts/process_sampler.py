@@ -45,7 +45,7 @@ from meshbook.runtime.telemetry.vitals import (
 
 logger = logging.getLogger(__name__)
 
-METERS = "meters"  # the actor of every host agent
+VITALS_SENDER = "vitals_sender"  # the actor of every host agent
 NOWHERE = Extent((), ())
 GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
 CPU_SECONDS = 0.9  # the least time over which processor time is measured: the system counts it in hundredths
@@ -169,10 +169,10 @@ class ProcessSampler:
         numbers, words = array.array("f"), {}
         for worker in workers:
             before = self._before[worker.node, worker.incarnation]
-            row, said = self._measure_one(worker, before, gpus, now)
+            row, report = self._measure_one(worker, before, gpus, now)
             numbers.extend(row)
-            if said != before.words:
-                words[worker.node] = before.words = said
+            if report != before.words:
+                words[worker.node] = before.words = report
         self.table.keep({before.pid for before in self._before.values()})
         names, incarnations = tuple(worker.node for worker in workers), tuple(worker.incarnation for worker in workers)
         return VitalsBatch(self.host, names, incarnations, numbers.tobytes(), words)
@@ -190,8 +190,9 @@ class ProcessSampler:
             page = self.pages.read(worker.node, worker.incarnation)
         except OSError:  # it has no page, for lack of space: a process that is not stopped is taken as alive
             page, can_say = None, False
-        said = page.words if page is not None and page.words else before.words
-        pid = _pid_of(said) or worker.pid  # a command may have started another process, which is the worker
+        report = page.words if page is not None and page.words else before.words
+        pid = msgspec.msgpack.decode(report, type=ProcessReport).pid if report else 0
+        pid = pid or worker.pid  # a command may have started another process, which is the worker
         usage = self.table.usage(pid)
         cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan
         used = gpus.of(pid, worker.local_rank)
@@ -200,15 +201,11 @@ class ProcessSampler:
             before.sign = page.tick or before.sign
         elif not can_say and self.table.runs(pid):
             before.sign = now
-            said = said or msgspec.msgpack.encode(ProcessReport(pid))
+            report = report or msgspec.msgpack.encode(ProcessReport(pid))
         step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
         activity = page.activity if page is not None else Activity.IDLE
         age = max(0.0, now - before.sign)
-        return (cpu, memory, used.memory, used.utilisation, step, queued, *before.rates, activity, age), said
-
-
-def _pid_of(words: bytes) -> int:
-    return msgspec.msgpack.decode(words, type=ProcessReport).pid if words else 0
+        return (cpu, memory, used.memory, used.utilisation, step, queued, *before.rates, activity, age), report
 
 
 def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:
@@ -252,7 +249,7 @@ class VitalsSender(Actor):
         self._is_quiet = False  # whether the last batch was, see `is_quiet`
         self._news = threading.Event()  # set by `pace` and at the end
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="meshbook meters", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="meshbook vitals sender", daemon=True)
         self._thread.start()
 
     @endpoint

@@ -39,7 +39,7 @@ class _ProfilerProcess:
 
     process: subprocess.Popen[bytes]
     file: BinaryIO  # its output file, which has no name, so that none is left behind
-    said: bytes = b""
+    output: bytes = b""
 
     def end(self) -> bytes:
         """End the process; return its output, empty if there is none."""
@@ -118,17 +118,17 @@ def _wait_begun(spy: _ProfilerProcess, until: float) -> str:
     assert spy.process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(spy.process.stdout, selectors.EVENT_READ)
-        while _BEGUN not in spy.said:
+        while _BEGUN not in spy.output:
             if not selector.select(max(0.0, until - time.monotonic())):
                 return f"py-spy did not start sampling within {BEGINS_WITHIN:g} s"
-            if not (said := os.read(spy.process.stdout.fileno(), 4096)):
-                return _why(spy.said)
-            spy.said += said
+            if not (output := os.read(spy.process.stdout.fileno(), 4096)):
+                return _why(spy.output)
+            spy.output += output
     return ""
 
 
-def _why(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+def _why(output: bytes) -> str:
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     if any("ermission" in line for line in lines):
         return "py-spy is not permitted to read other processes; it needs root or the capability SYS_PTRACE"
     return f"py-spy: {lines[-1].strip()}" if lines else "py-spy exited without output"

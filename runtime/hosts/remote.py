@@ -74,18 +74,20 @@ class RemoteHost:
 class RemoteHosts:
     """The remote hosts of a session. `first` is the agent of its own host."""
 
-    def __init__(self, node: Node, settings: Settings, folder: Path, roster: WorkerRegistry, first: Address) -> None:
+    def __init__(
+        self, node: Node, settings: Settings, folder: Path, worker_registry: WorkerRegistry, first: Address
+    ) -> None:
         self._node = node
         self._settings = settings
         self._folder = folder
-        self._roster = roster
+        self._worker_registry = worker_registry
         self._first = first
         self._keys: KeyPair | None = None
         self._hosts: list[RemoteHost] = []
         self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held while hosts are started
         self._closing = ""
-        roster.when_silent = self._heard_of_silence
+        worker_registry.when_silent = self._handle_silence
 
     def __iter__(self) -> Iterator[RemoteHost]:
         """Iterate over the hosts that have not ended."""
@@ -183,7 +185,8 @@ class RemoteHosts:
             try:
                 host, line = get_within(lines, end - time.monotonic())
             except queue.Empty:
-                raise LaunchError(self._why_mute(waiting[0])) from None
+                limit = f"{self._settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+                raise LaunchError(self._why_not(waiting[0], f"its agent did not answer within {limit}")) from None
             self._take_answer(host, line)
             waiting.remove(host)
 
@@ -196,14 +199,10 @@ class RemoteHosts:
             raise LaunchError(self._why_not(host, answer.error))
         host.address = answer.address
 
-    def _why_mute(self, host: RemoteHost) -> str:
-        seconds = self._settings.launch_timeout
-        return self._why_not(host, f"its agent did not answer within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT)")
-
     def _why_not(self, host: RemoteHost, what: str) -> str:
         lines = last_lines(host.log, self._settings.stderr_lines)
-        said = "\n".join(["; its last lines on stderr:", *(f"    {line}" for line in lines)]) if lines else ""
-        return f"host {host.name}: {what}{said}"
+        tail = "\n".join(["; its last lines on stderr:", *(f"    {line}" for line in lines)]) if lines else ""
+        return f"host {host.name}: {what}{tail}"
 
     def _link(self, hosts: Sequence[RemoteHost]) -> None:
         """Link each of these hosts with every other host. Call the dialling side last: the other then expects it."""
@@ -245,9 +244,9 @@ class RemoteHosts:
 
     # -- ends ------------------------------------------------------------------------------
 
-    def _heard_of_silence(self, prefix: str, seconds: float, by: str) -> None:
+    def _handle_silence(self, prefix: str, seconds: float, by: str) -> None:
         """Handle an agent's report of a silent host. Runs on the receiving thread."""
-        silent = self._find(prefix)
+        silent = next((host for host in self if host.address is not None and host_of(host.address) == prefix), None)
         if by == self._first.node:
             if silent is not None:
                 self._lose(silent, self._why_silent(silent, seconds, "the controller's host"))
@@ -281,19 +280,17 @@ class RemoteHosts:
         for host in self:
             self._lose(host, why)
 
-    def _find(self, prefix: str) -> RemoteHost | None:
-        return next((host for host in self if host.address is not None and host_of(host.address) == prefix), None)
-
     def _watch(self, host: RemoteHost) -> None:
         returncode = host.process.wait()
         host.over = True
+        is_shut_down = host.mesh is not None and host.mesh.is_shut_down
         report = ExitReport(
             node=host.node,
             pid=host.process.pid,
             returncode=None if host.trouble else returncode,
             stderr=tuple(last_lines(host.log, self._settings.stderr_lines)) if not host.trouble else (),
             hint=host.trouble or f"the agent of host {host.where} has ended, and all processes there with it",
-            stopped=self._why_stopped(host),
+            stopped=self._closing or ("its host was shut down" if is_shut_down else ""),
             host=host.name,
         )
         if not report.stopped:
@@ -301,7 +298,7 @@ class RemoteHosts:
         others = [other.address for other in self if other.address is not None]
         agents = [self._first, *others]
         # The workers first: a caller that waits for the end of the host also waits for theirs.
-        for node in self._roster.guests_of(host.node):
+        for node in self._worker_registry.guests_of(host.node):
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)
@@ -312,12 +309,8 @@ class RemoteHosts:
         """Make every other host drop its link to this one."""
         assert host.address is not None
         for agent in (self._first, *(other.address for other in self if other.address is not None)):
-            self._tell(agent, "lose", host_of(host.address), why)
-
-    def _why_stopped(self, host: RemoteHost) -> str:
-        if self._closing:
-            return self._closing
-        return "its host was shut down" if host.mesh is not None and host.mesh.is_shut_down else ""
+            with contextlib.suppress(MeshbookError):
+                self._node.calls.send([Target(agent, HOST)], "lose", ((host_of(host.address), why), {}), NOWHERE, None)
 
     # -- the end of the session ------------------------------------------------------------
 
@@ -353,10 +346,6 @@ class RemoteHosts:
         reply_handler = PerRank(1)
         self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
         return reply_handler.futures[0]
-
-    def _tell(self, agent: Address, endpoint: str, *arguments: Any) -> None:
-        with contextlib.suppress(MeshbookError):
-            self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, None)
 
 
 def _is_settled_within(future: Future[Any], seconds: float) -> bool:

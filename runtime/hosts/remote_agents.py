@@ -1,6 +1,7 @@
 """The other hosts of a run in the agent of one: the gateway to them, and the agents to notify of local events.
 
-The agent of a process reports its events to all other agents, and these report them to their workers.
+The agent of a process reports its events to all other agents, and these report them to their workers. A mesh on several
+hosts has a rendezvous for torch.distributed, which the agent of its first live host provides.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ import functools
 import logging
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.hosts.machine import address_towards, free_port, interface_of
-from meshbook.runtime.hosts.worker_registry import ROSTER
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.gateway import Gateway
@@ -24,6 +28,8 @@ from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of
 from meshbook.runtime.wire.messages import Address
 
 NOWHERE = Extent((), ())
+RENDEZVOUS = "rendezvous"  # the actor of every agent by which the ranks of a mesh find each other
+REMEMBERED = 1000  # meshes; older ones are dropped, since their processes have started long ago
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +44,7 @@ class RemoteAgents:
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
         self._linked: dict[str, Callable[[], None]] = {}  # by host: the callback for when its link is up
-        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     @property
     def agents(self) -> list[Address]:
@@ -88,7 +94,7 @@ class RemoteAgents:
         self._gateway = gateway
         if self._is_away:
             self._agents[self._home.first] = Address(AGENT, f"{self._home.first}{AGENT}")
-        threading.Thread(target=self._run_errands, name="meshbook errands", daemon=True).start()
+        threading.Thread(target=self._run_tasks, name="meshbook agent tasks", daemon=True).start()
         gateway.start(self._home, self)
 
     def link(self, agent: Address, *, dial: bool, linked: Callable[[], None]) -> None:
@@ -116,16 +122,16 @@ class RemoteAgents:
         if self._gateway is not None and report.incarnation >= 0:
             self._gateway.close_stream(report.node, report.incarnation)
 
-    def run(self, errand: Callable[[], None]) -> None:
+    def run(self, task: Callable[[], None]) -> None:
         """Run functions that may block, one after the other, on a thread of their own."""
-        self._errands.put(errand)
+        self._tasks.put(task)
 
-    def _run_errands(self) -> None:
+    def _run_tasks(self) -> None:
         while True:
-            errand = self._errands.get()
+            task = self._tasks.get()
             try:
-                errand()
-            except Exception:  # later errands report deaths, and hosts that are silent
+                task()
+            except Exception:  # later tasks report deaths, and hosts that are silent
                 logger.exception("a task for other hosts failed")
 
     def close(self, why: str) -> None:
@@ -143,9 +149,9 @@ class RemoteAgents:
         if host == self._home.first:
             self.end()
             return
-        roster = Target(self._node.controller, ROSTER)
+        worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
-        self.run(functools.partial(self._node.calls.send, [roster], "silent", arguments, NOWHERE, None))
+        self.run(functools.partial(self._node.calls.send, [worker_registry], "silent", arguments, NOWHERE, None))
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:
@@ -163,3 +169,20 @@ class RemoteAgents:
             return  # the host is back, and the sender is about to be notified
         report = report or ExitReport(node, 0, None, hint=hint)
         self.run(functools.partial(self._node.peers.announce_down, report, [request.sender]))
+
+
+class RendezvousActor(Actor):
+    """Provides the rendezvous of each mesh. Hosted inline: it answers while this agent waits for another host."""
+
+    def __init__(self, make: Callable[[], dict[str, str]]) -> None:
+        self._make = make
+        self._known: OrderedDict[str, dict[str, str]] = OrderedDict()
+
+    @endpoint
+    def find(self, mesh: str) -> dict[str, str]:
+        """Return MASTER_ADDR and MASTER_PORT of this mesh, the same for every caller."""
+        if mesh not in self._known:
+            self._known[mesh] = self._make()
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[mesh]

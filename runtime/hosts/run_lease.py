@@ -27,16 +27,16 @@ from meshbook.runtime.hosts.detached_controller import DetachedController
 from meshbook.runtime.hosts.journal import Journal
 from meshbook.runtime.hosts.launch import AgentSpec
 from meshbook.runtime.hosts.lifeline import (
-    DOOR,
-    ESTATE,
     JOURNAL,
-    DoorReply,
-    DoorRequest,
+    RUN_SOCKET,
+    STATE_FILE,
     Line,
     LineReader,
     MeshStatus,
     MeshSummary,
     RunDetached,
+    RunReply,
+    RunRequest,
     RunState,
     RunTaken,
     Status,
@@ -75,12 +75,12 @@ class RunLease:
         self._lock = threading.Lock()
         self._state: State = "held"
         self._order: RunDetached | None = None
-        self._life = 0  # incarnation of the controller's node
+        self._incarnation = 0  # incarnation of the controller's node
         self._journal: Journal | None = None
-        self._caretaker: DetachedController | None = None
+        self._controller: DetachedController | None = None
         self._since = 0.0
         self._held_by = ""
-        self._door: socket.socket | None = None
+        self._listener: socket.socket | None = None
 
     # -- the connection, on the agent's main thread -----------------------------------
 
@@ -92,7 +92,8 @@ class RunLease:
     def forget(self, descriptor: int) -> None:
         """Close a descriptor that is no longer watched."""
         if descriptor == sys.stdin.fileno():
-            os.dup2(os.open(os.devnull, os.O_RDONLY), descriptor)  # the next file opened must not become standard input
+            with open(os.devnull, "rb") as null:
+                os.dup2(null.fileno(), descriptor)  # the next file opened must not become standard input
         else:
             os.close(descriptor)
 
@@ -102,119 +103,118 @@ class RunLease:
             assert self._line is not None
             lines = self._line.take()
             if lines is None:
-                return not self._goes_on()
+                return not self._handle_disconnect()
             for line in lines:
-                self._hear(line)
+                self._handle(line)
             return False
 
-    def _hear(self, line: Line) -> None:
+    def _handle(self, line: Line) -> None:
         if isinstance(line, RunDetached):
             self._order = line
         elif isinstance(line, RunTaken):
             self._state, self._order = "held", None
-            (self._folder / ESTATE).unlink(missing_ok=True)
+            (self._folder / STATE_FILE).unlink(missing_ok=True)
             shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
 
-    def _goes_on(self) -> bool:
+    def _handle_disconnect(self) -> bool:
         """Handle the end of the connection; return whether the run continues without it."""
         if self._order is None:
             return False
         was_offered = self._state == "offered"
         self._line = None
         try:
-            self._take_care(self._order, self._life + 2 if was_offered else self._order.incarnation + 1)
+            incarnation = self._incarnation + 2 if was_offered else self._order.incarnation + 1
+            self._start_detached_controller(self._order, incarnation)
         except OSError:
             logger.exception("cannot keep the run without its controller")
             return False
         if not was_offered:
-            self._limit(self._order)
+            self._since = time.time()
+            self._listen()
+            self._node.loop.call_later(self._order.seconds, functools.partial(self._expire, self._order))
         return True
 
-    def _limit(self, order: RunDetached) -> None:
-        self._since = time.time()
-        self._open_door()
-        self._node.loop.call_later(order.seconds, functools.partial(self._time_is_over, order))
-
-    def _take_care(self, order: RunDetached, incarnation: int) -> None:
+    def _start_detached_controller(self, order: RunDetached, incarnation: int) -> None:
         transport = UnixTransport("controller", Home.of_first_host(self._folder), self._spec.settings)
         former = self._journal if self._state == "offered" else None
         journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
         if former is not None:
             journal.down |= former.down
-        caretaker = DetachedController(transport, self._spec.run, self._spec.settings, incarnation, journal)
-        caretaker.begin([self._node.address, *self._others()])
-        self._life, self._journal, self._caretaker, self._state = incarnation, journal, caretaker, "detached"
+        controller = DetachedController(transport, self._spec.run, self._spec.settings, incarnation, journal)
+        controller.begin([self._node.address, *self._others()])
+        self._incarnation, self._journal, self._controller, self._state = incarnation, journal, controller, "detached"
 
-    def _time_is_over(self, order: RunDetached) -> None:
+    def _expire(self, order: RunDetached) -> None:
         with self._lock:
             if self._order is not order:
                 return
             if self._state == "offered":  # it is given the time to complete or fail
-                self._node.loop.call_later(1.0, functools.partial(self._time_is_over, order))
+                self._node.loop.call_later(1.0, functools.partial(self._expire, order))
                 return
         logger.warning("ending the run: no client attached to it within %g s", order.seconds)
         self._workers.finish()
 
     # -- the listener, on a thread of its own ------------------------------------------
 
-    def _open_door(self) -> None:
-        if self._door is not None:
+    def _listen(self) -> None:
+        if self._listener is not None:
             return
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(os.fspath(self._folder / DOOR))
-        (self._folder / DOOR).chmod(0o600)
-        self._door.listen()
-        threading.Thread(target=self._attend_door, args=(self._door,), name="meshbook door", daemon=True).start()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(os.fspath(self._folder / RUN_SOCKET))
+        (self._folder / RUN_SOCKET).chmod(0o600)
+        self._listener.listen()
+        arguments = (self._listener,)
+        threading.Thread(target=self._accept_clients, args=arguments, name="meshbook run socket", daemon=True).start()
 
-    def _attend_door(self, door: socket.socket) -> None:
+    def _accept_clients(self, listener: socket.socket) -> None:
         while True:
             try:
-                visitor, _ = door.accept()
+                client, _ = listener.accept()
             except OSError as error:  # no descriptor is left, for now
                 logger.warning("cannot accept a connection at the run's socket: %s", error)
                 time.sleep(PAUSE_SECONDS)  # clients wait for longer than this
                 continue
             try:
-                self._serve(visitor)
+                self._serve(client)
             except (OSError, msgspec.DecodeError):
-                visitor.close()
+                client.close()
             except Exception:  # unforeseen; the listener must still serve the next client
                 logger.exception("a request at the run's socket failed")
-                visitor.close()
+                client.close()
 
-    def _serve(self, visitor: socket.socket) -> None:
-        visitor.settimeout(REQUEST_SECONDS)
-        with visitor.makefile("rb") as lines:
-            request = msgspec.json.decode(lines.readline(), type=DoorRequest)
-        verbs: dict[str, Callable[[DoorRequest, socket.socket], None]] = {
-            "status": lambda request, visitor: _say(visitor, DoorReply(status=self.status())),
+    def _serve(self, client: socket.socket) -> None:
+        client.settimeout(REQUEST_SECONDS)
+        with client.makefile("rb") as lines:
+            request = msgspec.json.decode(lines.readline(), type=RunRequest)
+        verbs: dict[str, Callable[[RunRequest, socket.socket], None]] = {
+            "status": lambda request, client: _send(client, RunReply(status=self.status())),
             "attach": self._offer,
             "end": self._end,
         }
-        verbs[request.verb](request, visitor)
-        visitor.close()  # no effect after `attach`, which detaches the descriptor as the new connection
+        verbs[request.verb](request, client)
+        client.close()  # no effect after `attach`, which detaches the descriptor as the new connection
 
-    def _offer(self, request: DoorRequest, visitor: socket.socket) -> None:
+    def _offer(self, request: RunRequest, client: socket.socket) -> None:
         with self._lock:
             if self._state != "detached":
-                return _say(visitor, DoorReply(error=self._why_not()))
-            assert self._caretaker is not None
+                return _send(client, RunReply(error=self._why_not()))
+            assert self._controller is not None
             assert self._journal is not None
-            peers = tuple(self._caretaker.leave())
+            peers = tuple(self._controller.leave())
             self._journal.close()
             self._state, self._held_by = "offered", request.who
-            self._line = LineReader(visitor.detach())
-        run_state = RunState(self._life + 1, peers, self._journal.dropped)
+            self._line = LineReader(client.detach())
+        run_state = RunState(self._incarnation + 1, peers, self._journal.dropped)
         with contextlib.suppress(OSError):  # the client is already gone; the connection's end shows that
-            os.write(self._line.descriptor, _encode(DoorReply(status=self.status(), run_state=run_state)))
+            os.write(self._line.descriptor, _encode(RunReply(status=self.status(), run_state=run_state)))
         self._workers.look_at_line()
         return None
 
-    def _end(self, request: DoorRequest, visitor: socket.socket) -> None:
+    def _end(self, request: RunRequest, client: socket.socket) -> None:
         with self._lock:
             if self._state != "detached":
-                return _say(visitor, DoorReply(error=self._why_not()))
-        _say(visitor, DoorReply(status=self.status()))
+                return _send(client, RunReply(error=self._why_not()))
+        _send(client, RunReply(status=self.status()))
         logger.warning("ending the run: %s requested it", request.who)
         return self._workers.finish()
 
@@ -241,9 +241,9 @@ class RunLease:
         return MeshStatus(mesh.name, len(mesh.nodes), len(busy & set(mesh.nodes) - down), len(dead))
 
 
-def _say(visitor: socket.socket, answer: DoorReply) -> None:
-    visitor.sendall(_encode(answer))
+def _send(client: socket.socket, answer: RunReply) -> None:
+    client.sendall(_encode(answer))
 
 
-def _encode(answer: DoorReply) -> bytes:
+def _encode(answer: RunReply) -> bytes:
     return msgspec.json.encode(answer) + b"\n"

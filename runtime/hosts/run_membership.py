@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -46,14 +47,9 @@ def _parent(pid: int) -> int:
 
 def _holds(pid: int, folder: Path) -> bool:
     """Whether a process has this folder open."""
-    try:
-        return any(_is_link_to(link, folder) for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-
-
-def _is_link_to(link: Path, folder: Path) -> bool:
-    try:
-        return link.readlink() == folder
-    except OSError:  # it has been closed meanwhile
-        return False
+    with contextlib.suppress(OSError):  # the process has ended
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # the file has been closed meanwhile
+                if link.readlink() == folder:
+                    return True
+    return False

@@ -30,9 +30,9 @@ from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_r
 from meshbook.runtime.hosts.launch import AGENT, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.metrics import export_of
-from meshbook.runtime.hosts.process_sampler import METERS
+from meshbook.runtime.hosts.process_sampler import VITALS_SENDER
 from meshbook.runtime.hosts.remote import RemoteHosts
-from meshbook.runtime.hosts.worker_registry import ROSTER, WorkerRegistry
+from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -84,7 +84,7 @@ class Session:
         self.history = History()
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
-        self.roster = WorkerRegistry()
+        self.worker_registry = WorkerRegistry()
         self._faults = UnhandledFaults()
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # acquired once, by the first call that closes or leaves; never released
@@ -100,7 +100,7 @@ class Session:
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
             raise LaunchError(f"the host agent cannot be started: {why}") from error
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
-        self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.roster, self._agent_address)
+        self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.worker_registry, self._agent_address)
         self.node.places = LocalHandles(self.host, self.node.address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self.metrics = export_of(self)
@@ -121,9 +121,9 @@ class Session:
         node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
         node.actors.host_inline(VITALS, VitalsActor(self.history))
         node.actors.host_inline(QUESTIONS, self.questions)
-        node.actors.host_inline(ROSTER, self.roster)
+        node.actors.host_inline(WORKER_REGISTRY, self.worker_registry)
         node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
-        node.peers.when_down += [self.roster.ended, self.output.ended, self.history.ended]
+        node.peers.when_down += [self.worker_registry.ended, self.output.ended, self.history.ended]
         node.peers.when_restarted.append(self.output.restarted)
         node.on_fault = self._faults.report
         return node
@@ -189,27 +189,25 @@ class Session:
         returncode = self._agent.wait()
         if self._has_left:  # the run continues without this session
             return
-        said = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
+        lines = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
+        stopped = "its host was shut down" if self.host.is_shut_down else ""
+        if self._closing.locked():
+            stopped = self._reason
         report = ExitReport(
             node=AGENT,
             pid=self._agent.pid,
             returncode=returncode,
-            stderr=tuple(said),
-            hint="\n".join(filter(None, (explain_limit(said, self.folder.path) if returncode else "", self._trouble))),
-            stopped=self._why_stopped(),
+            stderr=tuple(lines),
+            hint="\n".join(filter(None, (explain_limit(lines, self.folder.path) if returncode else "", self._trouble))),
+            stopped=stopped,
         )
         if not report.stopped:
             self.node.send_event("host lost", AGENT, "", [], str(report))
         # The workers first: a caller that waits for the end of the host also waits for theirs.
-        for node in self.roster.guests_of(AGENT):
+        for node in self.worker_registry.guests_of(AGENT):
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
-
-    def _why_stopped(self) -> str:
-        if self._closing.locked():
-            return self._reason
-        return "its host was shut down" if self.host.is_shut_down else ""
 
     def _end_late_agent(self, answer: Future[Any]) -> None:
         """Kill an agent that has not answered by now. The node's loop calls this."""
@@ -222,13 +220,13 @@ class Session:
         self.history.watch(on)
         if on:
             others = [host.address for host in self.remote if host.address is not None]
-            meters = [Target(agent, METERS) for agent in (self._agent_address, *others)]
+            targets = [Target(agent, VITALS_SENDER) for agent in (self._agent_address, *others)]
             # The answers are dropped: an agent that has ended needs no interval, and a later one requests it.
-            self.node.calls.send(meters, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(meters)))
+            self.node.calls.send(targets, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(targets)))
 
     def workers(self) -> list[Address]:
         """Return the addresses of all processes of this run that have not ended and that this process can reach."""
-        known = [self.node.routes.find(name) for name in self.roster.workers()]
+        known = [self.node.routes.find(name) for name in self.worker_registry.workers()]
         return [address for address in known if address is not None]
 
     @property

@@ -23,7 +23,7 @@ import msgspec
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.command_workers import is_left
+from meshbook.runtime.hosts.command_workers import has_spec_file
 from meshbook.runtime.hosts.forkserver import Exited, Started
 from meshbook.runtime.hosts.spare_worker import call_file, place_file
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
@@ -45,7 +45,7 @@ class Spare:
     def node(self) -> str:
         return self.spec.address.node
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         """Send the last message: the name of the node that it becomes, or empty to end it."""
         # Two threads may call this at the same time: the spare ends by itself while its mesh is stopped. So the
         # descriptor is cleared first; otherwise the second thread would close a number that is reused by then.
@@ -101,7 +101,8 @@ class SpareTable:
     def started(self, node: str, pid: int) -> Spare | None:
         """Record that this spare was forked; pid 0: the fork failed."""
         with self._lock:
-            spare = self._find(node) or self._unstarted.pop(node, None)
+            waiting = [stock.spares[node] for stock in self._stocks.values() if node in stock.spares]
+            spare = waiting[0] if waiting else self._unstarted.pop(node, None)
             if spare is not None and pid:
                 spare.pid, self._by_pid[pid] = pid, spare
         if spare is not None and not pid:
@@ -145,7 +146,7 @@ class SpareTable:
         node = spec.address.node
         with open(os.open(place_file(self._folder, node), os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
             pickle.dump(spec, file)
-        spare.tell(node.encode())
+        spare.send(node.encode())
 
     def ended(self, spare: Spare) -> bool:
         """Forget a spare that has ended unused; return whether to start another one."""
@@ -162,7 +163,7 @@ class SpareTable:
             self._unstarted |= {spare.node: spare for spare in spares if not spare.pid}
         for spare in spares:
             spare.is_dismissed = True
-            spare.tell(b"")
+            spare.send(b"")
             if not spare.pid:  # it will find no FIFO to wait at
                 call_file(self._folder, spare.node).unlink(missing_ok=True)
         return spares
@@ -183,15 +184,12 @@ class SpareTable:
         for spare in spares:
             self.ended(spare)
 
-    def _find(self, node: str) -> Spare | None:
-        return next((stock.spares[node] for stock in self._stocks.values() if node in stock.spares), None)
-
     def _forget(self, spare: Spare) -> None:
         with self._lock:
             self._by_pid.pop(spare.pid, None)
             if (stock := self._stocks.get(spare.spec.world.mesh)) is not None:
                 stock.spares.pop(spare.node, None)
-        spare.tell(b"")
+        spare.send(b"")
         call_file(self._folder, spare.node).unlink(missing_ok=True)
         remove_files(self._folder, spare.node)
 
@@ -224,7 +222,7 @@ class SpareManager:
         if spare is not None and spare.is_dismissed and spare.pid:
             self._kill(spare)
         elif spare is not None and spare.spec.start.command:
-            self._watch(self._kill_mute, spare)
+            self._watch(self._kill_unless_started, spare)
 
     def exited(self, exited: Exited) -> str:
         """Handle the end of an unused spare; return the mesh that needs a new one, or "".
@@ -259,9 +257,9 @@ class SpareManager:
             if not spare.ended.wait(max(0.0, end - time.monotonic())) and spare.pid:
                 self._kill(spare)
 
-    def _kill_mute(self, spare: Spare) -> None:
+    def _kill_unless_started(self, spare: Spare) -> None:
         """Kill a command that runs without becoming a spare in time."""
-        if not spare.ended.wait(self._settings.launch_timeout) and is_left(self._folder, spare.node):
+        if not spare.ended.wait(self._settings.launch_timeout) and has_spec_file(self._folder, spare.node):
             self._kill(spare)
 
     def _kill(self, spare: Spare) -> None:

@@ -1,12 +1,14 @@
 """The first code of the agent on the controller's host: it starts the warm fork server, then the agent itself.
 
-It is run by its path, and imports nothing of meshbook at first. Imports are most of the start time; this way those of
+It is run by its path, with the agent's module and the folder of the run as arguments, and imports nothing of meshbook
+at first. Imports are most of the start time; this way those of
 the agent and those of the fork server run at the same time.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import socket
@@ -24,22 +26,20 @@ Started = tuple[subprocess.Popen[bytes], socket.socket]  # a fork server, and th
 
 def main() -> None:
     """Read the agent's spec, the first line of standard input, and run as that agent."""
-    said = b""
-    while b"\n" not in said and (data := os.read(0, 65536)):
-        said += data
-    if b"\n" not in said:
+    received = b""
+    while b"\n" not in received and (data := os.read(0, 65536)):
+        received += data
+    if b"\n" not in received:
         remove_folder(Path(sys.argv[2]))
         return
-    spec = json.loads(said.partition(b"\n")[0])
+    spec = json.loads(received.partition(b"\n")[0])
     is_warm = spec["is_warm"] and spec["settings"]["preload"]
     server = execute_forkserver(Path(spec["folder"], LOG), spec["settings"]["preload"]) if is_warm else None
     gc.disable()  # as in the fork server: imported objects stay
-    # Weight: the fork server must not wait for this import.
-    from meshbook.runtime.hosts import agent
-
+    agent = importlib.import_module(sys.argv[1])
     gc.freeze()
     gc.enable()
-    agent.main(said, server)
+    agent.main(received, server)
 
 
 def remove_folder(folder: Path) -> None:

@@ -226,16 +226,11 @@ class MainThread:
         self._work.put(work)
 
     def run(self) -> None:
-        running = True
-        while running:
+        while True:
             with contextlib.suppress(KeyboardInterrupt):  # while idle, a SIGINT from outside is ignored
-                running = self._run_one()
-
-    def _run_one(self) -> bool:
-        work = self._work.get()
-        if work is not None:
-            work()
-        return work is not None
+                if (work := self._work.get()) is None:
+                    return
+                work()
 
     def end(self) -> None:
         self._work.put(None)

@@ -36,7 +36,7 @@ def run_finalisers() -> None:
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
     atexit._run_exitfuncs()
     # Daemon threads still run while the names they use disappear; their errors are noise.
-    threading.excepthook = _ignore_thread_error
+    threading.excepthook = lambda arguments: None
     for module in _user_modules():
         _drop_objects(vars(module))
     _clear(vars(sys.modules["__main__"]))
@@ -76,7 +76,3 @@ def _user_modules() -> list[types.ModuleType]:
 def _is_installed(file: str) -> bool:
     # The runtime still needs installed modules, even of another environment whose path a user has added.
     return file.startswith(_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file
-
-
-def _ignore_thread_error(arguments: threading.ExceptHookArgs) -> None:
-    del arguments

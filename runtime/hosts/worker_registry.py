@@ -9,7 +9,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.threads import items_of
 
-ROSTER = "roster"  # the actor that a controller hosts for this
+WORKER_REGISTRY = "worker_registry"  # the actor that a controller hosts for this
 
 
 class WorkerRegistry(Actor):
@@ -20,7 +20,7 @@ class WorkerRegistry(Actor):
         self.when_silent: Callable[[str, float, str], None] | None = None  # called on the receiving thread
 
     @endpoint
-    def born(self, agent: str, nodes: list[str]) -> None:
+    def starting(self, agent: str, nodes: list[str]) -> None:
         """Note that this agent is about to start these workers."""
         self._agents |= dict.fromkeys(nodes, agent)
 

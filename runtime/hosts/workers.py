@@ -25,7 +25,7 @@ from typing import Protocol
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.hosts.command_workers import command_line, drop_birth, is_left
+from meshbook.runtime.hosts.command_workers import command_line, has_spec_file, remove_spec_file
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.forkserver_client import execute_server
 from meshbook.runtime.hosts.linux import end_descendants
@@ -55,7 +55,7 @@ class Starter(Protocol):
     def events(self) -> int: ...
     def ask(self, specs: Iterable[WorkerSpec]) -> None: ...
     def send(self) -> None: ...
-    def hear(self) -> list[Answer] | None: ...
+    def receive(self) -> list[Answer] | None: ...
     def end(self) -> None: ...
     def why_ended(self) -> str: ...
 
@@ -118,9 +118,9 @@ class Workers:
         self._by_node: dict[str, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self._requests: queue.SimpleQueue[tuple[MeshSpec, Sequence[WorkerSpec]]] = queue.SimpleQueue()
-        self._reserve = SpareManager(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
+        self._spares = SpareManager(folder, settings, lambda pid, number: self._send_signal(pid, number), on_spare)
         self._memory = OomDetector()
-        self._bell, self._ringer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._servers: dict[bool, Starter] = dict(servers or {})
         self._selector = selectors.DefaultSelector()
         self._finished = False
@@ -133,7 +133,7 @@ class Workers:
         with self._lock:
             self._by_node |= {worker.address.node: worker for worker in workers}
         self._requests.put((specs[0].world, specs))
-        self._ring()
+        self._wake()
 
     def stop(self, nodes: Iterable[str], reason: str, fence: str = "") -> list[Worker]:
         """Stop these workers, and those that they own; kill those that have not left by the time limit.
@@ -156,7 +156,7 @@ class Workers:
         with self._lock:
             in_use = {worker.mesh for worker in self._by_node.values() if not worker.stopping}
         stopped = {worker.mesh for worker in asked} | {node.rpartition(".")[0] for node in nodes}
-        self._reserve.dismiss(stopped - in_use)
+        self._spares.dismiss(stopped - in_use)
         return workers
 
     def stop_owned_by(self, node: str) -> None:
@@ -165,26 +165,26 @@ class Workers:
             owned = [name for name, worker in self._by_node.items() if worker.owner == node]
         if owned:
             self.stop(owned, f"its owner has ended ({node})")
-        self._reserve.dismiss(self._reserve.meshes(owner=node))  # also of a mesh whose ranks have all died
+        self._spares.dismiss(self._spares.meshes(owner=node))  # also of a mesh whose ranks have all died
 
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
         """Keep `count` spare processes for the mesh of this spec, until the mesh is stopped."""
-        self._reserve.keep(like, count)
+        self._spares.keep(like, count)
         self._requests.put((like.world, []))
-        self._ring()
+        self._wake()
 
     def count_spares(self, mesh: str) -> int:
         """Return how many of the mesh's spares are warm."""
-        return self._reserve.count(mesh)
+        return self._spares.count(mesh)
 
     def finish(self) -> None:
         """Make `serve` return."""
         self._finished = True
-        self._ring()
+        self._wake()
 
     def look_at_line(self) -> None:
         """Make `serve` look at the lifeline's descriptor, which has changed."""
-        self._ring()
+        self._wake()
 
     def signal(self, nodes: Iterable[str], number: int, sender: str = "") -> None:
         """Send a signal to the process groups of these workers, so that their child processes get it too.
@@ -237,9 +237,9 @@ class Workers:
             names = owned - found.keys()
         return list(found.values())
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wakeups that the main thread has not read yet
-            os.write(self._ringer, b"!")
+            os.write(self._wakeup_writer, b"!")
 
     def _watch(self, watch: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=watch, args=arguments, name="meshbook late workers", daemon=True).start()
@@ -255,10 +255,10 @@ class Workers:
         """Return how many seconds the worker may take to leave."""
         return worker.settings.stop_timeout
 
-    def _kill_mute(self, worker: Worker) -> None:
+    def _kill_unless_started(self, worker: Worker) -> None:
         """Kill a command that runs without becoming the worker in time."""
         node, seconds = worker.address.node, self._settings.launch_timeout
-        if not worker.ended.wait(seconds) and is_left(self._folder, node):
+        if not worker.ended.wait(seconds) and has_spec_file(self._folder, node):
             worker.trouble = f"it was not a worker within {seconds:g} s (MESHBOOK_LAUNCH_TIMEOUT): {worker.command}"
             self.signal([node], signal.SIGKILL)
 
@@ -267,7 +267,7 @@ class Workers:
     def serve(self, line: Lifeline) -> None:
         """Run the fork servers and read their answers until the lifeline is over; then end everything at once."""
         watched = self._look_at(line, -1)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
         for server in self._servers.values():
             self._selector.register(server.channel, server.events)
         if not self._servers:
@@ -279,8 +279,8 @@ class Workers:
             watched = self._look_at(line, watched)
             for server in list(self._servers.values()):
                 self._attend(server)
-            if self._bell in ready:
-                os.read(self._bell, 4096)
+            if self._wakeup_reader in ready:
+                os.read(self._wakeup_reader, 4096)
                 self._pass_requests()
         self._kill_all()
 
@@ -302,7 +302,7 @@ class Workers:
 
     def _attend(self, server: Starter) -> None:
         server.send()
-        answers = server.hear()
+        answers = server.receive()
         if answers is None:
             self._server_ended(server)
             return
@@ -323,25 +323,25 @@ class Workers:
                 continue
             for worker in workers:
                 worker.server = server
-            server.ask([spec for spec in specs if not self._start_from_spare(spec)])
+            to_fork = []
+            for spec in specs:
+                if pid := self._spares.take(spec):
+                    self._started(spec.address.node, pid)
+                else:
+                    to_fork.append(spec)
+            server.ask(to_fork)
             self._fill_up(server, world.mesh)
-
-    def _start_from_spare(self, spec: WorkerSpec) -> bool:
-        if (pid := self._reserve.take(spec)) == 0:
-            return False
-        self._started(spec.address.node, pid)
-        return True
 
     def _fill_up(self, server: Starter, mesh: str) -> None:
         """Start the spares that this mesh lacks."""
-        server.ask(self._reserve.missing(mesh))
+        server.ask(self._spares.missing(mesh))
         self._selector.modify(server.channel, server.events)
 
     def _take(self, server: Starter, answer: Answer) -> None:
         if not isinstance(answer, Started):
             self._exited(server, answer)
         elif answer.node not in self._by_node:
-            self._reserve.started(answer)
+            self._spares.started(answer)
         elif answer.error:
             self._end(self._by_node[answer.node], None, answer.error)
         else:
@@ -355,7 +355,7 @@ class Workers:
             if worker.killed:  # it was to be killed before it had started
                 self._send_signal(pid, signal.SIGKILL)
         if worker.command:
-            self._watch(self._kill_mute, worker)
+            self._watch(self._kill_unless_started, worker)
 
     def _exited(self, server: Starter, exited: Exited) -> None:
         with self._lock:
@@ -363,15 +363,12 @@ class Workers:
             self._send_signal(exited.pid, signal.SIGKILL)  # the rest of its process group
         if worker is not None:
             worker.peak = exited.peak
-            self._end(worker, exited.returncode, self._why_unborn(worker))
-        elif mesh := self._reserve.exited(exited):
+            trouble = worker.trouble
+            if not trouble and has_spec_file(self._folder, worker.address.node):
+                trouble = f"it exited before it became a worker; its command: {worker.command}"
+            self._end(worker, exited.returncode, trouble)
+        elif mesh := self._spares.exited(exited):
             self._fill_up(server, mesh)
-
-    def _why_unborn(self, worker: Worker) -> str:
-        """Return "" for a process that became a worker before it ended."""
-        if worker.trouble or not is_left(self._folder, worker.address.node):
-            return worker.trouble
-        return f"it exited before it became a worker; its command: {worker.command}"
 
     def _server_ended(self, server: Starter) -> None:
         """Report the workers of a fork server as ended: they die with it. This process adopts their children."""
@@ -385,7 +382,7 @@ class Workers:
             workers = [worker for worker in self._by_node.values() if worker.server is server]
             for worker in workers:
                 self._by_pid.pop(worker.pid, None)
-        self._reserve.lose_all(is_warm=is_warm)
+        self._spares.lose_all(is_warm=is_warm)
         self._end_all(workers, trouble)
 
     def _end_all(self, workers: Iterable[Worker], trouble: str) -> None:
@@ -405,7 +402,7 @@ class Workers:
             ended_by=worker.killer if returncode == -signal.SIGKILL else "",
             raised=find_traceback(self._folder, node),
         )
-        drop_birth(self._folder, node)
+        remove_spec_file(self._folder, node)
         # of a worker that was killed before it had read the file
         place_file(self._folder, node).unlink(missing_ok=True)
         with self._lock:

@@ -22,7 +22,7 @@ from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts import attaching
 from meshbook.runtime.hosts import detached_runs as detached
-from meshbook.runtime.hosts.lifeline import DOOR, DoorRequest, knock
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
 from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh
 from tests.support import PATIENCE
@@ -252,7 +252,7 @@ def test_one_controller_at_a_time(trainers: ProcMesh) -> None:
     run = detach(60)
     attach(run)
     folder = current_session().folder.path
-    answer, connection = knock(folder, DoorRequest("attach", "somebody else"))
+    answer, connection = send_request(folder, RunRequest("attach", "somebody else"))
     connection.close()
     assert answer.error == f"run {run} is already attached by pid {os.getpid()} ({Path.cwd().name})"
     with pytest.raises(RuntimeError, match="has running meshes"):
@@ -273,7 +273,7 @@ def test_an_attach_that_fails_leaves_it_detached(trainers: ProcMesh) -> None:
     for _ in range(2):
         with pytest.raises(KeyError):
             attaching.attach(detached.choose(run), "a test", fail)
-    _, connection = knock(current_session().folder.path.parent / run, DoorRequest("attach", "one who goes again"))
+    _, connection = send_request(current_session().folder.path.parent / run, RunRequest("attach", "one who goes again"))
     connection.close()
     wait_until_free(run)
     assert counted(attach(run)["trainers"]) == [2, 2]
@@ -288,7 +288,7 @@ def wait_until_happened(*kinds: str) -> None:
 
 
 def wait_until_free(run: str) -> None:
-    """The agent has to notice that somebody is gone; each look at the door is a round trip."""
+    """Wait until the agent has noticed the end of the client; each status request is a round trip."""
     while detached.choose(run).held_by:
         continue
 
@@ -299,7 +299,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DetachError, match="no detached runs"):
         attach()
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="must be a positive number"):
+        with pytest.raises(ValueError, match="seconds must be a positive number"):
             detach(seconds)
     with monkeypatch.context() as another_system:
         another_system.delattr(os, "pidfd_open")
@@ -309,9 +309,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
     run = detach(60)
     with pytest.raises(RuntimeError, match="no session to detach"):
         detach(60)
-    with pytest.raises(
-        DetachError, match=f"no detached run matches 'nobody'.*; detached runs:\n{run}  trainers: 2 ranks, idle"
-    ):
+    with pytest.raises(DetachError, match=f"no detached run matches 'nobody'.*:\n{run}  trainers: 2 ranks, idle"):
         attach("nobody")
     status = msgspec.structs.replace(detached.choose(run), version="meshbook 0.0.1 on Python 3.7")
     with pytest.raises(
@@ -352,7 +350,7 @@ def test_without_its_agent_nothing_is_left(trainers: ProcMesh) -> None:
     family = family_of(current_session())
     folder = current_session().folder.path
     detach(60)
-    assert (folder / DOOR).exists()
+    assert (folder / RUN_SOCKET).exists()
     family[0].kill()
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     assert detached_runs() == []

@@ -21,7 +21,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.in_process import let_go
+from meshbook.runtime.hosts.in_process import close_with_actors
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
@@ -161,7 +161,7 @@ class Session:
 
     def close(self) -> None:
         for node in self._nodes:
-            let_go(node)
+            close_with_actors(node)
 
 
 class Received:

@@ -231,7 +231,7 @@ def test_an_idle_process_is_measured_before_it_seems_stale() -> None:
 
 
 class Controller:
-    """As much of a node as meters need; the test answers for the controller."""
+    """The part of a node that a vitals sender needs; the test answers for the controller."""
 
     def __init__(self) -> None:
         self.controller = Address("controller", "memory://controller")

@@ -1,4 +1,4 @@
-"""What the agent of one host does on behalf of the others."""
+"""The tasks that the agent of one host runs for the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Gateway:
     def start(self, home: Home, events: Any) -> None: ...
 
 
-def test_an_errand_that_fails_keeps_no_other_from_being_done(caplog: Any) -> None:
-    """One that could not be told of an end must not keep all others from hearing of it."""
+def test_a_task_that_fails_does_not_stop_later_tasks(caplog: Any) -> None:
+    """A report of an end that cannot be sent must not keep later reports from being sent."""
     others = RemoteAgents(cast("Any", None), Home.of_first_host(Path("/run")))
     others.open(cast("Any", Gateway()))
     done: queue.SimpleQueue[str] = queue.SimpleQueue()

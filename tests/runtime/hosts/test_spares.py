@@ -1,4 +1,4 @@
-"""The word to a spare, from whichever thread it comes."""
+"""The last message to a spare, which two threads may send."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 from meshbook.runtime.hosts.spares import Spare
 
 
-def test_two_who_tell_it_close_what_is_theirs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends by itself, as the agent's main thread hears, just while the host actor dismisses it with its mesh."""
+def test_two_threads_that_send_close_the_descriptor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spare ends by itself while the host actor dismisses it together with its mesh."""
     reader, writer = os.pipe()
     spare, write, others = Spare(cast("Any", None), writer), os.write, []
 
-    def write_while_another_comes(descriptor: int, word: bytes) -> int:
+    def write_while_another_thread_sends(descriptor: int, word: bytes) -> int:
         if not others:
             others.append(descriptor)
-            spare.tell(b"")
-            others.append(os.dup(reader))  # what somebody opens then
+            spare.send(b"")
+            others.append(os.dup(reader))  # a file opened meanwhile gets the number
         return write(descriptor, word)
 
-    monkeypatch.setattr(os, "write", write_while_another_comes)
-    spare.tell(b"rank")
+    monkeypatch.setattr(os, "write", write_while_another_thread_sends)
+    spare.send(b"rank")
     monkeypatch.undo()
     assert os.read(reader, 10) == b"rank"
     with pytest.raises(OSError, match="Bad file descriptor"):

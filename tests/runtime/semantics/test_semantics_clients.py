@@ -264,7 +264,7 @@ def test_a_run_of_another_user_is_an_error(first: Client, second: Client) -> Non
 def test_a_client_of_another_version_is_refused(first: Client, second: Client) -> None:
     second.say("import meshbook.runtime.hosts.joined_runs as joining")
     second.say("joining.present_version = lambda: 'meshbook 0.0 on Python 2.7'")
-    assert "this process of meshbook 0.0 on Python 2.7" in second.say("error(counter.add.call)")
+    assert "this process is meshbook 0.0 on Python 2.7" in second.say("error(counter.add.call)")
     assert first.say("values(counter.add.call())") == [2, 2]
 
 
