@@ -108,8 +108,8 @@ def _free_port() -> int:
 
 def _name_of_host() -> str:
     """Return this host's address for other hosts: that of the interface for collectives, else its name."""
-    if os.environ.get("GROUP_RANK") == "0" and (told := os.environ.get("MASTER_ADDR")):
-        return told
+    if os.environ.get("GROUP_RANK") == "0" and (address := os.environ.get("MASTER_ADDR")):
+        return address
     of_interface = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
     ours = [each.address for each in of_interface if each.family == socket.AF_INET]
     return ours[0] if ours else socket.gethostname()

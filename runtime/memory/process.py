@@ -64,8 +64,8 @@ def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
         there += remote, size
         wanted += size
     # An array of `struct iovec`: an address and a length each, both as wide as a pointer.
-    stretches = ctypes.c_size_t * (2 * count)
-    copied = function(pid, stretches(*here), count, stretches(*there), count, 0)
+    vectors = ctypes.c_size_t * (2 * count)
+    copied = function(pid, vectors(*here), count, vectors(*there), count, 0)
     if copied < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -13,7 +13,7 @@ from meshbook.runtime.memory.interval_set import IntervalSet
 from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, deadline_in
 from meshbook.runtime.rdma.buffer import RDMABuffer
-from meshbook.runtime.rdma.data_plane import own_station
+from meshbook.runtime.rdma.data_plane import own_data_plane
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers, TransferTask
 
@@ -95,7 +95,7 @@ class RDMAAction:
         deadline = deadline_in(timeout)
         if not self._operations:
             return Future.completed(None)
-        return Submission(tuple(self._operations), deadline).start(own_station().transfers)
+        return Submission(tuple(self._operations), deadline).start(own_data_plane().transfers)
 
     def _add(self, new: Operation) -> Self:
         written, only_read = self._stretches(new.local.device)
@@ -130,8 +130,8 @@ class Submission:
         self._lock = threading.Lock()  # guards the next two
         self._errors: dict[int, BaseException] = {}
         self._under_way = 0
-        self._errand: TransferTask[None] = TransferTask(deadline, lambda: f"an action of {len(operations)} operations")
-        self._done = self._errand.future
+        self._task: TransferTask[None] = TransferTask(deadline, lambda: f"an action of {len(operations)} operations")
+        self._done = self._task.future
 
     def start(self, transfers: Transfers) -> Future[None]:
         """Run the action: on the calling thread if it is short, else on threads."""

@@ -17,7 +17,7 @@ from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder
-from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, ask_to_be_told
+from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, register_holders
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
@@ -93,7 +93,7 @@ class Broadcast:
         """Send the orders. The future resolves to the handles of the received bytes, by rank."""
         number = secrets.randbits(63)
         if copying := [each.address for each in self._receivers if each.into is None]:
-            ask_to_be_told(self._node, self._source, copying)
+            register_holders(self._node, self._source, copying)
         hosts = [host_of(each.address) for each in self._receivers]
         pieces = -(-self._source.size // PIECE)
         parents = parents_of(hosts, host_of(self._source.owner), pieces)

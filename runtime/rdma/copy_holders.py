@@ -20,9 +20,9 @@ NOWHERE = Extent((), ())
 class CopyHolders:
     """The holders by lease number. Safe from any thread."""
 
-    def __init__(self, leases: LeaseTable, tell: Callable[[BufferHandle, list[Address]], object]) -> None:
+    def __init__(self, leases: LeaseTable, notify: Callable[[BufferHandle, list[Address]], object]) -> None:
         self._leases = leases
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.RLock()  # guards the next; reentrant: the garbage collector may drop a buffer under it
         self._receivers: dict[int, set[Address]] = {}
 
@@ -44,7 +44,7 @@ class CopyHolders:
         with self._lock:
             receivers = self._receivers.pop(source.lease.number, set())
         if receivers:
-            self._tell(source, list(receivers))
+            self._notify(source, list(receivers))
 
 
 def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
@@ -53,6 +53,6 @@ def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) ->
         node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
 
 
-def ask_to_be_told(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
+def register_holders(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
     """Register these processes with the owner of a buffer, which notifies them when the lease ends."""
     node.calls.send([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)

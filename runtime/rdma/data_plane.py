@@ -30,7 +30,7 @@ from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
 from meshbook.runtime.rdma.copies import Copies, Source
-from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, notify_dropped
+from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, notify_dropped, register_holders
 from meshbook.runtime.rdma.explain import explain
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
@@ -63,9 +63,9 @@ class DataPlane:
         self.in_progress = ActiveTransfers(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_backends.split(",") if name.strip()]
         self._forgetters: list[Callable[[str, int], object]] = []  # of backends that keep state about buffers
-        self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
+        self.backends: list[TransferBackend] = self._make_backends(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
-        self.chooser = BackendSelector(self.ways, allowed, self._fallback.forbid, node.run)
+        self.selector = BackendSelector(self.backends, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             node.loop.call_later(seconds, callback)  # looks up the timer when called: tests replace it
@@ -74,7 +74,7 @@ class DataPlane:
         self.traffic = Traffic(node.address.node)
         # One thread of its own: this work takes seconds. It must not delay transfers, nor use more than one core.
         self._paging = Threads(1, "meshbook large pages")
-        self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
+        self.transfers = Transfers(self.selector, later, node.recorder, self._note)
         node.actors.when_ended.append(self._end_of)
         self.copies = Copies(self._lend_copy, self.end)
         self._followers = CopyHolders(self.leases, lambda source, receivers: notify_dropped(node, source, receivers))
@@ -82,7 +82,7 @@ class DataPlane:
         node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
 
-    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
+    def _make_backends(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
         """Return the backends, fastest first."""
         memory = ProcessMemoryBackend(self.in_progress)
         return [
@@ -95,10 +95,10 @@ class DataPlane:
         ]
 
     def _cuda_ipc(self, memory: ProcessMemoryBackend) -> CudaIpcBackend:
-        way = CudaIpcBackend(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
-        self._forgetters.append(way.forget)
-        self._node.peers.when_down.append(lambda report: way.forget(report.node))
-        return way
+        backend = CudaIpcBackend(memory, lambda handle: register_holders(self._node, handle, [self._node.address]))
+        self._forgetters.append(backend.forget)
+        self._node.peers.when_down.append(lambda report: backend.forget(report.node))
+        return backend
 
     def forget(self, source: Source) -> None:
         """Drop copies of this buffer of another process, and close its handles, because its lease has ended."""
@@ -107,12 +107,12 @@ class DataPlane:
         for forget in self._forgetters:
             forget(node, number)
 
-    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
+    def _note(self, job: TransferJob, backend: str, seconds: float, is_write: bool) -> None:
         """Record a finished transfer."""
-        self._fallback.note(way, job.handle)
+        self._fallback.note(backend, job.handle)
         if job.local.device != CPU:
-            self._fallback.note_gpu(way, job.handle, is_write=is_write)
-        self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
+            self._fallback.note_gpu(backend, job.handle, is_write=is_write)
+        self.traffic.note(job.handle.owner.node, job.local.size, backend, seconds, is_write=is_write)
 
     def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
         """Start the memory server of a host agent, which serves this host's memory to other hosts.
@@ -132,7 +132,9 @@ class DataPlane:
         """Lend this memory to other processes until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
-        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
+        offers = {
+            backend.name: offer for backend in self.backends if (offer := backend.offer(local, lent.lease)) is not None
+        }
         lent.handle = BufferHandle(
             *(self._node.address, self._node.incarnation, _name_of(lender), self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
@@ -173,8 +175,8 @@ class DataPlane:
 
     def _release(self, lent: LentMemory) -> None:
         if lent.handle is not None:
-            for way in self.ways:
-                way.withdraw(lent.handle)
+            for backend in self.backends:
+                backend.withdraw(lent.handle)
 
     # -- leases of other processes -------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class DataPlane:
 
     def explain(self, handle: BufferHandle) -> str:
         """Describe the backend that moves data between here and this buffer, and why the others are not used."""
-        return explain(handle, self._where(handle), self.chooser.explain(handle, None))
+        return explain(handle, self._where(handle), self.selector.explain(handle, None))
 
     def _where(self, handle: BufferHandle) -> str:
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
@@ -217,8 +219,8 @@ class DataPlane:
         self._paging.close()
         self.transfers.close()
         self._let_go(patience)
-        for way in self.ways:
-            way.close()
+        for backend in self.backends:
+            backend.close()
         self.in_progress.close()
 
     def _let_go(self, patience: float) -> None:
@@ -241,12 +243,12 @@ def _whatever_comes(asked: Future[None]) -> Future[None]:
     return made
 
 
-def own_station() -> DataPlane:
+def own_data_plane() -> DataPlane:
     """Return the data plane of this process. Raises RuntimeError if it has none."""
-    station = context().actor_instance.node.data_plane
-    if station is None:
+    data_plane = context().actor_instance.node.data_plane
+    if data_plane is None:
         raise RuntimeError("this process cannot use RDMA buffers: it is neither a worker nor a controller of a run")
-    assert isinstance(station, DataPlane)
-    if station.pid != os.getpid():
+    assert isinstance(data_plane, DataPlane)
+    if data_plane.pid != os.getpid():
         raise RuntimeError("this process cannot use RDMA buffers: it was forked from a process of the run")
-    return station
+    return data_plane

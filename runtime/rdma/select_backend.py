@@ -46,16 +46,16 @@ class BackendSelector:
 
     def __init__(
         self,
-        ways: Sequence[TransferBackend],
+        backends: Sequence[TransferBackend],
         allowed: Sequence[str] = (),
-        forbid: Forbid = lambda way, to: "",
+        forbid: Forbid = lambda backend, to: "",
         run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if unknown := set(allowed) - {way.name for way in ways}:
-            names = ", ".join(way.name for way in ways)
+        if unknown := set(allowed) - {backend.name for backend in backends}:
+            names = ", ".join(backend.name for backend in backends)
             raise ValueError(f"MESHBOOK_RDMA_BACKENDS has unknown names: {', '.join(sorted(unknown))}; valid: {names}")
-        self._ways = ways
+        self._backends = backends
         self._allowed = allowed
         self._forbid = forbid
         self._run = run
@@ -63,7 +63,7 @@ class BackendSelector:
         self._lock = threading.Lock()  # guards the next two
         # The reason, and until when.
         self._failed: OrderedDict[tuple[ProcessMark, str, str], tuple[str, float]] = OrderedDict()
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def choose(self, handle: BufferHandle, local: str | None) -> TransferBackend:
         """Return the first backend that reaches the buffer. Raises TransferError with all reasons if none does."""
@@ -72,26 +72,28 @@ class BackendSelector:
                 f"the buffer of {handle.actor} on {handle.owner.node} belongs to another run ({handle.run}; this is "
                 f"{self._run}); make a new buffer in this run"
             )
-        for way in self._ways:
-            if not self._refusal(way, handle, local):
-                return way
-        reasons = "\n".join(f"    {way.name}: {self._refusal(way, handle, local)}" for way in self._ways)
+        for backend in self._backends:
+            if not self._refusal(backend, handle, local):
+                return backend
+        reasons = "\n".join(
+            f"    {backend.name}: {self._refusal(backend, handle, local)}" for backend in self._backends
+        )
         raise TransferError(f"no backend reaches the buffer of {handle.actor} on {handle.owner.node}:\n{reasons}")
 
-    def note(self, way: Transfer, handle: BufferHandle, error: Unsuitable) -> None:
+    def note(self, backend: Transfer, handle: BufferHandle, error: Unsuitable) -> None:
         """Record that this backend does not reach such memory of this owner. Each reason is logged once."""
         why, until = str(error), math.inf
         if error.may_pass:
             why, until = f"{why} (tried again after {AGAIN:g} s)", self._clock() + AGAIN
         with self._lock:
-            self._failed[handle.process, handle.device, way.name] = why, until
+            self._failed[handle.process, handle.device, backend.name] = why, until
             if len(self._failed) > REMEMBERED:
                 self._failed.popitem(last=False)
-            is_new = (way.name, why) not in self._told and len(self._told) < REMEMBERED
-            self._told.add((way.name, why))
+            is_new = (backend.name, why) not in self._logged and len(self._logged) < REMEMBERED
+            self._logged.add((backend.name, why))
         if is_new:
             owner = f"{handle.actor} on {handle.owner.node}"
-            logger.warning("data from or to %s does not use %s: %s", owner, way.name, why)
+            logger.warning("data from or to %s does not use %s: %s", owner, backend.name, why)
 
     def explain(self, handle: BufferHandle, local: str | None) -> list[BackendVerdict]:
         """Return the verdict on each backend, in the order in which they are tried."""
@@ -99,18 +101,18 @@ class BackendSelector:
             return []
         verdicts: list[BackendVerdict] = []
         is_found = False
-        for way in self._ways:
-            refusal = self._refusal(way, handle, local)
+        for backend in self._backends:
+            refusal = self._refusal(backend, handle, local)
             is_chosen = not is_found and not refusal
-            verdicts.append(BackendVerdict(way.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
+            verdicts.append(BackendVerdict(backend.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
             is_found = is_found or is_chosen
         return verdicts
 
-    def _refusal(self, way: TransferBackend, handle: BufferHandle, local: str | None) -> str:
-        if self._allowed and way.name not in self._allowed:
+    def _refusal(self, backend: TransferBackend, handle: BufferHandle, local: str | None) -> str:
+        if self._allowed and backend.name not in self._allowed:
             return LEFT_OUT
-        if self._failed and (failed := self._failed.get((handle.process, handle.device, way.name))) is not None:
+        if self._failed and (failed := self._failed.get((handle.process, handle.device, backend.name))) is not None:
             why, until = failed
             if self._clock() < until:
                 return why
-        return way.refusal(handle, local) or self._forbid(way, handle)
+        return backend.refusal(handle, local) or self._forbid(backend, handle)

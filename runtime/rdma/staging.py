@@ -24,9 +24,9 @@ class Staging:
         self._lock = threading.Lock()  # guards the next
         self._free: list[LocalMemory] = []
 
-    def before(self, way: Transfer) -> Transfer:
+    def before(self, backend: Transfer) -> Transfer:
         """Return a transfer by the same backend, for GPU memory of this process."""
-        return Staged(self, way)
+        return Staged(self, backend)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
@@ -47,23 +47,23 @@ class Staged:
 
     is_immediate = False
 
-    def __init__(self, staging: Staging, way: Transfer) -> None:
-        self.name = way.name
+    def __init__(self, staging: Staging, backend: Transfer) -> None:
+        self.name = backend.name
         self._staging = staging
-        self._way = way
+        self._backend = backend
 
     def read(self, job: TransferJob) -> None:
         if job.local.device == CPU:  # called by `verify.compare`
-            self._way.read(job)
+            self._backend.read(job)
             return
         for ours, step in self._steps(job):
-            self._way.read(step)
+            self._backend.read(step)
             _copy(ours, step.local)
 
     def write(self, job: TransferJob) -> None:
         for ours, step in self._steps(job):
             _copy(step.local, ours)
-            self._way.write(step)
+            self._backend.write(step)
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Yield for each piece the memory here and the transfer of the pinned memory."""

@@ -10,10 +10,10 @@ INTERVAL = 0.1  # minimum seconds between two calls
 
 
 class TransferProgress:
-    """Calls `tell` at intervals and at the end, on the thread that moves the bytes."""
+    """Calls `report` at intervals and at the end, on the thread that moves the bytes."""
 
-    def __init__(self, tell: Progress, total: int) -> None:
-        self._tell = tell
+    def __init__(self, report: Progress, total: int) -> None:
+        self._report = report
         self._total = total
         self._done = 0
         self._next = 0.0  # so the first piece is reported
@@ -25,4 +25,4 @@ class TransferProgress:
         is_last = self._done == self._total
         if is_last or monotonic() >= self._next:
             self._next = monotonic() + INTERVAL
-            self._tell(self._done, self._total)
+            self._report(self._done, self._total)

@@ -40,13 +40,13 @@ class Transfers:
     `later` calls back after a number of seconds, for transfers whose backend never returns.
     """
 
-    def __init__(self, chooser: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
-        self._chooser = chooser
+    def __init__(self, selector: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
+        self._selector = selector
         self._recorder = recorder
         self._threads = Threads(THREADS, "meshbook transfer")
         self._staging = Staging()
         self._watch = TransferWatch(later)
-        self._format_done = done
+        self._done = done
 
     def start(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Future[None]:
         """Move the bytes of a job by the best backend. The future fails with a TransferError."""
@@ -55,8 +55,8 @@ class Transfers:
             self.move(job, is_write=is_write, checksum=checksum)
 
         try:
-            while self._is_short(job.local, way := self._choose(job)):
-                if self._try(way, job, is_write=is_write, checksum=checksum):
+            while self._is_short(job.local, backend := self._choose(job)):
+                if self._try(backend, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
         except Exception as error:  # returned in the future, as an error from another thread is
             return Future.failed(error)
@@ -64,67 +64,67 @@ class Transfers:
 
     def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
         """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
-        return self._is_short(local, self._chooser.choose(handle, local.device))
+        return self._is_short(local, self._selector.choose(handle, local.device))
 
-    def _is_short(self, local: LocalMemory, way: Transfer) -> bool:
-        return local.size <= AT_ONCE and way.is_immediate
+    def _is_short(self, local: LocalMemory, backend: Transfer) -> bool:
+        return local.size <= AT_ONCE and backend.is_immediate
 
     def _choose(self, job: TransferJob) -> Transfer:
-        way = self._chooser.choose(job.handle, job.local.device)
-        if way.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
-            return way
-        reaches_host = self._chooser.choose(job.handle, CPU)
-        return way if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
+        backend = self._selector.choose(job.handle, job.local.device)
+        if backend.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
+            return backend
+        reaches_host = self._selector.choose(job.handle, CPU)
+        return backend if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Run `work` on a thread. The future fails at the deadline, even if `work` never returns.
 
         Cancelling the future cancels the deadline, which backends check between two pieces.
         """
-        errand: TransferTask[T] = TransferTask(deadline, what)
+        task: TransferTask[T] = TransferTask(deadline, what)
         here = contextvars.copy_context()
 
         def do() -> None:
             try:
                 value = here.run(work)
             except BaseException as error:
-                errand.future.fail(error)
+                task.future.fail(error)
             else:
-                errand.future.resolve(lambda: value)
-            self._watch.remove(errand)
+                task.future.resolve(lambda: value)
+            self._watch.remove(task)
 
-        self._watch.add(errand)
+        self._watch.add(task)
         self._threads.do(do)
-        return errand.future
+        return task.future
 
     def move(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Transfer:
         """Move the bytes on this thread, and return the backend that was used."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
-        while not self._try(way := self._choose(job), job, is_write=is_write, checksum=checksum):
+        while not self._try(backend := self._choose(job), job, is_write=is_write, checksum=checksum):
             pass  # try the next backend
-        return way
+        return backend
 
-    def _try(self, way: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
+    def _try(self, backend: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
         """Try this backend; return False if it is unsuitable."""
         start = now()
         try:
-            (way.write if is_write else way.read)(job)
+            (backend.write if is_write else backend.read)(job)
         except Unsuitable as error:
-            self._chooser.note(way, job.handle, error)
+            self._selector.note(backend, job.handle, error)
             return False
-        self._note(job, way, start, is_write=is_write)
+        self._note(job, backend, start, is_write=is_write)
         if checksum and job.local.size:
-            compare(job, way)
+            compare(job, backend)
         return True
 
-    def _note(self, job: TransferJob, way: Transfer, start: int, *, is_write: bool) -> None:
+    def _note(self, job: TransferJob, backend: Transfer, start: int, *, is_write: bool) -> None:
         end = now()
         if self._recorder.on:
             name = "write to a buffer" if is_write else "read of a buffer"
-            link = job.handle.owner.node, job.local.size, way.name
+            link = job.handle.owner.node, job.local.size, backend.name
             self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), *link))
-        self._format_done(job, way.name, (end - start) / 1e9, is_write)
+        self._done(job, backend.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:
         """Fail all waiting futures; transfers under way end after their current piece."""
@@ -167,41 +167,41 @@ class TransferWatch:
     def __init__(self, later: Later) -> None:
         self._later = later
         self._lock = threading.Lock()  # guards all of these
-        self._errands: set[TransferTask[Any]] = set()
+        self._tasks: set[TransferTask[Any]] = set()
         self._next = float("inf")  # when the next check is due
         self._closed: Callable[[str], BaseException] | None = None
 
-    def add(self, errand: TransferTask[Any]) -> None:
+    def add(self, task: TransferTask[Any]) -> None:
         with self._lock:
-            self._errands.add(errand)
-            is_sooner = errand.due < self._next
+            self._tasks.add(task)
+            is_sooner = task.due < self._next
             if is_sooner:
-                self._next = errand.due
+                self._next = task.due
         if self._closed is not None:
-            errand.give_up(self._closed(errand.what()))
+            task.give_up(self._closed(task.what()))
         elif is_sooner:
-            self._later(errand.due - time.monotonic(), self._look)
+            self._later(task.due - time.monotonic(), self._look)
 
-    def remove(self, errand: TransferTask[Any]) -> None:
+    def remove(self, task: TransferTask[Any]) -> None:
         with self._lock:
-            self._errands.discard(errand)
+            self._tasks.discard(task)
 
     def _look(self) -> None:
         present = time.monotonic()
         with self._lock:
-            late = [errand for errand in self._errands if errand.due <= present]
-            self._errands.difference_update(late)
-            self._next = min((errand.due for errand in self._errands), default=float("inf"))
+            late = [task for task in self._tasks if task.due <= present]
+            self._tasks.difference_update(late)
+            self._next = min((task.due for task in self._tasks), default=float("inf"))
             pause = self._next - present
-            is_needed = bool(self._errands)  # otherwise the next `add` schedules the check
-        for errand in late:
-            errand.give_up(TransferTimeout(f"{errand.what()} was not done after {errand.deadline.seconds:g} s"))
+            is_needed = bool(self._tasks)  # otherwise the next `add` schedules the check
+        for task in late:
+            task.give_up(TransferTimeout(f"{task.what()} was not done after {task.deadline.seconds:g} s"))
         if is_needed:
             self._later(pause, self._look)
 
     def close(self, why: Callable[[str], BaseException]) -> None:
         with self._lock:
             self._closed = why
-            errands = list(self._errands)
-        for errand in errands:
-            errand.give_up(why(errand.what()))
+            tasks = list(self._tasks)
+        for task in tasks:
+            task.give_up(why(task.what()))

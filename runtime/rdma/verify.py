@@ -17,13 +17,13 @@ from meshbook.runtime.rdma.backends import Transfer, TransferJob
 PIECE = 1 << 20  # bytes compared at a time: they stay in the CPU cache
 
 
-def compare(job: TransferJob, way: Transfer) -> None:
+def compare(job: TransferJob, backend: Transfer) -> None:
     """Raise ChecksumMismatch if the bytes of a finished transfer differ now."""
     again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
     for start in range(0, job.local.size, PIECE):
         size = min(PIECE, job.local.size - start)
         piece = again.part(0, size)
-        way.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
+        backend.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
         if not _is_same(piece, job.local.part(start, size)):
             raise ChecksumMismatch(_tell(job, start, size))
 

@@ -108,14 +108,14 @@ class SPMDActor(Actor):
         node, spec = here.actor_instance.node, here.actor_instance.spec
         point = here.message_rank
         run_id = node.run if spec is None else spec.world.mesh
-        told = rank_environment(
+        variables = rank_environment(
             point.rank,
             hosts if hosts is not None else hosts_of(point.extent, spec),
             Rendezvous(master_addr, master_port, run_id),
         )
         if spec is not None:  # so that a mesh that is spawned from here does not inherit them
-            node.place = msgspec.structs.replace(spec, updated_variables=told)
-        os.environ.update(told)
+            node.place = msgspec.structs.replace(spec, updated_variables=variables)
+        os.environ.update(variables)
 
 
 def setup_torch_elastic_env(
@@ -132,7 +132,7 @@ def setup_torch_elastic_env(
     """
     setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
     try:
-        setup.tell(setup.ask().get()).get()
+        setup.set_variables(setup.get_host_port_of_first().get()).get()
     finally:
         setup.end()
 
@@ -146,7 +146,7 @@ async def setup_torch_elastic_env_async(
     """The same as `setup_torch_elastic_env`, for code on an event loop."""
     setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
     try:
-        await setup.tell(await setup.ask())
+        await setup.set_variables(await setup.get_host_port_of_first())
     finally:
         setup.end()
 
@@ -163,13 +163,13 @@ class _Setup:
         self._address, self._port, self._use_ipaddr = address, port, use_ipaddr
         self._actors = procs.spawn("spmd_env", SPMDActor)
 
-    def ask(self) -> Future[tuple[str, int]]:
+    def get_host_port_of_first(self) -> Future[tuple[str, int]]:
         """Get the address and port of rank 0; values given by the user take precedence."""
         mesh = cast(ActorMesh, self._actors)
         first = cast(SPMDActor, mesh.slice(**dict.fromkeys(mesh.extent.labels, 0)))
         return first.get_host_port.call_one(self._use_ipaddr)
 
-    def tell(self, found: tuple[str, int]) -> Future[ValueMesh[None]]:
+    def set_variables(self, found: tuple[str, int]) -> Future[ValueMesh[None]]:
         address = found[0] if self._address is None else self._address
         port = found[1] if self._port is None else self._port
         return self._actors.setup_env.call(address, port, self._hosts)

@@ -40,8 +40,8 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
         "ROLE_WORLD_SIZE": len(hosts),
         "MASTER_PORT": rendezvous.port,
     }
-    told = {name: str(number) for name, number in numbers.items()} | elastic_run(rendezvous.run_id)
-    return told | {"MASTER_ADDR": rendezvous.address}
+    variables = {name: str(number) for name, number in numbers.items()} | elastic_run(rendezvous.run_id)
+    return variables | {"MASTER_ADDR": rendezvous.address}
 
 
 def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:

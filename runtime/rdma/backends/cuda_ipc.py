@@ -103,7 +103,7 @@ class CudaIpcBackend:
         with self._memory.at(job), self._opened(job.handle, number) as base:
             there = base + _unpack(job.handle).offset + job.offset
             for start in range(0, job.local.size, PIECE):
-                job.deadline.check(partial(_tell, job, start))
+                job.deadline.check(partial(_format_progress, job, start))
                 size = min(PIECE, job.local.size - start)
                 theirs, ours = there + start, job.local.address + start
                 to, source = (theirs, ours) if is_write else (ours, theirs)
@@ -157,5 +157,5 @@ def _unpack(handle: BufferHandle) -> CudaIpcOffer:
 _decoder = msgspec.msgpack.Decoder(CudaIpcOffer)
 
 
-def _tell(job: TransferJob, done: int) -> str:
+def _format_progress(job: TransferJob, done: int) -> str:
     return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} done)"

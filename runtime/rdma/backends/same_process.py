@@ -24,11 +24,15 @@ class SameProcessBackend:
 
     def __init__(self, own: Address, incarnation: int, leases: LeaseTable) -> None:
         self._own = own
-        self._life = incarnation
+        self._incarnation = incarnation
         self._leases = leases
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        return "" if (handle.owner, handle.incarnation) == (self._own, self._life) else "the owner is another process"
+        return (
+            ""
+            if (handle.owner, handle.incarnation) == (self._own, self._incarnation)
+            else "the owner is another process"
+        )
 
     def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)

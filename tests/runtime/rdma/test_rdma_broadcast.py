@@ -175,13 +175,13 @@ class Failing:
 
 
 def test_a_copy_that_is_being_filled_or_was_not_filled_is_none() -> None:
-    station: Any = Failing()
+    data_plane: Any = Failing()
     source = handle_of(1)
-    station.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
+    data_plane.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
     with pytest.raises(TransferError, match="on purpose"):
-        BroadcastReception(station, BroadcastOrder((1, 0), source, 60.0, None), BroadcastProgress()).carry_out()
-    assert station.found == [None]
-    assert station.copies.find(source) is None
+        BroadcastReception(data_plane, BroadcastOrder((1, 0), source, 60.0, None), BroadcastProgress()).carry_out()
+    assert data_plane.found == [None]
+    assert data_plane.copies.find(source) is None
 
 
 @pytest.mark.parametrize(

@@ -273,10 +273,10 @@ def on_gpu(tensor: Any) -> LocalMemory:
 
 def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PIECE", 64)
-    memory, ways = bytearray(range(200)), list[str]()
+    memory, backends = bytearray(range(200)), list[str]()
     between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
-    chooser: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
-    transfers = Transfers(chooser, lambda *_: None, Recorder(0), lambda job, way, seconds, write: ways.append(way))
+    selector: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
+    transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda job, way, seconds, write: backends.append(way))
     monkeypatch.setattr(transfers, "_staging", between)
     landed, moved = torch.zeros(150, dtype=torch.uint8), list[int]()
     job = TransferJob(
@@ -288,7 +288,7 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
     transfers.move(job, is_write=True, checksum=True)
     assert memory == bytes([*range(30), *range(31, 181), *range(180, 200)])
     assert moved == [64, 64, 22] * 2
-    assert ways == ["process memory"] * 2
+    assert backends == ["process memory"] * 2
     transfers.close()
 
 

@@ -18,8 +18,7 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import connection_pool as lines
-from meshbook.runtime.rdma import memory_server, pieces, protocol
+from meshbook.runtime.rdma import connection_pool, memory_server, pieces, protocol
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
@@ -66,16 +65,16 @@ class Client:
     """A process that knows the agent, and its server."""
 
     def __init__(self, serve: Callable[[Address], MemoryServerAddress]) -> None:
-        self.door: MemoryServerAddress = serve(OWNER)
+        self.server: MemoryServerAddress = serve(OWNER)
         self.peers = self.calls = self.loop = self  # as much of each as is needed here
         self.when_down: list[Any] = []
         self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
-        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.door)
+        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.server)
 
     def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: Any) -> None:
-        assert (endpoint, targets[0].address) == ("door", AGENT)
+        assert (endpoint, targets[0].address) == ("address", AGENT)
         self.ask(reply_handler)
 
     def report_of(self, node: str) -> Any:
@@ -116,8 +115,8 @@ def job(memory: Memory, data: Any, offset: int = 0, seconds: float = PATIENCE) -
     return TransferJob(memory.handle(), offset, local_memory(data, "data"), Deadline(seconds))
 
 
-def connect(door: MemoryServerAddress) -> DataConnection:
-    return DataConnection(socket.create_connection((door.ip, door.port), PATIENCE))
+def connect(server: MemoryServerAddress) -> DataConnection:
+    return DataConnection(socket.create_connection((server.ip, server.port), PATIENCE))
 
 
 # -- what goes well --------------------------------------------------------------------------
@@ -144,11 +143,11 @@ def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
 ) -> None:
     target = np.zeros(10, np.uint8)
     way.read(job(memory, target))
-    [line] = serving._lines
+    [connection] = serving._connections
     way.write(job(memory, target))
-    assert list(serving._lines) == [line]
-    line.interrupt()
-    while serving._lines:
+    assert list(serving._connections) == [connection]
+    connection.interrupt()
+    while serving._connections:
         pass
     way.write(job(memory, target))  # a write is sent once: that the connection is closed is seen before
 
@@ -160,10 +159,10 @@ def test_an_idle_connection_is_closed_after_its_time(
         way.read(job(memory, np.zeros(10, np.uint8)))
     [look] = client.due  # one, however often it was used
     look()
-    assert len(serving._lines) == 1
-    monkeypatch.setattr(lines, "IDLE_SECONDS", 0.0)
+    assert len(serving._connections) == 1
+    monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.0)
     client.due.pop()()
-    while serving._lines:
+    while serving._connections:
         pass
     assert len(client.due) == 1, "once there is none, nobody looks for idle ones"
 
@@ -173,46 +172,46 @@ def test_an_idle_connection_is_closed_after_its_time(
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b""], ids=["garbage", "zeros", "nothing"])
 def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -> None:
-    line = connect(serving.open("127.0.0.1"))
-    line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
+    connection = connect(serving.open("127.0.0.1"))
+    connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
     if says:
-        line.send(says, Deadline(PATIENCE))
+        connection.send(says, Deadline(PATIENCE))
         with pytest.raises(ConnectionError):
-            line.receive(1, Deadline(PATIENCE))
-    line.close()
-    while not serving.strangers.count:
+            connection.receive(1, Deadline(PATIENCE))
+    connection.close()
+    while not serving.rejected.count:
         pass
-    assert serving.strangers.count == 1
+    assert serving.rejected.count == 1
 
 
 def test_who_says_nothing_is_waited_for_no_longer_than_that(
     serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 0.05)
-    line = connect(serving.open("127.0.0.1"))
+    connection = connect(serving.open("127.0.0.1"))
     with pytest.raises(ConnectionError):
-        line.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
-    line.close()
+        connection.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
+    connection.close()
 
 
 def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: MemoryServer) -> None:
-    door = serving.open("127.0.0.1")
-    lines = [connect(door) for _ in range(2)]
-    asked = [bytes(line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for line in lines]
-    proof = protocol.prove(door.key, "process", protocol.unpack_greeting(asked[0]), bytes(protocol.NONCE))
-    lines[1].send(bytes(protocol.NONCE) + proof, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connections = [connect(server) for _ in range(2)]
+    asked = [bytes(connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for connection in connections]
+    proof = protocol.prove(server.key, "process", protocol.unpack_greeting(asked[0]), bytes(protocol.NONCE))
+    connections[1].send(bytes(protocol.NONCE) + proof, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        lines[1].receive(1, Deadline(PATIENCE))
-    for line in lines:
-        line.close()
+        connections[1].receive(1, Deadline(PATIENCE))
+    for connection in connections:
+        connection.close()
 
 
 def test_an_agent_that_does_not_know_the_key_is_not_believed(
     memory: Memory, client: Client, way: HostAgentBackend
 ) -> None:
-    client.door = MemoryServerAddress(client.door.ip, client.door.port, bytes(32))
+    client.server = MemoryServerAddress(client.server.ip, client.server.port, bytes(32))
     with pytest.raises(ConnectionError):  # over there they see first that the keys differ
-        be_admitted(connect(client.door), client.door.key, Deadline(PATIENCE))
+        be_admitted(connect(client.server), client.server.key, Deadline(PATIENCE))
     with socket.create_server(("127.0.0.1", 0)) as false:
 
         def answer() -> None:
@@ -225,7 +224,7 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        client.door = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.door.key)
+        client.server = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.server.key)
         with pytest.raises(Unsuitable, match="does not have the key"):
             way.read(job(memory, np.zeros(1, np.uint8)))
         thread.join()
@@ -234,29 +233,29 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
 def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_than_he_said(
     serving: MemoryServer, memory: Memory
 ) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
     request = protocol.TransferRequest(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
-    line.send_message(protocol.pack_request(request), Deadline(PATIENCE))
+    connection.send_message(protocol.pack_request(request), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    line.close()
+        connection.receive(1, Deadline(PATIENCE))
+    connection.close()
 
 
 def test_a_request_that_comes_again_is_refused(serving: MemoryServer, memory: Memory) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
     request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
-    message = line._seal(protocol.pack_length(len(request))) + line._seal(request)
+    message = connection._seal(protocol.pack_length(len(request))) + connection._seal(request)
     for _ in range(2):
-        line.send(message, Deadline(PATIENCE))
-    line.receive(ANSWER_BYTES + 1 + protocol.TAG, Deadline(PATIENCE))
+        connection.send(message, Deadline(PATIENCE))
+    connection.receive(ANSWER_BYTES + 1 + protocol.TAG, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    line.close()
-    assert serving.strangers.count == 1
+        connection.receive(1, Deadline(PATIENCE))
+    connection.close()
+    assert serving.rejected.count == 1
 
 
 # A change that CRC-32 does not detect: its polynomial, the first bit in the lowest one.
@@ -270,15 +269,17 @@ class Relay:
     The bits of `change` are flipped from there on.
     """
 
-    def __init__(self, door: MemoryServerAddress, *, to_server: bool, at: int | None, change: bytes = b"\x01") -> None:
-        self._there = door
+    def __init__(
+        self, server: MemoryServerAddress, *, to_server: bool, at: int | None, change: bytes = b"\x01"
+    ) -> None:
+        self._there = server
         self._flips = {to_server: at}
         self._change = change
         self.connections = 0
         # The handshake is none of it.
         self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.door = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], door.key)
+        self.server = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], server.key)
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -326,12 +327,12 @@ class Rewriting(Relay):
     That gets all that was collected so far.
     """
 
-    def __init__(self, door: MemoryServerAddress, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
+    def __init__(self, server: MemoryServerAddress, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
         self._block = block
         self._rewrite = rewrite
         self._held = bytearray()
         self._blocks: list[bytes] = []
-        super().__init__(door, to_server=False, at=0)
+        super().__init__(server, to_server=False, at=0)
 
     def _pass_through(self, data: bytearray, to_server: bool) -> bytearray:
         before = self._passed[to_server]
@@ -352,8 +353,8 @@ def relayed(client: Client, way: HostAgentBackend) -> Iterator[Callable[..., Rel
     relays: list[Relay] = []
 
     def relay(kind: type[Relay] = Relay, **changes: Any) -> Relay:
-        relays.append(kind(client.door, **changes))
-        client.door = relays[-1].door
+        relays.append(kind(client.server, **changes))
+        client.server = relays[-1].server
         return relays[-1]
 
     yield relay
@@ -475,14 +476,14 @@ def test_a_write_in_which_a_bit_has_flipped_fails(
 
 @pytest.mark.parametrize("parts", [[struct.pack("<I", 1 << 31)], [struct.pack("<I", 7), b"garbage"]], ids=len)
 def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts: list[bytes]) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
-    line.send(b"".join(map(line._seal, parts)), Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
+    connection.send(b"".join(map(connection._seal, parts)), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    assert serving.strangers.count == 1
-    line.close()
+        connection.receive(1, Deadline(PATIENCE))
+    assert serving.rejected.count == 1
+    connection.close()
 
 
 # -- what goes wrong --------------------------------------------------------------------------------
@@ -513,7 +514,7 @@ def test_a_read_goes_on_where_its_connection_broke(
 ) -> None:
     def cut(number: int) -> None:
         if number == 3:
-            next(iter(serving._lines)).interrupt()
+            next(iter(serving._connections)).interrupt()
 
     memory.before = cut
     data, moved = np.zeros(SIZE, np.uint8), []
@@ -525,7 +526,7 @@ def test_a_read_goes_on_where_its_connection_broke(
 
 
 def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
-    memory.before = lambda number: next(iter(serving._lines)).interrupt()
+    memory.before = lambda number: next(iter(serving._connections)).interrupt()
     with pytest.raises(TransferError, match="failed during a write"):
         way.write(job(memory, np.zeros(SIZE, np.uint8)))
 
@@ -590,13 +591,13 @@ def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostA
 def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: Client) -> None:
     server_way: Any = memory
     strict = MemoryServer(server_way, "folder", lambda mark: False)
-    client.door = strict.open("127.0.0.1")
+    client.server = strict.open("127.0.0.1")
     node: Any = client
     way = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
         way.read(job(memory, np.zeros(1, np.uint8)))
     elsewhere = MemoryServer(server_way, "another run's folder", lambda mark: True)
-    client.door = elsewhere.open("127.0.0.1")
+    client.server = elsewhere.open("127.0.0.1")
     other = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
         other.write(job(memory, np.zeros(1, np.uint8)))
@@ -613,7 +614,7 @@ def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: 
 def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: Client, way: HostAgentBackend) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        client.door = MemoryServerAddress("127.0.0.1", unused.getsockname()[1], bytes(32))
+        client.server = MemoryServerAddress("127.0.0.1", unused.getsockname()[1], bytes(32))
         with pytest.raises(Unsuitable, match="cannot be reached"):
             way.read(job(memory, np.zeros(1, np.uint8)))
     assert way.refusal(memory.handle(), None) == "", "somebody may listen there soon"
@@ -639,13 +640,13 @@ def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: Host
 
 def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     serving._room = threading.Semaphore(2)
-    door = serving.open("127.0.0.1")
+    server = serving.open("127.0.0.1")
     opened = []
     for _ in range(5):
-        opened.append(connect(door))
-        be_admitted(opened[-1], door.key, Deadline(PATIENCE))
-    for line in opened:
-        line.close()
+        opened.append(connect(server))
+        be_admitted(opened[-1], server.key, Deadline(PATIENCE))
+    for connection in opened:
+        connection.close()
 
 
 def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
@@ -654,9 +655,9 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 1000.0)
     monkeypatch.setattr(memory_server, "MOST_UNKNOWN", 1)
     serving._room = threading.Semaphore(3)
-    door = serving.open("127.0.0.1")
-    used = connect(door)
-    be_admitted(used, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    used = connect(server)
+    be_admitted(used, server.key, Deadline(PATIENCE))
     request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
 
     def ask() -> None:
@@ -668,7 +669,7 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
     ask()
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            stack.callback(connect(door).close)
+            stack.callback(connect(server).close)
         way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
         assert (data == memory.data).all()
         ask()
@@ -686,15 +687,15 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
     """As while strangers hold all that it may have."""
     monkeypatch.setattr(memory_server, "PAUSE_SECONDS", 0.01)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 3
-    attend = serving._attend_next
+    attend = serving._accept_one
 
     def attend_later(listening: socket.socket) -> None:
         if failures:
             raise failures.pop()
         attend(listening)
 
-    monkeypatch.setattr(serving, "_attend_next", attend_later)
-    connect(client.door).close()  # the server waited for this one before
+    monkeypatch.setattr(serving, "_accept_one", attend_later)
+    connect(client.server).close()  # the server waited for this one before
     way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
     assert not failures
     assert (data == memory.data).all()
@@ -717,18 +718,18 @@ def test_many_transfers_at_once(memory: Memory, way: HostAgentBackend, serving: 
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(serving._lines) <= 8
+    assert len(serving._connections) <= 8
 
 
 def test_a_server_that_is_closed_lets_everybody_go(serving: MemoryServer, memory: Memory, client: Client) -> None:
-    line = connect(client.door)
-    be_admitted(line, client.door.key, Deadline(PATIENCE))
+    connection = connect(client.server)
+    be_admitted(connection, client.server.key, Deadline(PATIENCE))
     serving.close()
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
+        connection.receive(1, Deadline(PATIENCE))
     with pytest.raises(OSError, match="closed"):
         serving.open("127.0.0.1")
-    line.close()
+    connection.close()
 
 
 def _wait(event: threading.Event) -> None:

@@ -81,15 +81,15 @@ class Memory(TransferBackend):
 
 
 def test_the_first_way_that_does_not_refuse() -> None:
-    near, far, last = ways = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
-    chooser = BackendSelector(ways)
-    assert chooser.choose(handle_of(), None) is far
+    near, far, last = backends = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
+    selector = BackendSelector(backends)
+    assert selector.choose(handle_of(), None) is far
     expected = [
         BackendVerdict("near", False, "too far"),
         BackendVerdict("far", True, ""),
         BackendVerdict("last", False, SPARE),
     ]
-    assert chooser.explain(handle_of(), None) == expected
+    assert selector.explain(handle_of(), None) == expected
     assert (near.tried, last.tried) == (0, 0)
 
 
@@ -116,42 +116,42 @@ def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chooser_module, "REMEMBERED", 2)
-    near, far = ways = [Memory("near"), Memory("far")]
-    chooser = BackendSelector(ways)
+    near, far = backends = [Memory("near"), Memory("far")]
+    selector = BackendSelector(backends)
     for pid in (1, 1, 2, 3):
-        chooser.note(near, handle_of(pid), Unsuitable("it is closed"))
+        selector.note(near, handle_of(pid), Unsuitable("it is closed"))
     assert [record.getMessage().count("it is closed") for record in caplog.records] == [1]
-    assert [chooser.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
+    assert [selector.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.ECONNREFUSED])
 def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: int) -> None:
-    near, far = ways = [Memory("near"), Memory("far")]
+    near, far = backends = [Memory("near"), Memory("far")]
     now = 100.0
-    chooser = BackendSelector(ways, clock=lambda: now)
-    chooser.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
-    assert chooser.choose(handle_of(), None) is far
-    assert chooser.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
+    selector = BackendSelector(backends, clock=lambda: now)
+    selector.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
+    assert selector.choose(handle_of(), None) is far
+    assert selector.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
     now += 10.0
-    assert chooser.choose(handle_of(), None) is near
+    assert selector.choose(handle_of(), None) is near
 
 
 def test_ways_that_are_left_out() -> None:
-    ways = [Memory("near"), Memory("far", refuses="too far")]
-    chooser = BackendSelector(ways, ["far"])
+    backends = [Memory("near"), Memory("far", refuses="too far")]
+    selector = BackendSelector(backends, ["far"])
     with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {LEFT_OUT}\n    far: too far"):
-        chooser.choose(handle_of(), None)
+        selector.choose(handle_of(), None)
     with pytest.raises(ValueError, match="unknown names: fat; valid: near, far"):
-        BackendSelector(ways, ["fat"])
+        BackendSelector(backends, ["fat"])
 
 
 def test_a_handle_of_another_run_leads_nowhere() -> None:
     """It was pickled to a file; processes of this run have the same names."""
-    chooser = BackendSelector([Memory("near")], run="new")
+    selector = BackendSelector([Memory("near")], run="new")
     with pytest.raises(TransferError, match=r"belongs to another run \(old; this is new\)"):
-        chooser.choose(handle_of(run="old"), None)
-    assert chooser.explain(handle_of(run="old"), None) == []
-    assert chooser.choose(handle_of(run="new"), None).name == "near"
+        selector.choose(handle_of(run="old"), None)
+    assert selector.explain(handle_of(run="old"), None) == []
+    assert selector.choose(handle_of(run="new"), None).name == "near"
 
 
 def test_the_ways_as_text() -> None:
@@ -184,11 +184,11 @@ class Clock:
 class Plane:
     """Transfers by some ways, and what was told of them."""
 
-    def __init__(self, *ways: Memory) -> None:
+    def __init__(self, *backends: Memory) -> None:
         self.clock = Clock()
         self.recorder = Recorder(10)
         self.done: list[tuple[int, str, bool]] = []
-        self.transfers = Transfers(BackendSelector(ways), self.clock.later, self.recorder, self._note)
+        self.transfers = Transfers(BackendSelector(backends), self.clock.later, self.recorder, self._note)
 
     def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
         self.done.append((job.local.size, way, is_write))
@@ -203,8 +203,8 @@ class Plane:
 def plane() -> Iterator[Callable[..., Plane]]:
     made: list[Plane] = []
 
-    def make(*ways: Memory) -> Plane:
-        made.append(Plane(*ways))
+    def make(*backends: Memory) -> Plane:
+        made.append(Plane(*backends))
         return made[-1]
 
     yield make
