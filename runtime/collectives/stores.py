@@ -33,7 +33,9 @@ class GroupStores:
 
         @functools.wraps(create)
         def create_anew(hostname: str, port: int, rank: int, world_size: int, *more: Any, **named: Any) -> Any:
-            if not self._is_whole_mesh(hostname, port, rank, world_size):
+            asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank)}
+            asked["WORLD_SIZE"] = str(world_size)
+            if not asked.items() <= self._variables().items():  # of some ranks only, which have not agreed on a port
                 return create(hostname, port, rank, world_size, *more, **named)
             if self._place != (hostname, port):
                 self._place, self._port, self._server = (hostname, port), port, None
@@ -42,11 +44,6 @@ class GroupStores:
             return store
 
         rendezvous._create_c10d_store = create_anew  # type: ignore[attr-defined]
-
-    def _is_whole_mesh(self, hostname: str, port: int, rank: int, world_size: int) -> bool:
-        """Return whether this is the rendezvous of all ranks of the mesh; other groups have not agreed on a port."""
-        asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        return asked.items() <= self._variables().items()
 
     def _agree_on_next(self, store: Any, rank: int) -> None:
         if rank == 0:

@@ -1,4 +1,4 @@
-"""Facts about this machine: GPUs, addresses, a free port. Never loads CUDA, which a parent of workers must not do."""
+"""Facts about this machine: GPUs and addresses. Never loads CUDA, which a parent of workers must not do."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ def _driver_gpus() -> int:
         return sum(1 for entry in Path("/proc/driver/nvidia/gpus").iterdir())
     except OSError:
         return sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
-
-
-def free_port(ip: str = "127.0.0.1") -> int:
-    """Return a TCP port that was free a moment ago at this address of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-        probe.bind((ip, 0))
-        return int(probe.getsockname()[1])
 
 
 def own_addresses() -> list[str]:

@@ -21,8 +21,7 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, Tra
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.backends import Deadline, TransferJob
-from meshbook.runtime.rdma.copies import Copies, Copy, Source
-from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, CopyHolders
+from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, Copies, Copy, CopyHolders, Source
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
@@ -111,9 +110,9 @@ class Receiver(Actor):
     def receive(self, port: Port[BufferHandle], order: BroadcastOrder) -> None:
         """Fetch the bytes, and reply with the handle of the copy once it is complete."""
         progress = self._progress(order.part, order.seconds)
-        self._on_a_thread(
-            lambda: _answer(port, lambda: BroadcastReception(self._data_plane, order, progress).carry_out())
-        )
+        reception, here = BroadcastReception(self._data_plane, order, progress), contextvars.copy_context()
+        work = (_answer, port, reception.carry_out)
+        threading.Thread(target=here.run, args=work, name="meshbook broadcast", daemon=True).start()
 
     @endpoint(explicit_response_port=True)
     def wait(self, port: Port[tuple[int, BufferHandle]], part: Part, have: int, seconds: float) -> None:
@@ -144,10 +143,6 @@ class Receiver(Actor):
         with self._lock:
             progress = self._progress_of.pop(part)
         progress.refuse("the broadcast timed out")
-
-    def _on_a_thread(self, work: Callable[[], None]) -> None:
-        here = contextvars.copy_context()
-        threading.Thread(target=here.run, args=(work,), name="meshbook broadcast", daemon=True).start()
 
 
 def _answer(port: Port[BufferHandle], work: Callable[[], BufferHandle]) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
-from meshbook.runtime.memory.tensor_form import form_of, shaped
+from meshbook.runtime.memory.local import CPU, LocalMemory, form_of, local_memory, shaped
 from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.backends import TransferJob, deadline_in
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.data_plane import own_data_plane
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.transfer_progress import Progress, TransferProgress
+from meshbook.runtime.rdma.transfers import Progress, TransferProgress
 
 
 class RDMABuffer:

@@ -99,7 +99,9 @@ class AgentConnections:
         with self._changed:
             # A thread that is woken just as its time expires still takes the connection: no other thread would be
             # woken.
-            if not self._changed.wait_for(self._may_take, deadline.left):
+            if not self._changed.wait_for(
+                lambda: self._free or self._count < MOST_CONNECTIONS or self._closed, deadline.left
+            ):
                 raise TransferTimeout(f"no connection to {self._agent.node} was free after {deadline.seconds:g} s")
             if self._closed:
                 raise ConnectionError("the agent has ended, or this process is leaving the run")
@@ -112,9 +114,6 @@ class AgentConnections:
                 self._count -= 1
             self._count += 1
         return self._make(deadline)
-
-    def _may_take(self) -> bool:
-        return bool(self._free) or self._count < MOST_CONNECTIONS or self._closed
 
     def _make(self, deadline: Deadline) -> DataConnection:
         try:
@@ -135,9 +134,9 @@ class AgentConnections:
             self._used.discard(connection)
             self._free.append((connection, time.monotonic()))
             self._changed.notify()
-        self._look_later()
+        self._check_idle_later()
 
-    def _look_later(self) -> None:
+    def _check_idle_later(self) -> None:
         with self._changed:
             if self._is_due or not self._free:
                 return
@@ -160,7 +159,7 @@ class AgentConnections:
             self._count -= len(idle)
         for connection in idle:
             connection.close()
-        self._look_later()
+        self._check_idle_later()
 
     def close(self) -> None:
         """Interrupt the transfers that use these connections, and open no more."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,8 +17,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.gpu import name_everywhere
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import CPU, LocalMemory
-from meshbook.runtime.memory.tensor_form import TensorForm
+from meshbook.runtime.memory.local import CPU, LocalMemory, TensorForm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
@@ -29,15 +29,13 @@ from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
-from meshbook.runtime.rdma.copies import Copies, Source
-from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, notify_dropped, register_holders
-from meshbook.runtime.rdma.explain import explain
+from meshbook.runtime.rdma.copies import RECEIVER, Copies, CopyHolders, Source, notify_dropped, register_holders
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServer, MemoryServerActor
 from meshbook.runtime.rdma.progress import FOLDER, ActiveTransfers, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
-from meshbook.runtime.rdma.select_backend import BackendSelector
+from meshbook.runtime.rdma.select_backend import BackendSelector, explain
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import Transfers
@@ -85,20 +83,17 @@ class DataPlane:
     def _make_backends(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
         """Return the backends, fastest first."""
         memory = ProcessMemoryBackend(self.in_progress)
+        cuda_ipc = CudaIpcBackend(memory, lambda handle: register_holders(self._node, handle, [self._node.address]))
+        self._forgetters.append(cuda_ipc.forget)
+        self._node.peers.when_down.append(lambda report: cuda_ipc.forget(report.node))
         return [
             SameProcessBackend(self._node.address, self._node.incarnation, self.leases),
             memory,
-            self._cuda_ipc(memory),
+            cuda_ipc,
             NixlBackend(self._node, self.leases, is_worker=is_worker, is_forced=NixlBackend.name in allowed),
             HostAgentBackend(self._node),
             MessageBackend(self._node),
         ]
-
-    def _cuda_ipc(self, memory: ProcessMemoryBackend) -> CudaIpcBackend:
-        backend = CudaIpcBackend(memory, lambda handle: register_holders(self._node, handle, [self._node.address]))
-        self._forgetters.append(backend.forget)
-        self._node.peers.when_down.append(lambda report: backend.forget(report.node))
-        return backend
 
     def forget(self, source: Source) -> None:
         """Drop copies of this buffer of another process, and close its handles, because its lease has ended."""
@@ -132,11 +127,13 @@ class DataPlane:
         """Lend this memory to other processes until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
+        # The owner's name for errors. The actor that runs cells is not an actor to its user.
+        owner = f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
         offers = {
             backend.name: offer for backend in self.backends if (offer := backend.offer(local, lent.lease)) is not None
         }
         lent.handle = BufferHandle(
-            *(self._node.address, self._node.incarnation, _name_of(lender), self._process, self._agent, lent.lease),
+            *(self._node.address, self._node.incarnation, owner, self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
             self._node.run,
         )
@@ -192,9 +189,13 @@ class DataPlane:
         """Let the owner end the lease. An owner that has ended lends nothing."""
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return self.end(handle.lease.number)
-        asked = PerRank(1)
-        self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
-        return _whatever_comes(asked.futures[0])
+        reply_handler = PerRank(1)
+        dropped: Future[None] = Future.pending()
+        question: Any = (handle.lease.number,), {}
+        self._node.calls.send([Target(handle.owner, RDMA)], "drop", question, NOWHERE, reply_handler)
+        # Also done after an error: an owner that has ended has nothing to drop.
+        reply_handler.futures[0].when_done(lambda: dropped.resolve(lambda: None))
+        return dropped
 
     def explain(self, handle: BufferHandle) -> str:
         """Describe the backend that moves data between here and this buffer, and why the others are not used."""
@@ -229,18 +230,6 @@ class DataPlane:
         for lent in self._retention.close(patience):
             # This process may keep running, as a notebook does after it detaches. So this memory is never freed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
-
-
-def _name_of(lender: Instance) -> str:
-    """Return the owner's name for errors. The actor that runs cells is not an actor to its user."""
-    return f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
-
-
-def _whatever_comes(asked: Future[None]) -> Future[None]:
-    """Return a future that is done when the call is settled, also by an error: an ended owner has nothing to drop."""
-    made: Future[None] = Future.pending()
-    asked.when_done(lambda: made.resolve(lambda: None))
-    return made
 
 
 def own_data_plane() -> DataPlane:

@@ -1,7 +1,7 @@
 """Selection of the transfer backend for a buffer: the first in order of speed that does not refuse, with reasons.
 
 A backend that proves `Unsuitable` is not tried again for that owner; after a failure that may pass, it is tried again
-later. This module decides only; it moves nothing.
+later. `explain` formats the text of `RDMABuffer.explain()`. This module decides only; it moves nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.rdma.backends import Transfer, TransferBackend, Unsuitable
@@ -116,3 +117,26 @@ class BackendSelector:
             if self._clock() < until:
                 return why
         return backend.refusal(handle, local) or self._forbid(backend, handle)
+
+
+CHOSEN = {
+    "same process": "a copy within this process",
+    "process memory": "the kernel copies from process to process (Cross Memory Attach); the owner takes no part",
+    "cuda ipc": "the GPU copies (CUDA IPC); the owner takes no part",
+    "nixl": "the network card copies (NIXL); the owner takes no part",
+    "host agent": "its host agent reaches the memory, and the bytes go over TCP; the owner takes no part",
+    "message": "the owner's process sends and receives the bytes, but not while C code holds its GIL or it is stopped",
+}
+
+
+def explain(handle: BufferHandle, where: str, verdicts: Sequence[BackendVerdict]) -> str:
+    """Return a line about the buffer and one for each backend; an arrow marks the chosen one."""
+    memory = f"memory of GPU {handle.device.removeprefix('cuda:')}" if handle.is_on_gpu else "memory of the CPU"
+    access = "" if handle.is_writable else ", read-only"
+    of = f"{handle.actor} on {handle.owner.node}, {where}"
+    width = max((len(each.name) for each in verdicts), default=0)
+    lines = [f"{format_bytes(handle.size)} of {of}: {memory}{access}"]
+    for verdict in verdicts:
+        text = CHOSEN.get(verdict.name, "chosen") if verdict.is_chosen else verdict.reason
+        lines.append(f"{'->' if verdict.is_chosen else '  '} {verdict.name:<{width}}  {text}")
+    return "\n".join(lines)

@@ -20,7 +20,7 @@ class Staging:
 
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
         """`allocate` makes memory that the GPU can access."""
-        self._allocate = allocate or _pinned
+        self._allocate = allocate or _allocate_pinned
         self._lock = threading.Lock()  # guards the next
         self._free: list[LocalMemory] = []
 
@@ -53,7 +53,7 @@ class Staged:
         self._backend = backend
 
     def read(self, job: TransferJob) -> None:
-        if job.local.device == CPU:  # called by `verify.compare`
+        if job.local.device == CPU:  # called by `transfers.compare`
             self._backend.read(job)
             return
         for ours, step in self._steps(job):
@@ -80,7 +80,7 @@ def _copy(to: LocalMemory, source: LocalMemory) -> None:
     gpu.settle(to, source)
 
 
-def _pinned(size: int) -> LocalMemory:
+def _allocate_pinned(size: int) -> LocalMemory:
     import torch  # weight: a tensor of a GPU exists, so torch is loaded
 
     made: Any = torch.empty(size, dtype=torch.uint8, pin_memory=True)

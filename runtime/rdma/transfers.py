@@ -1,25 +1,32 @@
-"""Execution of transfers: short ones on the calling thread, others on a thread of a pool, all within a deadline."""
+"""Execution of transfers: short ones on the calling thread, others on a thread of a pool, all within a deadline.
+
+A transfer is verified by reading the bytes a second time: a checksum by the owner would require its participation. So
+the process that moved the bytes reads them again from the owner's memory, in small pieces, and compares: as certain as
+a checksum, for the price of a second read. It detects writes to either side between the transfer and the second read,
+and bytes lost on the way. It does not detect later writes by the owner.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
+from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.verify import compare
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
@@ -27,7 +34,10 @@ AT_ONCE = 1 << 20  # bytes that the calling thread moves itself: handing them ov
 THREADS = 32  # more than a host needs, so that a few stuck transfers do not delay the others
 # Seconds that a backend gets to notice the deadline by itself: its error reports how far it came.
 LATE = 0.1
+PIECE = 1 << 20  # bytes compared at a time: they stay in the CPU cache
+INTERVAL = 0.1  # minimum seconds between two progress reports
 LAST_RESORT = "message"  # the backend that reaches any memory, but is not one-sided
+Progress = Callable[[int, int], object]  # bytes moved so far, and the total
 Later = Callable[[float, Callable[[], object]], None]
 Done = Callable[
     [TransferJob, str, float, bool], None
@@ -54,13 +64,17 @@ class Transfers:
         def move() -> None:
             self.move(job, is_write=is_write, checksum=checksum)
 
+        def what() -> str:
+            verb, prep = ("writing", "to") if is_write else ("reading", "from")
+            return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
+
         try:
             while self._is_short(job.local, backend := self._choose(job)):
                 if self._try(backend, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
         except Exception as error:  # returned in the future, as an error from another thread is
             return Future.failed(error)
-        return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
+        return self.run(move, job.deadline, what)
 
     def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
         """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
@@ -132,11 +146,6 @@ class Transfers:
         self._threads.close()
 
 
-def _tell(job: TransferJob, *, is_write: bool) -> str:
-    verb, prep = ("writing", "to") if is_write else ("reading", "from")
-    return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
-
-
 class TransferTask(Generic[T]):
     """Work on a thread, in the form of the call whose reply its future holds."""
 
@@ -205,3 +214,48 @@ class TransferWatch:
             tasks = list(self._tasks)
         for task in tasks:
             task.give_up(why(task.what()))
+
+
+def compare(job: TransferJob, backend: Transfer) -> None:
+    """Raise ChecksumMismatch if the bytes of a finished transfer differ now."""
+    again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
+    for start in range(0, job.local.size, PIECE):
+        size = min(PIECE, job.local.size - start)
+        piece = again.part(0, size)
+        backend.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
+        if not _is_same(piece, job.local.part(start, size)):
+            first = job.offset + start
+            raise ChecksumMismatch(
+                f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} differ from those here: they "
+                "were written to during the transfer. Synchronize the accesses, or try again"
+            )
+
+
+def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
+    if ours.device == CPU:
+        return bool(_memcmp(piece.address, ours.address, piece.size) == 0)
+    return bool(piece.view() == ours.tensor.cpu().numpy().data)  # on a GPU: copied to the CPU first
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memcmp.restype = ctypes.c_int
+
+
+class TransferProgress:
+    """Calls `report` at intervals and at the end, on the thread that moves the bytes."""
+
+    def __init__(self, report: Progress, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._done = 0
+        self._next = 0.0  # so the first piece is reported
+
+    def moved(self, count: int) -> None:
+        """Add `count` moved bytes. An exception of the user's function propagates and ends the transfer."""
+        # A backend that fails half-way leaves all bytes to the next one.
+        self._done = min(self._done + count, self._total)
+        is_last = self._done == self._total
+        if is_last or monotonic() >= self._next:
+            self._next = monotonic() + INTERVAL
+            self._report(self._done, self._total)

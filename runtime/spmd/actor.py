@@ -17,6 +17,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.resources import free_port
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import (
@@ -189,13 +190,6 @@ def host_address(use_ipaddr: AddrType | str | None) -> str:
         return str(socket.getaddrinfo(name, None, family)[0][4][0])
     except socket.gaierror as error:
         raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}); pass master_addr=") from error
-
-
-def free_port() -> int:
-    """Return a TCP port that was free on all of this host's addresses a moment ago: rank 0's store listens on all."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _rank() -> int:

@@ -17,8 +17,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
-from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.service import RDMA
+from meshbook.runtime.rdma.service import RDMA, parcel_of, put_bytes
 
 PIECE = 4 << 20  # bytes of a message; fewer if messages have a lower limit
 IN_FLIGHT = 3  # pieces that are requested and have not arrived

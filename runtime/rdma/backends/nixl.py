@@ -18,10 +18,9 @@ from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
-from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
-from meshbook.runtime.rdma.nixl.transfer import TransferContext, format_transfer
+from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, format_transfer, unpack
 
 REGISTERING = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
 # Seconds to keep dropped memory that no NIC guards: transfers under way need no key for it.

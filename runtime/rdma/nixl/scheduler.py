@@ -52,17 +52,14 @@ class TransferScheduler:
                 settle(outcome, _leaving())
                 return
             try:
-                self._begin()
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
             except RuntimeError as error:  # too many threads
                 settle(outcome, TransferError(f"cannot start the thread of NIXL: {error}"))
                 return
             self._new.put((steps, outcome))  # under the lock: an entry after the final None would wait forever
-
-    def _begin(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
 
     def _run(self) -> None:
         under_way: list[RunningTransfer] = []
@@ -72,7 +69,7 @@ class TransferScheduler:
                 if given is None:
                     break
                 under_way.append(RunningTransfer(*given, time.monotonic()))
-            under_way = [each for each in under_way if _goes_on(each)]
+            under_way = [each for each in under_way if _advance(each)]
         for each in under_way:
             settle(each.outcome, _leaving())
 
@@ -100,7 +97,7 @@ def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
     return 0.0 if waited < SPIN else min(waited / _SHARE, LONGEST_PAUSE)
 
 
-def _goes_on(each: RunningTransfer) -> bool:
+def _advance(each: RunningTransfer) -> bool:
     try:
         if next(each.steps):
             each.since = time.monotonic()

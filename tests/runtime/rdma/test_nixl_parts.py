@@ -19,12 +19,11 @@ from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable, ni
 from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.nixl import peers, transfer
+from meshbook.runtime.rdma.nixl import transfer
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError
-from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
-from meshbook.runtime.rdma.nixl.transfer import TransferContext
+from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, unpack
 from meshbook.runtime.wire.messages import Address
 
 
@@ -270,7 +269,7 @@ def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
 
 
 def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "MOST_KNOWN", 2)
+    monkeypatch.setattr(transfer, "MOST_KNOWN", 2)
     world = World(100)
     for number in range(1, 4):
         world.offer = NixlOffer("peer", number, None, b"memory %d" % number, b"words")

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
 from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.action import Operation, batches_of
+from meshbook.runtime.rdma.action import IntervalSet, Operation, batches_of
 from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
@@ -23,6 +25,7 @@ from meshbook.runtime.rdma.transfers import AT_ONCE
 from meshbook.runtime.wire.messages import Address
 
 SIZE = 64
+RANGE = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair)))
 pytestmark = pytest.mark.process
 
 
@@ -32,6 +35,15 @@ def handle_of(pid: int = 1) -> BufferHandle:
 
 
 # --- what may go together ---
+
+
+@given(st.lists(RANGE, max_size=12), RANGE)
+def test_they_are_the_addresses_that_were_noted(noted: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+    ranges, addresses = IntervalSet(), set[int]()
+    for begin, end in noted:
+        ranges.add(begin, end)
+        addresses.update(range(begin, end))
+    assert ranges.overlaps(*asked) is not addresses.isdisjoint(range(*asked))
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,9 @@ from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
-from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer
+from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.ipc_handles import IpcHandles
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector

@@ -17,13 +17,11 @@ from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import select_backend as chooser_module
 from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.explain import explain
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.select_backend import LEFT_OUT, SPARE, BackendSelector, BackendVerdict
+from meshbook.runtime.rdma.select_backend import LEFT_OUT, SPARE, BackendSelector, BackendVerdict, explain
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.transfer_progress import TransferProgress
-from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
+from meshbook.runtime.rdma.transfers import AT_ONCE, TransferProgress, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
