@@ -41,7 +41,7 @@ def abort_groups() -> list[str]:
     freed = cut(gloo_connections())
     _forget_groups(c10d)
     freed += cut(connections_to(stores))
-    while (awaited := _awaited_store()) is not None and _answer(awaited):
+    while (awaited := next(filter(_is_here, _rendezvous_calls()), None)) is not None and _answer(awaited):
         freed += 1
     return aborted or ["a process group that was being created"] * bool(freed)
 
@@ -51,7 +51,7 @@ def stuck_threads() -> dict[int, FrameType]:
     found: dict[int, FrameType] = {}
     for ident, frame in _threads().items():
         inner: FrameType | None = frame
-        while inner is not None and not inner.f_code.co_filename.endswith(CALLED):
+        while inner is not None and not inner.f_code.co_filename.endswith(TORCH_FILES):
             inner = inner.f_back
         if inner is not None:
             found[ident] = inner
@@ -119,14 +119,10 @@ def _rendezvous_calls() -> set[tuple[str, int]]:
     return {(str(given["hostname"]), int(given["port"])) for given in calls}
 
 
-def _awaited_store() -> tuple[str, int] | None:
-    """Return the address of an awaited store that could be on this machine."""
-    return next((address for address in _rendezvous_calls() if _is_here(address[0])), None)
-
-
-def _is_here(host: str) -> bool:
+def _is_here(address: tuple[str, int]) -> bool:
+    """Return whether the host of an awaited store is this machine."""
     try:
-        socket.create_server((host, 0)).close()
+        socket.create_server((address[0], 0)).close()
     except OSError:
         return False
     return True
@@ -154,13 +150,13 @@ def _open_store(address: tuple[str, int]) -> Any:
 
 
 # The functions that users call and that wait for other ranks are in these files of torch, under their public names.
-CALLED = (
+TORCH_FILES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/device_mesh.py",
     "torch/distributed/_functional_collectives.py",
 )
 DECORATOR = "wrapper"
-QUESTIONS = ("get_", "is_")  # `get_rank()` and similar functions never wait
+QUERY_PREFIXES = ("get_", "is_")  # `get_rank()` and similar functions never wait
 # Steps of DistributedDataParallel in which ranks compare their models and copy that of the first.
 DDP = frozenset({"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"})
 DDP_MODULE = "torch/nn/parallel/distributed.py"
@@ -178,7 +174,7 @@ def find_collective(frames: Iterable[tuple[str, str]]) -> str | None:
     """
     stack = [(file.replace("\\", "/"), function) for file, function in frames]
     for file, function in stack:
-        if file.endswith(CALLED) and function != DECORATOR and not function.startswith(("_", *QUESTIONS)):
+        if file.endswith(TORCH_FILES) and function != DECORATOR and not function.startswith(("_", *QUERY_PREFIXES)):
             return function
         if function in DDP and "torch/" in file:
             return "DistributedDataParallel"

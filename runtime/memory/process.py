@@ -16,7 +16,6 @@ from typing import Any
 
 Piece = tuple[int, int, int]  # address here, address there, bytes
 MOST_BYTES = 0x7FFFF000  # of one call, by its manual page
-MOST_PIECES = 1024
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
 
 

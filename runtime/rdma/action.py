@@ -15,7 +15,7 @@ from meshbook.runtime.rdma.backends import Deadline, TransferJob, deadline_in
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.data_plane import own_data_plane
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers, TransferTask
+from meshbook.runtime.rdma.transfers import INLINE_BYTES, Transfers, TransferTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ def batches_of(sizes: Sequence[tuple[BufferHandle, int]]) -> list[list[int]]:
     # By owner: the batch that has room, and its bytes.
     open_ones: dict[Any, tuple[list[int], int]] = {}
     for index, (handle, size) in enumerate(sizes):
-        batch, filled = open_ones.get(handle.process, ([], AT_ONCE))
-        if filled + size > AT_ONCE:
+        batch, filled = open_ones.get(handle.process, ([], INLINE_BYTES))
+        if filled + size > INLINE_BYTES:
             batch, filled = [], 0
             batches.append(batch)
         batch.append(index)

@@ -24,12 +24,12 @@ Buffer = bytes | bytearray | memoryview
 class DataConnection:
     """One connection. Raises ConnectionError if it breaks, and TransferTimeout at the deadline.
 
-    It checks the deadline at least every `look` seconds, because the deadline may be cancelled.
+    It checks the deadline at least every `check_seconds` seconds, because the deadline may be cancelled.
     """
 
-    def __init__(self, sock: socket.socket, look: float = 0.5) -> None:
+    def __init__(self, sock: socket.socket, check_seconds: float = 0.5) -> None:
         self._socket = sock
-        self._look = look
+        self._check_seconds = check_seconds
         self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
         self.seal_out: protocol.Seal  # set by the handshake
         self.seal_in: protocol.Seal
@@ -101,7 +101,7 @@ class DataConnection:
     def _within(self, deadline: Deadline, limit: int) -> Iterator[None]:
         """Limit the time of one socket call. A timeout of the call is no error: the caller checks the deadline."""
         deadline.check(self.what)
-        left = min(deadline.left, self._look)
+        left = min(deadline.left, self._check_seconds)
         seconds = int(left)
         time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # a zero timeval would mean no limit
         try:

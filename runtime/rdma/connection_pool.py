@@ -31,7 +31,7 @@ class ConnectionPool:
         self._lock = threading.Lock()  # guards the next two
         self._agents: dict[str, AgentConnections] = {}
         self._closed = False
-        node.peers.when_down.append(self._ended)
+        node.peers.when_down.append(self._on_agent_end)
 
     def to(self, agent: Address) -> AgentConnections:
         with self._lock:
@@ -46,7 +46,7 @@ class ConnectionPool:
         known = self._agents.get(agent.node)
         return known.trouble if known is not None else ""
 
-    def _ended(self, report: ExitReport) -> None:
+    def _on_agent_end(self, report: ExitReport) -> None:
         """Close the connections to an ended agent, so that transfers fail even when the network link is cut."""
         with self._lock:
             known = self._agents.pop(report.node, None)
@@ -92,10 +92,10 @@ class AgentConnections:
             self._forget(connection)
             raise
         connection.what = before  # the closure would keep the moved memory alive
-        self._give(connection)
+        self._put_back(connection)
 
     def _take(self, deadline: Deadline) -> DataConnection:
-        self.check_living()
+        self.check_agent()
         with self._changed:
             # A thread that is woken just as its time expires still takes the connection: no other thread would be
             # woken.
@@ -129,7 +129,7 @@ class AgentConnections:
                 connection.interrupt()
         return connection
 
-    def _give(self, connection: DataConnection) -> None:
+    def _put_back(self, connection: DataConnection) -> None:
         with self._changed:
             self._used.discard(connection)
             self._free.append((connection, time.monotonic()))
@@ -172,7 +172,7 @@ class AgentConnections:
 
     # -- connecting ---------------------------------------------------------------------------------
 
-    def check_living(self) -> None:
+    def check_agent(self) -> None:
         """Raise OwnerGone if the agent has ended: all processes of its host end with it."""
         if (report := self._node.peers.report_of(self._agent.node)) is not None:
             raise OwnerGone(f"the host agent of the buffer's owner has ended, and its host is lost: {report.cause}")
@@ -183,7 +183,7 @@ class AgentConnections:
         try:
             sock = socket.create_connection((server.ip, server.port), min(CONNECT_SECONDS, max(0.001, deadline.left)))
         except OSError as error:
-            self.check_living()
+            self.check_agent()
             if isinstance(error, TimeoutError):
                 deadline.check(lambda: f"connecting to the memory server of {self._agent.node} at {at}")
             why = f"its host agent's memory server at {at} cannot be reached ({error}); check for a firewall"
@@ -230,6 +230,6 @@ class AgentConnections:
                 cause = error.exception or error
                 raise self._unsuitable(f"its host agent cannot serve memory: {cause}", cause) from error
             except SupervisionError as error:
-                self.check_living()
+                self.check_agent()
                 raise Unsuitable(f"its host agent does not answer: {error}") from error
         return self._server_address

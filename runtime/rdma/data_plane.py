@@ -73,7 +73,7 @@ class DataPlane:
         # One thread of its own: this work takes seconds. It must not delay transfers, nor use more than one core.
         self._paging = Threads(1, "meshbook large pages")
         self.transfers = Transfers(self.selector, later, node.recorder, self._note)
-        node.actors.when_ended.append(self._end_of)
+        node.actors.when_ended.append(self._end_leases_of)
         self.copies = Copies(self._lend_copy, self.end)
         self._followers = CopyHolders(self.leases, lambda source, receivers: notify_dropped(node, source, receivers))
         node.actors.host_inline(RDMA, RDMAService(self))
@@ -158,7 +158,7 @@ class DataPlane:
             return self._keep([lent])[0]
         return self._retention.released(number) or Future.completed(None)
 
-    def _end_of(self, lender: Instance) -> None:
+    def _end_leases_of(self, lender: Instance) -> None:
         """End all leases of an actor that has ended."""
         ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
         if ended:
@@ -219,12 +219,12 @@ class DataPlane:
             self._server.close()
         self._paging.close()
         self.transfers.close()
-        self._let_go(patience)
+        self._release_all(patience)
         for backend in self.backends:
             backend.close()
         self.in_progress.close()
 
-    def _let_go(self, patience: float) -> None:
+    def _release_all(self, patience: float) -> None:
         ended = [lent for number in self.leases.all() if (lent := self.leases.end(number)) is not None]
         self._retention.keep(ended)
         for lent in self._retention.close(patience):

@@ -40,7 +40,7 @@ IDLE_SECONDS = 120.0  # an idle connection is closed after this time; the other 
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
 PAUSE_SECONDS = 1.0  # after a connection that could not be accepted
-LOOK_SECONDS = 0.05  # between two checks for room
+CHECK_SECONDS = 0.05  # between two checks for room
 
 
 class State(enum.Enum):
@@ -152,7 +152,7 @@ class MemoryServer:
             # Close idle ones first, unless many are unknown: a legitimate connection is unknown for a moment, too.
             for connection in (unknown if len(unknown) > MOST_UNKNOWN or not idle else idle)[:1]:
                 connection.interrupt()
-            has_room = self._room.acquire(timeout=LOOK_SECONDS)
+            has_room = self._room.acquire(timeout=CHECK_SECONDS)
 
     def _accept_one(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()

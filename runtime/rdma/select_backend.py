@@ -22,10 +22,10 @@ from meshbook.runtime.rdma.handle import BufferHandle
 
 logger = logging.getLogger(__name__)
 
-AGAIN = 10.0  # seconds until a backend is tried again after a failure that may pass
-REMEMBERED = 4096  # failures that are kept; those of ended owners stay too, so the oldest are evicted
-LEFT_OUT = "excluded by MESHBOOK_RDMA_BACKENDS"
-SPARE = "would also work, but is slower"
+RETRY_SECONDS = 10.0  # seconds until a backend is tried again after a failure that may pass
+MOST_FAILURES = 4096  # failures that are kept; those of ended owners stay too, so the oldest are evicted
+EXCLUDED = "excluded by MESHBOOK_RDMA_BACKENDS"
+SLOWER = "would also work, but is slower"
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class BackendSelector:
         """Record that this backend does not reach such memory of this owner. Each reason is logged once."""
         why, until = str(error), math.inf
         if error.may_pass:
-            why, until = f"{why} (tried again after {AGAIN:g} s)", self._clock() + AGAIN
+            why, until = f"{why} (tried again after {RETRY_SECONDS:g} s)", self._clock() + RETRY_SECONDS
         with self._lock:
             self._failed[handle.process, handle.device, backend.name] = why, until
-            if len(self._failed) > REMEMBERED:
+            if len(self._failed) > MOST_FAILURES:
                 self._failed.popitem(last=False)
-            is_new = (backend.name, why) not in self._logged and len(self._logged) < REMEMBERED
+            is_new = (backend.name, why) not in self._logged and len(self._logged) < MOST_FAILURES
             self._logged.add((backend.name, why))
         if is_new:
             owner = f"{handle.actor} on {handle.owner.node}"
@@ -105,13 +105,13 @@ class BackendSelector:
         for backend in self._backends:
             refusal = self._refusal(backend, handle, local)
             is_chosen = not is_found and not refusal
-            verdicts.append(BackendVerdict(backend.name, is_chosen, refusal or ("" if is_chosen else SPARE)))
+            verdicts.append(BackendVerdict(backend.name, is_chosen, refusal or ("" if is_chosen else SLOWER)))
             is_found = is_found or is_chosen
         return verdicts
 
     def _refusal(self, backend: TransferBackend, handle: BufferHandle, local: str | None) -> str:
         if self._allowed and backend.name not in self._allowed:
-            return LEFT_OUT
+            return EXCLUDED
         if self._failed and (failed := self._failed.get((handle.process, handle.device, backend.name))) is not None:
             why, until = failed
             if self._clock() < until:

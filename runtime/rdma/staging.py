@@ -19,14 +19,14 @@ class Staging:
     """The pinned memory of one process. Safe from any thread."""
 
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
-        """`allocate` makes memory that the GPU can access."""
+        """`allocate` makes memory that the GPU can access; by default pinned memory."""
         self._allocate = allocate or _allocate_pinned
         self._lock = threading.Lock()  # guards the next
         self._free: list[LocalMemory] = []
 
-    def before(self, backend: Transfer) -> Transfer:
+    def transfer_by(self, backend: Transfer) -> Transfer:
         """Return a transfer by the same backend, for GPU memory of this process."""
-        return Staged(self, backend)
+        return StagedTransfer(self, backend)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
@@ -42,7 +42,7 @@ class Staging:
                     self._free.append(found)
 
 
-class Staged:
+class StagedTransfer:
     """A backend for CPU memory, with staging of GPU memory."""
 
     is_immediate = False

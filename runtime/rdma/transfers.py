@@ -30,10 +30,10 @@ from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
-AT_ONCE = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
+INLINE_BYTES = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
 THREADS = 32  # more than a host needs, so that a few stuck transfers do not delay the others
 # Seconds that a backend gets to notice the deadline by itself: its error reports how far it came.
-LATE = 0.1
+GRACE_SECONDS = 0.1
 PIECE = 1 << 20  # bytes compared at a time: they stay in the CPU cache
 INTERVAL = 0.1  # minimum seconds between two progress reports
 LAST_RESORT = "message"  # the backend that reaches any memory, but is not one-sided
@@ -81,14 +81,14 @@ class Transfers:
         return self._is_short(local, self._selector.choose(handle, local.device))
 
     def _is_short(self, local: LocalMemory, backend: Transfer) -> bool:
-        return local.size <= AT_ONCE and backend.is_immediate
+        return local.size <= INLINE_BYTES and backend.is_immediate
 
     def _choose(self, job: TransferJob) -> Transfer:
         backend = self._selector.choose(job.handle, job.local.device)
         if backend.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
             return backend
         reaches_host = self._selector.choose(job.handle, CPU)
-        return backend if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
+        return backend if reaches_host.name == LAST_RESORT else self._staging.transfer_by(reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Run `work` on a thread. The future fails at the deadline, even if `work` never returns.
@@ -153,19 +153,19 @@ class TransferTask(Generic[T]):
 
     def __init__(self, deadline: Deadline, what: Callable[[], str]) -> None:
         self.deadline = deadline
-        self.due = time.monotonic() + deadline.left + LATE
+        self.due = time.monotonic() + deadline.left + GRACE_SECONDS
         self.what = what
         self.future: Future[T] = Future.pending()
         self.future.set_pending_call(self, None)
 
     def cancel(self, index: int | None) -> bool:
-        self.give_up(CallCancelled(f"{self.what()} was cancelled"))
+        self.fail(CallCancelled(f"{self.what()} was cancelled"))
         return True
 
     def owing(self, index: int | None) -> list[object]:
         return []  # empty: this process moves the bytes itself
 
-    def give_up(self, why: BaseException) -> None:
+    def fail(self, why: BaseException) -> None:
         self.deadline.cancel(why)
         self.future.fail(why)
 
@@ -187,15 +187,15 @@ class TransferWatch:
             if is_sooner:
                 self._next = task.due
         if self._closed is not None:
-            task.give_up(self._closed(task.what()))
+            task.fail(self._closed(task.what()))
         elif is_sooner:
-            self._later(task.due - time.monotonic(), self._look)
+            self._later(task.due - time.monotonic(), self._check)
 
     def remove(self, task: TransferTask[Any]) -> None:
         with self._lock:
             self._tasks.discard(task)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         present = time.monotonic()
         with self._lock:
             late = [task for task in self._tasks if task.due <= present]
@@ -204,16 +204,16 @@ class TransferWatch:
             pause = self._next - present
             is_needed = bool(self._tasks)  # otherwise the next `add` schedules the check
         for task in late:
-            task.give_up(TransferTimeout(f"{task.what()} was not done after {task.deadline.seconds:g} s"))
+            task.fail(TransferTimeout(f"{task.what()} was not done after {task.deadline.seconds:g} s"))
         if is_needed:
-            self._later(pause, self._look)
+            self._later(pause, self._check)
 
     def close(self, why: Callable[[str], BaseException]) -> None:
         with self._lock:
             self._closed = why
             tasks = list(self._tasks)
         for task in tasks:
-            task.give_up(why(task.what()))
+            task.fail(why(task.what()))
 
 
 def compare(job: TransferJob, backend: Transfer) -> None:

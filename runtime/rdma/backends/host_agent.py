@@ -42,7 +42,7 @@ class HostAgentBackend:
                 return transfer.read_rest()
             except ConnectionError as error:
                 last = str(error)
-                transfer.connections.check_living()
+                transfer.connections.check_agent()
         raise TransferError(f"the connection to the host agent of {job.handle.actor} failed {TRIES} times: {last}")
 
     def write(self, job: TransferJob) -> None:
@@ -51,7 +51,7 @@ class HostAgentBackend:
         try:
             transfer.write()
         except ConnectionError as error:
-            transfer.connections.check_living()
+            transfer.connections.check_agent()
             where = f"to the host agent of {job.handle.actor}"
             raise TransferError(f"the connection {where} failed during a write: {error}") from error
 

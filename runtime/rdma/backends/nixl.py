@@ -22,7 +22,7 @@ from meshbook.runtime.rdma.nixl.registration import RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
 from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, format_transfer, unpack
 
-REGISTERING = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
+REGISTER_SECONDS = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
 # Seconds to keep dropped memory that no NIC guards: transfers under way need no key for it.
 KEPT = 5.0
 
@@ -64,10 +64,10 @@ class NixlBackend:
         """Return why this process does not use NIXL at all; empty if it does."""
         with self._lock:
             if self._why_not is None:
-                self._why_not = self._look()
+                self._why_not = self._find_obstacle()
             return self._why_not
 
-    def _look(self) -> str:
+    def _find_obstacle(self) -> str:
         if not self._is_worker:
             return "only workers use NIXL"
         if not self._is_forced:
@@ -82,9 +82,9 @@ class NixlBackend:
         offer: Future[NixlOffer] = Future()
         try:
             self._scheduler.start(self._offering(MemoryRange.of(local), lease, offer), offer)
-            packed = offer.result(REGISTERING).pack()
+            packed = offer.result(REGISTER_SECONDS).pack()
         except (NixlError, TransferError, TimeoutError) as error:
-            why = str(error) or f"it was not done after {REGISTERING:g} s"
+            why = str(error) or f"it was not done after {REGISTER_SECONDS:g} s"
             return NixlOffer(why=f"the owner cannot use NIXL: {why}").pack()
         with self._lock:
             self._lent[lease.number] = local

@@ -22,7 +22,7 @@ from meshbook.runtime.threads import get_within
 Steps: TypeAlias = Generator[bool, None, None]
 SPIN = 200e-6  # seconds of polling without a pause: shorter waits are not worth one
 LONGEST_PAUSE = 0.01
-LAST_TURN = 1.0  # seconds that the last turn may take; the thread is a daemon, and the process is about to leave
+JOIN_SECONDS = 1.0  # seconds that the last turn may take; the thread is a daemon, and the process is about to leave
 _SHARE = 20  # the pause is this fraction of the time waited so far
 
 
@@ -86,7 +86,7 @@ class TransferScheduler:
             thread = self._thread
         if thread is not None:
             self._new.put(None)
-            thread.join(LAST_TURN)
+            thread.join(JOIN_SECONDS)
 
 
 def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:

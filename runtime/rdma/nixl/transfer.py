@@ -24,11 +24,11 @@ from meshbook.runtime.rdma.nixl.scheduler import Steps, settle
 
 PIECE = 64 << 20  # bytes of one request, and between two checks of the lease
 # Seconds for the first reply of a peer: NIXL waits forever for a peer that it cannot reach.
-FIRST_ANSWER = 10.0
+FIRST_REPLY_SECONDS = 10.0
 ATTEMPTS = 3
 # Seconds until the end of an owner is reported, after the connection to it has broken.
-NEWS = 2.0
-LOOK = 0.05  # seconds between two checks of whether an owner has ended
+END_REPORT_SECONDS = 2.0
+CHECK_SECONDS = 0.05  # seconds between two checks of whether an owner has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TransferContext:
         raise Unsuitable(f"NIXL {'no longer reaches' if peer.has_answered else 'does not reach'} the owner: {why}")
 
     def _wait_for_news(self, job: TransferJob) -> Steps:
-        patience = Deadline(min(NEWS, job.deadline.left))
+        patience = Deadline(min(END_REPORT_SECONDS, job.deadline.left))
         while patience.left:
             if self.has_ended(job.handle):
                 raise gone(job.handle)
@@ -128,23 +128,23 @@ class _NixlTransfer:
         self.job.deadline.check(lambda: format_transfer(self.job))
         if self.outcome.done():
             raise TransferError("its caller no longer waits for it")
-        agent, first = self.context.agent, Deadline(min(FIRST_ANSWER, self.job.deadline.left / 2))
+        agent, first = self.context.agent, Deadline(min(FIRST_REPLY_SECONDS, self.job.deadline.left / 2))
         request = agent.begin(self.offer.agent, here, there, is_write=is_write)
         self.peer.under_way += 1
         try:
             yield True
-            next_look = Deadline(LOOK)
+            next_check = Deadline(CHECK_SECONDS)
             while not agent.is_done(request):
-                if not next_look.left:
-                    self._give_up(first)
-                    next_look = Deadline(LOOK)
+                if not next_check.left:
+                    self._fail_early(first)
+                    next_check = Deadline(CHECK_SECONDS)
                 yield False
             self.peer.has_answered = True
         finally:
             self.peer.under_way -= 1
             agent.release(request)
 
-    def _give_up(self, first: Deadline) -> None:
+    def _fail_early(self, first: Deadline) -> None:
         """Settle the outcome early if the deadline has passed, the owner has ended, or the peer does not reply."""
         try:
             self.job.deadline.check(lambda: format_transfer(self.job))

@@ -219,7 +219,7 @@ def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
 ) -> None:
     """The owner ends, or the peer never answers. The request comes to its end later, and so its course."""
     monkeypatch.setattr(transfer, "LOOK", 0.001)
-    monkeypatch.setattr(transfer, "FIRST_ANSWER", 0.01)
+    monkeypatch.setattr(transfer, "FIRST_REPLY_SECONDS", 0.01)
     world = World(100)
 
     def hang(number: int) -> None:

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import LocalMemory, local_memory
-from meshbook.runtime.rdma import select_backend as chooser_module
+from meshbook.runtime.rdma import select_backend as select_backend
 from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.select_backend import LEFT_OUT, SPARE, BackendSelector, BackendVerdict, explain
+from meshbook.runtime.rdma.select_backend import EXCLUDED, SLOWER, BackendSelector, BackendVerdict, explain
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.transfers import AT_ONCE, TransferProgress, Transfers
+from meshbook.runtime.rdma.transfers import INLINE_BYTES, TransferProgress, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
@@ -38,7 +38,7 @@ class Memory(TransferBackend):
     def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
         self.name = name
         self.is_immediate = is_immediate
-        self.data = bytearray(2 * AT_ONCE)
+        self.data = bytearray(2 * INLINE_BYTES)
         self.threads: list[str] = []
         self.tried = 0
         self.before: Callable[[TransferJob], object] = lambda job: None
@@ -85,7 +85,7 @@ def test_the_first_way_that_does_not_refuse() -> None:
     expected = [
         BackendVerdict("near", False, "too far"),
         BackendVerdict("far", True, ""),
-        BackendVerdict("last", False, SPARE),
+        BackendVerdict("last", False, SLOWER),
     ]
     assert selector.explain(handle_of(), None) == expected
     assert (near.tried, last.tried) == (0, 0)
@@ -113,7 +113,7 @@ def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, loca
 def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chooser_module, "REMEMBERED", 2)
+    monkeypatch.setattr(select_backend, "REMEMBERED", 2)
     near, far = backends = [Memory("near"), Memory("far")]
     selector = BackendSelector(backends)
     for pid in (1, 1, 2, 3):
@@ -137,7 +137,7 @@ def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: i
 def test_ways_that_are_left_out() -> None:
     backends = [Memory("near"), Memory("far", refuses="too far")]
     selector = BackendSelector(backends, ["far"])
-    with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {LEFT_OUT}\n    far: too far"):
+    with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {EXCLUDED}\n    far: too far"):
         selector.choose(handle_of(), None)
     with pytest.raises(ValueError, match="unknown names: fat; valid: near, far"):
         BackendSelector(backends, ["fat"])
@@ -211,7 +211,7 @@ def plane() -> Iterator[Callable[..., Plane]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "is_immediate", "is_here"), [(8, True, True), (AT_ONCE + 1, True, False), (8, False, False)]
+    ("size", "is_immediate", "is_here"), [(8, True, True), (INLINE_BYTES + 1, True, False), (8, False, False)]
 )
 def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
     plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
@@ -242,7 +242,7 @@ def test_no_way(plane: Callable[..., Plane]) -> None:
         plane(Memory("near", refuses="too far")).start().get(PATIENCE)
 
 
-@pytest.mark.parametrize("size", [8, 2 * AT_ONCE])
+@pytest.mark.parametrize("size", [8, 2 * INLINE_BYTES])
 def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
     way = Memory("near")
     used = plane(way)
