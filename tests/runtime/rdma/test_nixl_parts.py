@@ -67,7 +67,7 @@ class FakeAgent:
 
 
 class World:
-    """A buffer that is lent here, and a mover that takes itself for another process."""
+    """A buffer that is lent here, and the context of a process that reads it by NIXL."""
 
     def __init__(self, size: int) -> None:
         self.agent = FakeAgent()
@@ -90,7 +90,7 @@ class World:
         timeout: float = 60,
         moved: Callable[[int], object] = lambda count: None,
     ) -> Future[None]:
-        """All of one transfer on this thread; fails as the course does."""
+        """Run all steps of one transfer on this thread; raise the error that they raise."""
         outcome: Future[None] = Future()
         job = TransferJob(self.handle, 0, local_memory(target, "target"), Deadline(timeout), moved)
         for _ in self.context.move(job, self.offer, outcome, is_write=is_write):
@@ -185,7 +185,7 @@ def fail(number: int) -> None:
 
 
 def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "END_REPORT_SECONDS", 0.01)
     world = World(100)
     world.agent.before = fail
     with pytest.raises(Unsuitable, match="no route"):
@@ -193,7 +193,7 @@ def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.Monk
 
 
 def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "END_REPORT_SECONDS", 0.01)
     world = World(100)
     world.run(np.zeros(100, np.uint8))
     world.agent.before = fail
@@ -217,8 +217,8 @@ def test_the_end_of_the_owner_is_told_as_such() -> None:
 def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
     monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    """The owner ends, or the peer never answers. The request comes to its end later, and so its course."""
-    monkeypatch.setattr(transfer, "LOOK", 0.001)
+    """The owner ends, or the peer never answers. The request ends later, and so do its steps."""
+    monkeypatch.setattr(transfer, "CHECK_SECONDS", 0.001)
     monkeypatch.setattr(transfer, "FIRST_REPLY_SECONDS", 0.01)
     world = World(100)
 

@@ -144,22 +144,22 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
 
 
 def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
-    told = list[tuple[BufferHandle, list[Address]]]()
+    notified = list[tuple[BufferHandle, list[Address]]]()
     lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
     leases = LeaseTable()
-    followers = CopyHolders(leases, lambda source, receivers: told.append((source, receivers)))
+    followers = CopyHolders(leases, lambda source, receivers: notified.append((source, receivers)))
     lent = leases.lend(local_memory(bytearray(8), "data"), lender)
     lent.handle = handle_of(lent.lease.number)
     followers.add(lent.handle, [peer])
-    assert not told
+    assert not notified
     leases.end(lent.lease.number)
     followers.end([lent])
     followers.add(lent.handle, [peer])
-    assert told == [(lent.handle, [peer])] * 2
+    assert notified == [(lent.handle, [peer])] * 2
 
 
 class Failing:
-    """A station that moves no bytes: it notes whether there is a copy meanwhile."""
+    """A data plane that moves no bytes: records whether there is a copy meanwhile."""
 
     def __init__(self) -> None:
         self.node = self.transfers = self

@@ -230,9 +230,9 @@ def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) 
 )
 def test_it_says_why_it_does_not_lead_there(played: Played, change: dict[str, Any], refusal: str) -> None:
     another = msgspec.structs.replace(played.handle(), process=msgspec.structs.replace(own_mark(), pid=1))
-    told = played.way.refusal(msgspec.structs.replace(another, **change), None)
-    assert refusal in told
-    assert bool(refusal) is bool(told)
+    reason = played.way.refusal(msgspec.structs.replace(another, **change), None)
+    assert refusal in reason
+    assert bool(refusal) is bool(reason)
 
 
 def test_memory_that_cannot_be_shared_says_so_in_its_handle(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,9 @@ def test_the_first_way_that_does_not_refuse() -> None:
 )
 def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, local: str | None, words: str) -> None:
     here = own_mark()
-    way = ProcessMemoryBackend(ActiveTransfers("worker"))
+    backend = ProcessMemoryBackend(ActiveTransfers("worker"))
     owner = replace(here, system=here.system if system == "here" else "a boot:pid:[4711]")
-    refusal = way.refusal(replace(handle_of(), process=owner, device=device), local)
+    refusal = backend.refusal(replace(handle_of(), process=owner, device=device), local)
     assert words in refusal
     assert bool(words) == bool(refusal)
 
@@ -113,7 +113,7 @@ def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, loca
 def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select_backend, "REMEMBERED", 2)
+    monkeypatch.setattr(select_backend, "MOST_FAILURES", 2)
     near, far = backends = [Memory("near"), Memory("far")]
     selector = BackendSelector(backends)
     for pid in (1, 1, 2, 3):
@@ -188,8 +188,8 @@ class Plane:
         self.done: list[tuple[int, str, bool]] = []
         self.transfers = Transfers(BackendSelector(backends), self.clock.later, self.recorder, self._note)
 
-    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
-        self.done.append((job.local.size, way, is_write))
+    def _note(self, job: TransferJob, backend: str, seconds: float, is_write: bool) -> None:
+        self.done.append((job.local.size, backend, is_write))
 
     def start(self, size: int = 8, seconds: float = 60, *, is_write: bool = False, **options: Any) -> Any:
         data = bytearray(b"x" * size)
@@ -216,13 +216,13 @@ def plane() -> Iterator[Callable[..., Plane]]:
 def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
     plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
 ) -> None:
-    way = Memory("near", is_immediate=is_immediate)
-    used = plane(way)
+    backend = Memory("near", is_immediate=is_immediate)
+    used = plane(backend)
     future = used.start(size, is_write=True)
     assert future.done() or not is_here
     assert future.get(PATIENCE) is None
-    assert (way.threads == [threading.current_thread().name]) is is_here
-    assert way.data[:size] == b"x" * size
+    assert (backend.threads == [threading.current_thread().name]) is is_here
+    assert backend.data[:size] == b"x" * size
     assert used.done == [(size, "near", True)]
     assert [span.kind for span in used.recorder.recording(0).spans] == ["transfer"]
 
@@ -244,14 +244,14 @@ def test_no_way(plane: Callable[..., Plane]) -> None:
 
 @pytest.mark.parametrize("size", [8, 2 * INLINE_BYTES])
 def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
-    way = Memory("near")
-    used = plane(way)
+    backend = Memory("near")
+    used = plane(backend)
     used.start(size, checksum=True).get(PATIENCE)
 
     def change(job: TransferJob) -> None:
-        way.data[size - 1] += 1
+        backend.data[size - 1] += 1
 
-    way.before = change
+    backend.before = change
     with pytest.raises(ChecksumMismatch, match="written to during"):
         used.start(size, checksum=True).get(PATIENCE)
 
@@ -259,16 +259,16 @@ def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], si
 @pytest.fixture
 def stuck() -> Iterator[Memory]:
     """A way that never gets there, until the test is over."""
-    way, over = Memory("stuck", is_immediate=False), threading.Event()
+    backend, over = Memory("stuck", is_immediate=False), threading.Event()
 
     def wait(job: TransferJob) -> None:
         entered.put(job)
         over.wait(PATIENCE)
 
     entered: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
-    way.before = wait
-    way.entered = entered  # type: ignore[attr-defined]
-    yield way
+    backend.before = wait
+    backend.entered = entered  # type: ignore[attr-defined]
+    yield backend
     over.set()
 
 
@@ -331,10 +331,10 @@ def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
 
 
 def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
-    told: list[tuple[int, int]] = []
-    follower = TransferProgress(lambda done, total: told.append((done, total)), 1000)
+    reports: list[tuple[int, int]] = []
+    follower = TransferProgress(lambda done, total: reports.append((done, total)), 1000)
     for _ in range(1000):
         follower.moved(1)
-    assert told[0] == (1, 1000)
-    assert told[-1] == (1000, 1000)
-    assert len(told) < 100
+    assert reports[0] == (1, 1000)
+    assert reports[-1] == (1000, 1000)
+    assert len(reports) < 100
