@@ -59,23 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = args.procs or choose_size()
     script = (["-m"] if args.module else []) + [args.script, *args.args]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    supervisor = RunPolicy(size)
+    policy = RunPolicy(size)
     printer = Printer(
         size,
         {"stdout": sys.stdout, "stderr": sys.stderr},
-        broken=lambda: events.put(partial(supervisor.signalled, signal.SIGPIPE)),
+        broken=lambda: events.put(partial(policy.signalled, signal.SIGPIPE)),
     )
     try:
-        with signals_to(events, supervisor):
-            run(supervisor, events, printer, script)
+        with signals_to(events, policy):
+            run(policy, events, printer, script)
     except LaunchError as error:
         print_line(str(error))
         return 1
     finally:
         printer.close()
-    for line in summary_lines(supervisor):
+    for line in summary_lines(policy):
         print_line(line)
-    return supervisor.status
+    return policy.status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -118,12 +118,12 @@ def print_line(text: str) -> None:
 
 
 @contextlib.contextmanager
-def signals_to(events: queue.SimpleQueue[Event], supervisor: RunPolicy) -> Iterator[None]:
+def signals_to(events: queue.SimpleQueue[Event], policy: RunPolicy) -> Iterator[None]:
     """Queue Ctrl-C and SIGTERM as events while the block runs. Killing this process ends the run, too."""
 
     def note(number: int, frame: object) -> None:
         del frame
-        events.put(partial(supervisor.signalled, number))
+        events.put(partial(policy.signalled, number))
 
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
@@ -133,7 +133,7 @@ def signals_to(events: queue.SimpleQueue[Event], supervisor: RunPolicy) -> Itera
             signal.signal(number, handler)
 
 
-def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
+def run(policy: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
     """Start a session and a mesh, and return when every process has ended."""
     settings = Settings.from_environment()
     preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
@@ -141,7 +141,7 @@ def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printe
     token = CURRENT.set(session.context)
     try:
         session.output.set_default(printer.take)
-        Run(session, supervisor, events).follow(script)
+        Run(session, policy, events).follow(script)
     finally:
         CURRENT.reset(token)
         session.close()  # its last request to the agent: earlier output has arrived with the reply
@@ -150,10 +150,10 @@ def run(supervisor: RunPolicy, events: queue.SimpleQueue[Event], printer: Printe
 class Run:
     """The mesh of one run: starts it, queues its events, and carries out the actions of the `RunPolicy`."""
 
-    def __init__(self, session: Session, supervisor: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
-        self._supervisor = supervisor
+    def __init__(self, session: Session, policy: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
+        self._policy = policy
         self._events = events
-        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: supervisor.size}, name="spmd")
+        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: policy.size}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # Subscribe first, then query: an end in between is seen either way.
         session.node.peers.when_down.append(self._on_process_end)
@@ -168,21 +168,21 @@ class Run:
         first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
         host_port = first.get_host_port.call_one()
         host_port.when_done(lambda: self._events.put(lambda now: self._begin(host_port, script, now)))
-        while not self._supervisor.is_over:
+        while not self._policy.is_over:
             self._act(time.monotonic())
             if (event := self._next_event()) is not None:
                 event(time.monotonic())
 
     def _next_event(self) -> Event | None:
         """Return the next event; None if the policy's deadline passes first."""
-        end = self._supervisor.deadline
+        end = self._policy.deadline
         try:
             return self._events.get() if end is None else get_within(self._events, end - time.monotonic())
         except queue.Empty:
             return None
 
     def _act(self, now: float) -> None:
-        for action in self._supervisor.actions(now):
+        for action in self._policy.actions(now):
             for rank in action.ranks:
                 process = self._procs.slice(**{PROCS: rank})
                 if isinstance(action, Dismiss):
@@ -195,7 +195,7 @@ class Run:
     def _begin(self, host_port: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
         if (error := host_port.exception()) is not None:
             self._note_error(0, error, now)
-        elif self._supervisor.begin():
+        elif self._policy.begin():
             for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, host_port.get()[1], script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
@@ -203,15 +203,15 @@ class Run:
         if (error := answer.exception()) is not None:
             self._note_error(rank, error, now)
         else:
-            self._supervisor.script_ended(rank, answer.get(), now)
+            self._policy.script_ended(rank, answer.get(), now)
 
     def _note_error(self, rank: int, error: BaseException, now: float) -> None:
         if not isinstance(error, ProcessDied):  # the report of the process's end has the details
-            self._supervisor.script_ended(rank, EndRun(1, str(error)), now)
+            self._policy.script_ended(rank, EndRun(1, str(error)), now)
 
     def _on_process_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
-            self._events.put(partial(self._supervisor.process_ended, rank, ending_of(report)))
+            self._events.put(partial(self._policy.process_ended, rank, ending_of(report)))
 
 
 def ending_of(report: ExitReport) -> EndRun:
@@ -223,18 +223,18 @@ def ending_of(report: ExitReport) -> EndRun:
     return EndRun(max(report.returncode or 1, 1), "\n".join([report.cause, *hint, *stderr]), died=True)
 
 
-def summary_lines(supervisor: RunPolicy) -> Iterator[str]:
+def summary_lines(policy: RunPolicy) -> Iterator[str]:
     """Yield the summary of a run that failed: which ranks failed, why, and which were stopped."""
-    if supervisor.signal:
-        yield f"ended by {signal.Signals(supervisor.signal).name}"
-    interrupted = {rank: end.place for rank, end in supervisor.endings.items() if end.interrupted and end.place}
+    if policy.signal:
+        yield f"ended by {signal.Signals(policy.signal).name}"
+    interrupted = {rank: end.place for rank, end in policy.endings.items() if end.interrupted and end.place}
     for place, ranks in by_value(interrupted):
         yield f"{name_ranks(ranks)} interrupted at {place}"
-    for end, ranks in by_value(supervisor.failures):
+    for end, ranks in by_value(policy.failures):
         if not end.interrupted:
             yield f"{name_ranks(ranks)} failed: {end.text}" + (f" ({end.place})" if end.place else "")
-    if supervisor.stopped and not supervisor.signal:
-        yield f"{name_ranks(supervisor.stopped)} {'was' if len(supervisor.stopped) == 1 else 'were'} stopped"
+    if policy.stopped and not policy.signal:
+        yield f"{name_ranks(policy.stopped)} {'was' if len(policy.stopped) == 1 else 'were'} stopped"
 
 
 def by_value(found: Mapping[int, T]) -> list[tuple[T, list[int]]]:

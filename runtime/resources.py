@@ -10,6 +10,7 @@ import errno
 import os
 import resource
 import shutil
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -148,3 +149,10 @@ def _open_files() -> int:
         return 0
     except OSError:  # no descriptor is left to list them with
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def free_port(ip: str = "") -> int:
+    """Return a TCP port that was free a moment ago at this address of this machine; by default at all its addresses."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+        probe.bind((ip, 0))
+        return int(probe.getsockname()[1])

@@ -79,11 +79,11 @@ def test_the_end_of_a_process(report: ExitReport, ending: EndRun) -> None:
 
 
 def course_of(*endings: EndRun) -> RunPolicy:
-    supervisor = RunPolicy(len(endings))
-    supervisor.begin()
+    policy = RunPolicy(len(endings))
+    policy.begin()
     for rank, ending in enumerate(endings):
-        supervisor.process_ended(rank, ending, 0.0)
-    return supervisor
+        policy.process_ended(rank, ending, 0.0)
+    return policy
 
 
 BOOM = EndRun(1, "ValueError: boom", "train.py:5 in step")
@@ -105,26 +105,26 @@ def test_what_is_said_at_the_end(endings: list[EndRun], lines: list[str]) -> Non
 
 
 def test_who_was_stopped_is_said_too() -> None:
-    supervisor = RunPolicy(3)
-    supervisor.begin()
-    supervisor.script_ended(1, BOOM, 0.0)
-    supervisor.actions(1.0)
+    policy = RunPolicy(3)
+    policy.begin()
+    policy.script_ended(1, BOOM, 0.0)
+    policy.actions(1.0)
     for rank in (0, 2):
-        supervisor.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
-    assert list(summary_lines(supervisor)) == [
+        policy.process_ended(rank, EndRun(1, "Terminated(sig=15)", died=True), 1.0)
+    assert list(summary_lines(policy)) == [
         "rank 1 failed: ValueError: boom (train.py:5 in step)",
         "ranks 0,2 were stopped",
     ]
 
 
 def test_where_an_interrupt_found_the_ranks() -> None:
-    supervisor = RunPolicy(3)
-    supervisor.begin()
-    supervisor.signalled(signal.SIGINT, 0.0)
-    supervisor.actions(0.0)
+    policy = RunPolicy(3)
+    policy.begin()
+    policy.signalled(signal.SIGINT, 0.0)
+    policy.actions(0.0)
     for rank, place in enumerate(["train.py:5", "train.py:7 in step", "train.py:5"]):
-        supervisor.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
-    assert list(summary_lines(supervisor)) == [
+        policy.script_ended(rank, EndRun(130, "KeyboardInterrupt", place, interrupted=True), 0.1)
+    assert list(summary_lines(policy)) == [
         "ended by SIGINT",
         "ranks 0,2 interrupted at train.py:5",
         "rank 1 interrupted at train.py:7 in step",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from meshbook.runtime.collectives.frames import find_collective
+from meshbook.runtime.collectives.abort import find_collective
 
 ErrorKind = Literal["raised", "interrupted", "died", "skipped"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.outcome import Frame
-from meshbook.runtime.collectives.frames import find_collective
+from meshbook.runtime.collectives.abort import find_collective
 from meshbook.runtime.traces import is_ours
 
 MAIN = "main thread"

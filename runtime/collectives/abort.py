@@ -3,6 +3,7 @@
 They wait in C++, where neither a signal nor an exception reaches them. NCCL has its own abort; gloo and stores react to
 the end of their connections (`sockets.py`). Afterwards the groups of this process are gone. Its peers find the
 connections closed, so their waits in the same groups fail, too.
+`find_collective` names the collective that a thread is in, from its stack.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
 from meshbook.runtime.clock import monotonic, sleep
-from meshbook.runtime.collectives.frames import CALLED
 from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_connections
 
 # A client of a store that does not listen retries about once a second.
@@ -36,11 +37,11 @@ def abort_groups() -> list[str]:
     if c10d is None:  # torch.distributed is unused; importing it would take a second
         return []
     stores = _store_ports(c10d)
-    aborted = [_describe(c10d, group) for group in c10d._world.pg_names]
+    aborted = [f"{c10d._world.pg_map[group][0]} group of {group.size()} ranks" for group in c10d._world.pg_names]
     freed = cut(gloo_connections())
     _forget_groups(c10d)
     freed += cut(connections_to(stores))
-    while (awaited := _awaited_store()) is not None and _answer(awaited):
+    while (awaited := next(filter(_is_here, _rendezvous_calls()), None)) is not None and _answer(awaited):
         freed += 1
     return aborted or ["a process group that was being created"] * bool(freed)
 
@@ -50,7 +51,7 @@ def stuck_threads() -> dict[int, FrameType]:
     found: dict[int, FrameType] = {}
     for ident, frame in _threads().items():
         inner: FrameType | None = frame
-        while inner is not None and not inner.f_code.co_filename.endswith(CALLED):
+        while inner is not None and not inner.f_code.co_filename.endswith(TORCH_FILES):
             inner = inner.f_back
         if inner is not None:
             found[ident] = inner
@@ -66,12 +67,6 @@ def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
         del left  # frames hold the groups
         sleep(PAUSE_S)
     return ""
-
-
-def _describe(c10d: Any, group: Any) -> str:
-    """Return a description such as `gloo group of 4 ranks`."""
-    backend = c10d._world.pg_map[group][0]
-    return f"{backend} group of {group.size()} ranks"
 
 
 def _forget_groups(c10d: Any) -> None:
@@ -108,11 +103,7 @@ def _frames_in_torch() -> list[FrameType]:
     for frame in frames:
         if frame.f_back is not None:
             frames.append(frame.f_back)
-    return [frame for frame in frames if _is_in_torch(frame)]
-
-
-def _is_in_torch(frame: FrameType) -> bool:
-    return "torch/distributed/" in frame.f_code.co_filename
+    return [frame for frame in frames if "torch/distributed/" in frame.f_code.co_filename]
 
 
 def _threads() -> dict[int, FrameType]:
@@ -128,14 +119,10 @@ def _rendezvous_calls() -> set[tuple[str, int]]:
     return {(str(given["hostname"]), int(given["port"])) for given in calls}
 
 
-def _awaited_store() -> tuple[str, int] | None:
-    """Return the address of an awaited store that could be on this machine."""
-    return next((address for address in _rendezvous_calls() if _is_here(address[0])), None)
-
-
-def _is_here(host: str) -> bool:
+def _is_here(address: tuple[str, int]) -> bool:
+    """Return whether the host of an awaited store is this machine."""
     try:
-        socket.create_server((host, 0)).close()
+        socket.create_server((address[0], 0)).close()
     except OSError:
         return False
     return True
@@ -160,3 +147,39 @@ def _open_store(address: tuple[str, int]) -> Any:
         return TCPStore(*address, is_master=True, wait_for_workers=False)
     except RuntimeError:
         return None
+
+
+# The functions that users call and that wait for other ranks are in these files of torch, under their public names.
+TORCH_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/device_mesh.py",
+    "torch/distributed/_functional_collectives.py",
+)
+DECORATOR = "wrapper"
+QUERY_PREFIXES = ("get_", "is_")  # `get_rank()` and similar functions never wait
+# Steps of DistributedDataParallel in which ranks compare their models and copy that of the first.
+DDP = frozenset({"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"})
+DDP_MODULE = "torch/nn/parallel/distributed.py"
+BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+
+
+def find_collective(frames: Iterable[tuple[str, str]]) -> str | None:
+    """Return the collective that a thread is in, by its public name: `all_reduce`, `barrier`, `init_process_group`.
+
+    `frames` are the (file name, function name) of its stack, outermost first. `DistributedDataParallel` while such a
+    model is being created, or waits in its own code, as its second `forward` does when it rebuilds the buckets.
+    `backward` for any backward pass: the gradients of such a model are reduced within it, in C++, so it may wait there
+    or compute. None if it is in no collective, as far as Python's frames show: a thread that waits for the `Work` of an
+    asynchronous operation is in a line of the user's own.
+    """
+    stack = [(file.replace("\\", "/"), function) for file, function in frames]
+    for file, function in stack:
+        if file.endswith(TORCH_FILES) and function != DECORATOR and not function.startswith(("_", *QUERY_PREFIXES)):
+            return function
+        if function in DDP and "torch/" in file:
+            return "DistributedDataParallel"
+    if stack and stack[-1][0].endswith(DDP_MODULE):
+        return "DistributedDataParallel"
+    if stack and stack[-1][0].endswith(BACKWARD[0]) and stack[-1][1] == BACKWARD[1]:
+        return "backward"
+    return None

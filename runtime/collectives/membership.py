@@ -18,6 +18,7 @@ import psutil
 
 from meshbook.runtime.collectives.abort import abort_groups, stuck_threads, wait_freed
 from meshbook.runtime.collectives.stores import open_store
+from meshbook.runtime.resources import free_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,13 @@ class GroupMembership:
 
     def leave(self, size: int | None = None) -> LeftGroups:
         """Abort all groups of this process; with a size, only if the default group has so many ranks."""
-        if not (size is None or size == _group_size()):
-            return LeftGroups((), _free_port())
+        dist = sys.modules.get("torch.distributed")  # without it there is no group, and importing it takes a second
+        present = dist.get_world_size() if dist is not None and dist.is_initialized() else None
+        if size not in (None, present):
+            return LeftGroups((), free_port())
         threads = stuck_threads()
         aborted = abort_groups()
-        return LeftGroups(tuple(aborted), _free_port(), wait_freed(threads))
+        return LeftGroups(tuple(aborted), free_port(), wait_freed(threads))
 
     def open_store(self, is_alone: bool) -> tuple[str, int]:
         """Open the store for a rendezvous; return its host and port. `is_alone`: all ranks are on this host."""
@@ -95,21 +98,10 @@ def _device(local_rank: int) -> Any:
     return torch.device("cuda", local_rank % count)
 
 
-def _group_size() -> int | None:
-    dist = sys.modules.get("torch.distributed")  # without it there is no group, and importing it takes a second
-    return dist.get_world_size() if dist is not None and dist.is_initialized() else None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def _name_of_host() -> str:
     """Return this host's address for other hosts: that of the interface for collectives, else its name."""
-    if os.environ.get("GROUP_RANK") == "0" and (told := os.environ.get("MASTER_ADDR")):
-        return told
+    if os.environ.get("GROUP_RANK") == "0" and (address := os.environ.get("MASTER_ADDR")):
+        return address
     of_interface = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
     ours = [each.address for each in of_interface if each.family == socket.AF_INET]
     return ours[0] if ours else socket.gethostname()

@@ -19,10 +19,10 @@ _NEXT = "meshbook/next_port"
 
 
 class GroupStores:
-    """The stores of one rank. `told` returns the variables that meshbook has set for its rank and its rendezvous."""
+    """The stores of one rank. `variables` returns those that meshbook has set for it."""
 
-    def __init__(self, told: Callable[[], Mapping[str, str]]) -> None:
-        self._told = told
+    def __init__(self, variables: Callable[[], Mapping[str, str]]) -> None:
+        self._variables = variables
         self._place: tuple[str, int] = ("", 0)  # MASTER_ADDR and MASTER_PORT, which a heal and an abort change
         self._port = 0  # of the next store
         self._server: Any = None  # the next store, on rank 0
@@ -33,7 +33,9 @@ class GroupStores:
 
         @functools.wraps(create)
         def create_anew(hostname: str, port: int, rank: int, world_size: int, *more: Any, **named: Any) -> Any:
-            if not self._is_whole_mesh(hostname, port, rank, world_size):
+            asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank)}
+            asked["WORLD_SIZE"] = str(world_size)
+            if not asked.items() <= self._variables().items():  # of some ranks only, which have not agreed on a port
                 return create(hostname, port, rank, world_size, *more, **named)
             if self._place != (hostname, port):
                 self._place, self._port, self._server = (hostname, port), port, None
@@ -42,11 +44,6 @@ class GroupStores:
             return store
 
         rendezvous._create_c10d_store = create_anew  # type: ignore[attr-defined]
-
-    def _is_whole_mesh(self, hostname: str, port: int, rank: int, world_size: int) -> bool:
-        """Return whether this is the rendezvous of all ranks of the mesh; other groups have not agreed on a port."""
-        asked = {"MASTER_ADDR": hostname, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        return asked.items() <= self._told().items()
 
     def _agree_on_next(self, store: Any, rank: int) -> None:
         if rank == 0:
@@ -62,12 +59,12 @@ def open_store(host: str) -> Any:
     """Open a store at a port of this host that the system picks. Raises OSError if the host is not this one."""
     from torch.distributed import TCPStore  # weight: a second, if the fork server has not imported it
 
-    with socket.create_server((host, 0), backlog=1024) as door:  # torch by itself would listen on all networks
+    with socket.create_server((host, 0), backlog=1024) as listener:  # torch by itself would listen on all networks
         # With `multi_tenant` a later TCPStore of this process at this port uses the same server.
         return TCPStore(
-            *(host, int(door.getsockname()[1])),
+            *(host, int(listener.getsockname()[1])),
             is_master=True,
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=os.dup(door.fileno()),
+            master_listen_fd=os.dup(listener.fileno()),
         )

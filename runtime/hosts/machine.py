@@ -1,4 +1,4 @@
-"""Facts about this machine: GPUs, addresses, a free port. Never loads CUDA, which a parent of workers must not do."""
+"""Facts about this machine: GPUs and addresses. Never loads CUDA, which a parent of workers must not do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,6 @@ def count_gpus() -> int:
     if visible is None:
         return present
     return min(present, sum(1 for entry in visible.split(",") if entry.strip() not in ("", "-1")))
-
-
-def free_port(ip: str = "127.0.0.1") -> int:
-    """Return a TCP port that was free a moment ago at this address of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-        probe.bind((ip, 0))
-        return int(probe.getsockname()[1])
 
 
 def own_addresses() -> list[str]:

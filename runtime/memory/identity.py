@@ -34,7 +34,10 @@ def has_ended(pid: int, started: int) -> bool:
     if not is_used(pid):
         return True
     stat = _read_stat(pid)
-    return bool(stat) and (_started_at(stat) != started or _is_remains(stat))
+    if not stat:
+        return False
+    is_zombie = stat[0] in "ZX" and int(stat[17]) <= 1  # its threads may outlive the main thread
+    return is_zombie or _started_at(stat) != started
 
 
 def is_used(pid: int) -> bool:
@@ -57,11 +60,6 @@ def _read_stat(pid: int) -> list[str]:
 
 def _started_at(stat: list[str]) -> int:
     return int(stat[19])
-
-
-def _is_remains(stat: list[str]) -> bool:
-    """Return whether it is a zombie, waiting for its parent. Threads may outlive the main thread."""
-    return stat[0] in "ZX" and int(stat[17]) <= 1
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from meshbook.runtime.memory.layout import (
     unmap,
     words_at,
 )
-from meshbook.runtime.memory.segment_policy import IDLE_SECONDS
+from meshbook.runtime.memory.segments import IDLE_SECONDS
 
 MOST_IDLE = 64
 

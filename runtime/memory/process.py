@@ -16,7 +16,6 @@ from typing import Any
 
 Piece = tuple[int, int, int]  # address here, address there, bytes
 MOST_BYTES = 0x7FFFF000  # of one call, by its manual page
-MOST_PIECES = 1024
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
 
 
@@ -64,8 +63,8 @@ def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
         there += remote, size
         wanted += size
     # An array of `struct iovec`: an address and a length each, both as wide as a pointer.
-    stretches = ctypes.c_size_t * (2 * count)
-    copied = function(pid, stretches(*here), count, stretches(*there), count, 0)
+    vectors = ctypes.c_size_t * (2 * count)
+    copied = function(pid, vectors(*here), count, vectors(*there), count, 0)
     if copied < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.interval_set import IntervalSet
 from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, deadline_in
 from meshbook.runtime.rdma.buffer import RDMABuffer
-from meshbook.runtime.rdma.data_plane import own_station
+from meshbook.runtime.rdma.data_plane import own_data_plane
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers, TransferTask
+from meshbook.runtime.rdma.transfers import INLINE_BYTES, Transfers, TransferTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RDMAAction:
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
-        self._memory: dict[str, tuple[IntervalSet, IntervalSet]] = {}  # by device
+        self._memory: dict[str, tuple[IntervalSet, IntervalSet]] = {}  # by device: written, only read
 
     def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
         """Copy all of the buffer `src` to the start of `dst`, which is memory of this process.
@@ -95,20 +95,16 @@ class RDMAAction:
         deadline = deadline_in(timeout)
         if not self._operations:
             return Future.completed(None)
-        return Submission(tuple(self._operations), deadline).start(own_station().transfers)
+        return Submission(tuple(self._operations), deadline).start(own_data_plane().transfers)
 
     def _add(self, new: Operation) -> Self:
-        written, only_read = self._stretches(new.local.device)
+        written, only_read = self._memory.setdefault(new.local.device, (IntervalSet(), IntervalSet()))
         begin, end = new.local.address, new.local.address + new.local.size
         if written.overlaps(begin, end) or (not new.is_write and only_read.overlaps(begin, end)):
             raise self._collision(new)
         (only_read if new.is_write else written).add(begin, end)
         self._operations.append(new)
         return self
-
-    def _stretches(self, device: str) -> tuple[IntervalSet, IntervalSet]:
-        """Return the memory of this process that operations write to, and the memory that they only read."""
-        return self._memory.setdefault(device, (IntervalSet(), IntervalSet()))
 
     def _collision(self, new: Operation) -> ValueError:
         number, other = next((n, each) for n, each in enumerate(self._operations, 1) if new.collides(each))
@@ -130,8 +126,8 @@ class Submission:
         self._lock = threading.Lock()  # guards the next two
         self._errors: dict[int, BaseException] = {}
         self._under_way = 0
-        self._errand: TransferTask[None] = TransferTask(deadline, lambda: f"an action of {len(operations)} operations")
-        self._done = self._errand.future
+        self._task: TransferTask[None] = TransferTask(deadline, lambda: f"an action of {len(operations)} operations")
+        self._done = self._task.future
 
     def start(self, transfers: Transfers) -> Future[None]:
         """Run the action: on the calling thread if it is short, else on threads."""
@@ -192,8 +188,8 @@ def batches_of(sizes: Sequence[tuple[BufferHandle, int]]) -> list[list[int]]:
     # By owner: the batch that has room, and its bytes.
     open_ones: dict[Any, tuple[list[int], int]] = {}
     for index, (handle, size) in enumerate(sizes):
-        batch, filled = open_ones.get(handle.process, ([], AT_ONCE))
-        if filled + size > AT_ONCE:
+        batch, filled = open_ones.get(handle.process, ([], INLINE_BYTES))
+        if filled + size > INLINE_BYTES:
             batch, filled = [], 0
             batches.append(batch)
         batch.append(index)
@@ -227,3 +223,23 @@ def _refuse_atomics(name: str) -> NoReturn:
         f"{name} is not supported: one-sided transfers are not atomic. Use an endpoint of the actor that owns the "
         "memory; it changes the value and returns the previous one"
     )
+
+
+class IntervalSet:
+    """A set of addresses, stored as disjoint ranges: a lookup takes logarithmic time."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []  # sorted, as are the ends
+        self._ends: list[int] = []
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Return whether any address from `begin` to before `end` is in the set."""
+        first = bisect_right(self._ends, begin)  # the first that does not end before `begin`
+        return first < len(self._begins) and self._begins[first] < end
+
+    def add(self, begin: int, end: int) -> None:
+        """Add these addresses; merge the ranges that they touch."""
+        first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
+        if first < last:
+            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+        self._begins[first:last], self._ends[first:last] = [begin], [end]

@@ -89,15 +89,15 @@ class Fallback:
         self._first = threading.Lock()  # acquired once, by the thread that warns first; so are the next two
         self._first_read, self._first_write = threading.Lock(), threading.Lock()
 
-    def forbid(self, way: TransferBackend, handle: BufferHandle) -> str:
+    def forbid(self, backend: TransferBackend, handle: BufferHandle) -> str:
         """Return why a backend that reaches this buffer may not be used; empty if it may."""
-        if not self._is_by_tcp(way.name, handle) or is_tcp_allowed():
+        if not self._is_by_tcp(backend.name, handle) or is_tcp_allowed():
             return ""
         return f"{_FALLBACK} is False, and {why_no_ibverbs() or 'the host of its owner uses no RDMA NIC'}"
 
-    def note(self, way: str, handle: BufferHandle) -> None:
+    def note(self, backend: str, handle: BufferHandle) -> None:
         """Warn once per process when a transfer used TCP."""
-        if self._is_by_tcp(way, handle) and self._first.acquire(blocking=False):
+        if self._is_by_tcp(backend, handle) and self._first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
                 f"data from and to {owner} moves over TCP: {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
@@ -106,10 +106,10 @@ class Fallback:
                 stacklevel=2,
             )
 
-    def note_gpu(self, way: str, handle: BufferHandle, *, is_write: bool) -> None:
+    def note_gpu(self, backend: str, handle: BufferHandle, *, is_write: bool) -> None:
         """Warn when a transfer between a GPU here and a GPU buffer used messages: once for reads, once for writes."""
         first = self._first_write if is_write else self._first_read
-        if way == "message" and handle.is_on_gpu and first.acquire(blocking=False):
+        if backend == "message" and handle.is_on_gpu and first.acquire(blocking=False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
                 f"data between a GPU here and a GPU of {owner} moves through CPU memory and by messages, which the "
@@ -118,5 +118,5 @@ class Fallback:
                 stacklevel=2,
             )
 
-    def _is_by_tcp(self, way: str, handle: BufferHandle) -> bool:
-        return way in BY_TCP and handle.process.system != self._own_system()
+    def _is_by_tcp(self, backend: str, handle: BufferHandle) -> bool:
+        return backend in BY_TCP and handle.process.system != self._own_system()

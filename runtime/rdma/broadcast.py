@@ -17,7 +17,7 @@ from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder
-from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, ask_to_be_told
+from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, register_holders
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
@@ -93,24 +93,21 @@ class Broadcast:
         """Send the orders. The future resolves to the handles of the received bytes, by rank."""
         number = secrets.randbits(63)
         if copying := [each.address for each in self._receivers if each.into is None]:
-            ask_to_be_told(self._node, self._source, copying)
+            register_holders(self._node, self._source, copying)
         hosts = [host_of(each.address) for each in self._receivers]
         pieces = -(-self._source.size // PIECE)
         parents = parents_of(hosts, host_of(self._source.owner), pieces)
         for rank, (each, parent) in enumerate(zip(self._receivers, parents, strict=True)):
             above = None if parent is None else (self._receivers[parent].address, (number, parent))
             order = BroadcastOrder((number, rank), self._source, self._seconds, above, name, fresh, each.into)
-            self._futures.append(self._call(each.address, "receive", order))
-        self._node.loop.call_later(self._seconds + GRACE, self._give_up)
+            reply_handler = PerRank(1)
+            self._node.calls.send([Target(each.address, RECEIVER)], "receive", ((order,), {}), NOWHERE, reply_handler)
+            self._futures.append(reply_handler.futures[0])
+        self._node.loop.call_later(self._seconds + GRACE, self._time_out)
         when_settled(self._futures, self._settle)
         return self._done
 
-    def _call(self, address: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        reply_handler = PerRank(1)
-        self._node.calls.send([Target(address, RECEIVER)], endpoint, (arguments, {}), NOWHERE, reply_handler)
-        return reply_handler.futures[0]
-
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         for future in self._futures:
             if not future.done():
                 future.fail(TransferTimeout(f"no answer after {self._seconds:g} s"))
@@ -125,7 +122,10 @@ class Broadcast:
 
     def _explain(self, errors: dict[int, BaseException]) -> BaseException:
         count = len(self._receivers)
-        lines = [f"    {self._place(rank)}: {error}" for rank, error in itertools.islice(errors.items(), 10)]
+        lines = [
+            f"    rank {rank} {self._extent.point(rank)} on {self._receivers[rank].address.node}: {error}"
+            for rank, error in itertools.islice(errors.items(), 10)
+        ]
         if len(errors) > len(lines):
             lines.append(f"    and {len(errors) - len(lines)} more")
         reached = f"{self._source.size:,} bytes of {self._source.actor} reached {count - len(errors)} of {count} ranks"
@@ -135,6 +135,3 @@ class Broadcast:
         error: BaseException = kind("\n".join([f"{reached}, but not", *lines]))
         error.__cause__ = first
         return error
-
-    def _place(self, rank: int) -> str:
-        return f"rank {rank} {self._extent.point(rank)} on {self._receivers[rank].address.node}"

@@ -21,8 +21,7 @@ from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, Tra
 from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.backends import Deadline, TransferJob
-from meshbook.runtime.rdma.copies import Copies, Copy, Source
-from meshbook.runtime.rdma.copy_holders import NOWHERE, RECEIVER, CopyHolders
+from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, Copies, Copy, CopyHolders, Source
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
@@ -101,24 +100,24 @@ class BroadcastProgress:
 class Receiver(Actor):
     """Carries out broadcast orders. Hosted inline; blocking work runs on threads."""
 
-    def __init__(self, station: DataPlaneProtocol, followers: CopyHolders) -> None:
-        self._data_plane = station
+    def __init__(self, data_plane: DataPlaneProtocol, followers: CopyHolders) -> None:
+        self._data_plane = data_plane
         self._followers = followers
         self._lock = threading.Lock()  # guards the next
-        self._arrivals: dict[Part, BroadcastProgress] = {}
+        self._progress_of: dict[Part, BroadcastProgress] = {}
 
     @endpoint(explicit_response_port=True)
     def receive(self, port: Port[BufferHandle], order: BroadcastOrder) -> None:
         """Fetch the bytes, and reply with the handle of the copy once it is complete."""
-        arrival = self._arrival(order.part, order.seconds)
-        self._on_a_thread(
-            lambda: _answer(port, lambda: BroadcastReception(self._data_plane, order, arrival).carry_out())
-        )
+        progress = self._progress(order.part, order.seconds)
+        reception, here = BroadcastReception(self._data_plane, order, progress), contextvars.copy_context()
+        work = (_answer, port, reception.carry_out)
+        threading.Thread(target=here.run, args=work, name="meshbook broadcast", daemon=True).start()
 
     @endpoint(explicit_response_port=True)
     def wait(self, port: Port[tuple[int, BufferHandle]], part: Part, have: int, seconds: float) -> None:
         """Reply with the number of bytes that are here and their handle, as soon as there are more than `have`."""
-        self._arrival(part, seconds).wait(port, have)
+        self._progress(part, seconds).wait(port, have)
 
     @endpoint
     def forget(self, source: Source) -> None:
@@ -130,24 +129,20 @@ class Receiver(Actor):
         """Register these processes to be notified when the lease of a buffer of this process ends."""
         self._followers.add(source, receivers)
 
-    def _arrival(self, part: Part, seconds: float) -> BroadcastProgress:
+    def _progress(self, part: Part, seconds: float) -> BroadcastProgress:
         """Return the progress of this part. The first `receive` or `wait` call makes it; a timer removes it."""
         with self._lock:
-            arrival = self._arrivals.get(part)
-            if arrival is None:
-                arrival = self._arrivals[part] = BroadcastProgress()
+            progress = self._progress_of.get(part)
+            if progress is None:
+                progress = self._progress_of[part] = BroadcastProgress()
                 here = contextvars.copy_context()  # timers run without a context, and replies through ports need one
                 self._data_plane.node.loop.call_later(seconds + 1, lambda: here.run(self._over, part))
-            return arrival
+            return progress
 
     def _over(self, part: Part) -> None:
         with self._lock:
-            arrival = self._arrivals.pop(part)
-        arrival.refuse("the broadcast timed out")
-
-    def _on_a_thread(self, work: Callable[[], None]) -> None:
-        here = contextvars.copy_context()
-        threading.Thread(target=here.run, args=(work,), name="meshbook broadcast", daemon=True).start()
+            progress = self._progress_of.pop(part)
+        progress.refuse("the broadcast timed out")
 
 
 def _answer(port: Port[BufferHandle], work: Callable[[], BufferHandle]) -> None:
@@ -162,10 +157,10 @@ def _answer(port: Port[BufferHandle], work: Callable[[], BufferHandle]) -> None:
 class BroadcastReception:
     """The execution of one order."""
 
-    def __init__(self, station: DataPlaneProtocol, order: BroadcastOrder, arrival: BroadcastProgress) -> None:
-        self._data_plane = station
+    def __init__(self, data_plane: DataPlaneProtocol, order: BroadcastOrder, progress: BroadcastProgress) -> None:
+        self._data_plane = data_plane
         self._order = order
-        self._arrival = arrival
+        self._progress = progress
         self._deadline = Deadline(order.seconds)
 
     def carry_out(self) -> BufferHandle:
@@ -178,7 +173,7 @@ class BroadcastReception:
                 return source  # the owner already has the bytes
             return self._fill_copy(self._data_plane.copies.take(source, self._order.name, fresh=self._order.fresh))
         except BaseException as error:
-            self._arrival.refuse(str(error))
+            self._progress.refuse(str(error))
             raise
 
     def _fill_buffer(self, into: BufferHandle) -> BufferHandle:
@@ -196,7 +191,7 @@ class BroadcastReception:
     def _fill_copy(self, copy: Copy) -> BufferHandle:
         if not copy.filling.acquire(blocking=False):
             # A broadcast that waited here, while the other one waits for a third, could deadlock in a ring.
-            self._arrival.refuse("another broadcast is filling it")
+            self._progress.refuse("another broadcast is filling it")
             if not copy.filling.acquire(timeout=self._deadline.left):
                 raise TransferTimeout(f"another broadcast was still filling the copy after {self._order.seconds:g} s")
         was_whole = copy.is_whole
@@ -216,7 +211,7 @@ class BroadcastReception:
         have = self._follow(local, handle) if self._order.parent is not None else 0
         while have < local.size:
             have = self._read(self._order.source, local, have, min(have + PIECE, local.size))
-            self._arrival.reach(handle, have)
+            self._progress.reach(handle, have)
         return handle
 
     def _follow(self, local: LocalMemory, handle: BufferHandle) -> int:
@@ -226,7 +221,7 @@ class BroadcastReception:
             while have < local.size:
                 reached, there = self._ask(have)
                 have = self._read(there, local, have, reached)
-                self._arrival.reach(handle, have)
+                self._progress.reach(handle, have)
         except Exception:  # whatever the error: the rest comes from the source
             self._deadline.check(lambda: f"fetching {local.size:,} bytes")
         return have

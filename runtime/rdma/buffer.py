@@ -8,14 +8,13 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
-from meshbook.runtime.memory.tensor_form import form_of, shaped
+from meshbook.runtime.memory.local import CPU, LocalMemory, form_of, local_memory, shaped
 from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.backends import TransferJob, deadline_in
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
-from meshbook.runtime.rdma.data_plane import own_station
+from meshbook.runtime.rdma.data_plane import own_data_plane
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.transfer_progress import Progress, TransferProgress
+from meshbook.runtime.rdma.transfers import Progress, TransferProgress
 
 
 class RDMABuffer:
@@ -35,7 +34,7 @@ class RDMABuffer:
     def __init__(self, data: Any) -> None:
         local = local_memory(data, "data")
         instance = context().actor_instance
-        self._handle = own_station().lend(local, instance, form_of(data))
+        self._handle = own_data_plane().lend(local, instance, form_of(data))
 
     @classmethod
     def _of(cls, handle: BufferHandle) -> RDMABuffer:
@@ -121,7 +120,7 @@ class RDMABuffer:
         job = TransferJob(self._handle, offset, local, deadline_in(timeout))
         if progress is not None:
             job.moved = TransferProgress(progress, local.size).moved
-        return own_station().transfers.start(job, is_write=is_write, checksum=checksum)
+        return own_data_plane().transfers.start(job, is_write=is_write, checksum=checksum)
 
     def broadcast_to(
         self, to: Any, *, name: str = "", fresh: bool = False, timeout: float = 60
@@ -142,7 +141,7 @@ class RDMABuffer:
         seconds = deadline_in(timeout).seconds
         receivers = receivers_of(to, self._handle.size, _handle_of)
         extent = to.extent
-        made = Broadcast(own_station().node, self._handle, receivers, extent, seconds).start(name, fresh=fresh)
+        made = Broadcast(own_data_plane().node, self._handle, receivers, extent, seconds).start(name, fresh=fresh)
         return made.then(lambda handles: ValueMesh.of(extent, map(RDMABuffer._of, handles)))
 
     def here(self) -> Any:
@@ -151,7 +150,7 @@ class RDMABuffer:
         The result is a tensor or array if the buffer was made from one, with its shape and type; else a memoryview. It
         keeps the memory alive. Raises LookupError if no broadcast has copied the buffer here, or if it was dropped.
         """
-        local = own_station().find_here(self._handle)
+        local = own_data_plane().find_here(self._handle)
         if local is None:
             raise LookupError(
                 f"{self!r} has no copy in this process; make one on each rank with buffer.broadcast_to(mesh), or read "
@@ -164,7 +163,7 @@ class RDMABuffer:
 
         The future is done when no earlier transfer uses the memory any more. Dropping twice is no error.
         """
-        return own_station().drop(self._handle)
+        return own_data_plane().drop(self._handle)
 
     def size(self) -> int:
         """Return the size in bytes."""
@@ -184,14 +183,14 @@ class RDMABuffer:
     @property
     def way(self) -> str:
         """The name of the backend between the buffer and CPU memory of this process, such as "process memory"."""
-        return own_station().chooser.choose(self._handle, CPU).name
+        return own_data_plane().selector.choose(self._handle, CPU).name
 
     def explain(self) -> str:
         """Describe the backend that this process uses for the buffer, and why it does not use the others.
 
         One line per backend. Moves nothing: an obstacle that only a transfer can meet appears once one has met it.
         """
-        return own_station().explain(self._handle)
+        return own_data_plane().explain(self._handle)
 
     def __eq__(self, other: object) -> bool:
         """Whether both are handles of the same lease; a pickled copy is equal to its original."""

@@ -24,17 +24,17 @@ Buffer = bytes | bytearray | memoryview
 class DataConnection:
     """One connection. Raises ConnectionError if it breaks, and TransferTimeout at the deadline.
 
-    It checks the deadline at least every `look` seconds, because the deadline may be cancelled.
+    It checks the deadline at least every `check_seconds` seconds, because the deadline may be cancelled.
     """
 
-    def __init__(self, connection: socket.socket, look: float = 0.5) -> None:
-        self._socket = connection
-        self._look = look
+    def __init__(self, sock: socket.socket, check_seconds: float = 0.5) -> None:
+        self._socket = sock
+        self._check_seconds = check_seconds
         self.what: Callable[[], str] = lambda: "talking to a memory server"  # for errors
         self.seal_out: protocol.Seal  # set by the handshake
         self.seal_in: protocol.Seal
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: Buffer, deadline: Deadline) -> None:
         rest = memoryview(data)
@@ -101,7 +101,7 @@ class DataConnection:
     def _within(self, deadline: Deadline, limit: int) -> Iterator[None]:
         """Limit the time of one socket call. A timeout of the call is no error: the caller checks the deadline."""
         deadline.check(self.what)
-        left = min(deadline.left, self._look)
+        left = min(deadline.left, self._check_seconds)
         seconds = int(left)
         time = _TIME.pack(seconds, max(1000, int((left - seconds) * 1e6)))  # a zero timeval would mean no limit
         try:
@@ -120,29 +120,29 @@ class DataConnection:
         self._socket.close()
 
 
-def admit(line: DataConnection, key: bytes, deadline: Deadline) -> None:
+def admit(connection: DataConnection, key: bytes, deadline: Deadline) -> None:
     """Run the agent's side of the handshake. Raises RefusedMessage if the peer does not prove that it has the key."""
     own = secrets.token_bytes(protocol.NONCE)
     try:
-        line.send(protocol.pack_greeting(own), deadline)
-        asked = bytes(line.receive(protocol.NONCE, deadline))
-        proof = bytes(line.receive(protocol.PROOF, deadline))
+        connection.send(protocol.pack_greeting(own), deadline)
+        asked = bytes(connection.receive(protocol.NONCE, deadline))
+        proof = bytes(connection.receive(protocol.PROOF, deadline))
     except (ConnectionError, TransferTimeout) as error:
         raise RefusedMessage("it aborted the handshake") from error
     if not protocol.is_proof(proof, key, "process", own, asked):
         raise RefusedMessage("it does not have the key of this run")
-    line.send(protocol.prove(key, "agent", asked, own), deadline)
-    line.seal_out, line.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
+    connection.send(protocol.prove(key, "agent", asked, own), deadline)
+    connection.seal_out, connection.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
 
 
-def be_admitted(line: DataConnection, key: bytes, deadline: Deadline) -> None:
+def be_admitted(connection: DataConnection, key: bytes, deadline: Deadline) -> None:
     """Run the process's side of the handshake.
 
     Raises RefusedMessage if the agent does not prove that it has the key, and ConnectionError if the agent refuses.
     """
-    asked = protocol.unpack_greeting(line.receive(protocol.GREETING_BYTES, deadline))
+    asked = protocol.unpack_greeting(connection.receive(protocol.GREETING_BYTES, deadline))
     own = secrets.token_bytes(protocol.NONCE)
-    line.send(own + protocol.prove(key, "process", asked, own), deadline)
-    if not protocol.is_proof(bytes(line.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
+    connection.send(own + protocol.prove(key, "process", asked, own), deadline)
+    if not protocol.is_proof(bytes(connection.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
         raise RefusedMessage("the peer does not have the key of this run")
-    line.seal_out, line.seal_in = (protocol.Seal(key, who, asked + own) for who in ("process", "agent"))
+    connection.seal_out, connection.seal_in = (protocol.Seal(key, who, asked + own) for who in ("process", "agent"))

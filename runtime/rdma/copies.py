@@ -1,4 +1,7 @@
-"""The copies of other processes' buffers that broadcasts made here; the next broadcast reuses their memory."""
+"""The copies of other processes' buffers that broadcasts made here; the next broadcast reuses their memory.
+
+The owner of a buffer keeps a list of the processes that hold copies of it, and notifies them when its lease ends.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ import collections
 import contextlib
 import mmap
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.threads import items_of
+from meshbook.runtime.wire.messages import Address
 
+RECEIVER = "rdma receiver"  # the actor of every process that fetches and drops copies (`broadcast_receiver`)
+NOWHERE = Extent((), ())
 Lend = Callable[[LocalMemory, BufferHandle], BufferHandle]
 Source = tuple[str, int, int]  # the owner's node, its incarnation, and the lease number
 
@@ -58,11 +67,18 @@ class Copies:
         key = name or source_of(source)
         copy = None if fresh else self._use_again(key, source)
         if copy is None:
-            made = self._make(source)
+            local = local_memory(mmap.mmap(-1, source.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "the copy")
+            pages.want_large(local.address, local.size)
+            made = Copy(local, self._lend(local, source), source)
             with self._lock:  # another thread may have made one in the meantime
-                copy = (None if fresh else self._use_again(key, source)) or self._put(key, made)
-                if copy is not made:
+                copy = None if fresh else self._use_again(key, source)
+                if copy is not None:
                     self._dropped.append(made)
+                else:
+                    copy = made
+                    self._leave_others(key, source)
+                    self._drop(key)
+                    self._copies[key], self._keys[source_of(source)] = made, key
         self._end_dropped()
         return copy
 
@@ -99,21 +115,10 @@ class Copies:
             self._keys[source_of(source)] = key
             return copy
 
-    def _put(self, key: Any, made: Copy) -> Copy:
-        self._leave_others(key, made.source)
-        self._drop(key)
-        self._copies[key], self._keys[source_of(made.source)] = made, key
-        return made
-
     def _leave_others(self, key: Any, source: BufferHandle) -> None:
         """Drop a copy of this buffer under another key: each buffer has one copy."""
         if (other := self._keys.get(source_of(source), key)) != key:
             self._drop(other)
-
-    def _make(self, source: BufferHandle) -> Copy:
-        local = local_memory(mmap.mmap(-1, source.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "the copy")
-        pages.want_large(local.address, local.size)
-        return Copy(local, self._lend(local, source), source)
 
     def _drop(self, key: Any) -> None:
         if (copy := self._copies.pop(key, None)) is not None:
@@ -125,3 +130,44 @@ class Copies:
         with contextlib.suppress(IndexError):
             while True:
                 self._end(self._dropped.popleft().handle.lease.number)
+
+
+class CopyHolders:
+    """The processes that hold copies of this process's buffers, by lease number. Safe from any thread."""
+
+    def __init__(self, leases: LeaseTable, notify: Callable[[BufferHandle, list[Address]], object]) -> None:
+        self._leases = leases
+        self._notify = notify
+        self._lock = threading.RLock()  # guards the next; reentrant: the garbage collector may drop a buffer under it
+        self._receivers: dict[int, set[Address]] = {}
+
+    def add(self, source: BufferHandle, receivers: Iterable[Address]) -> None:
+        """Notify these processes when the lease of this buffer ends."""
+        number = source.lease.number
+        with self._lock:
+            self._receivers.setdefault(number, set()).update(receivers)
+        if self._leases.find(number) is None:  # dropped before this call, or during it
+            self._end(source)
+
+    def end(self, ended: Iterable[LentMemory]) -> None:
+        """Notify the holders of these ended leases."""
+        for lent in ended:
+            if lent.handle is not None and lent.lease.number in self._receivers:
+                self._end(lent.handle)
+
+    def _end(self, source: BufferHandle) -> None:
+        with self._lock:
+            receivers = self._receivers.pop(source.lease.number, set())
+        if receivers:
+            self._notify(source, list(receivers))
+
+
+def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
+    """Send these processes a message to drop their copies of a buffer. Processes that have ended hold none."""
+    for address in receivers:
+        node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
+
+
+def register_holders(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
+    """Register these processes with the owner of a buffer, which notifies them when the lease ends."""
+    node.calls.send([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,8 +17,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.gpu import name_everywhere
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import CPU, LocalMemory
-from meshbook.runtime.memory.tensor_form import TensorForm
+from meshbook.runtime.memory.local import CPU, LocalMemory, TensorForm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backend import Fallback
@@ -29,15 +29,13 @@ from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
-from meshbook.runtime.rdma.copies import Copies, Source
-from meshbook.runtime.rdma.copy_holders import RECEIVER, CopyHolders, ask_to_be_told, notify_dropped
-from meshbook.runtime.rdma.explain import explain
+from meshbook.runtime.rdma.copies import RECEIVER, Copies, CopyHolders, Source, notify_dropped, register_holders
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServer, MemoryServerActor
 from meshbook.runtime.rdma.progress import FOLDER, ActiveTransfers, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
-from meshbook.runtime.rdma.select_backend import BackendSelector
+from meshbook.runtime.rdma.select_backend import BackendSelector, explain
 from meshbook.runtime.rdma.service import RDMA, RDMAService
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.rdma.transfers import Transfers
@@ -63,9 +61,9 @@ class DataPlane:
         self.in_progress = ActiveTransfers(node.address.node)
         allowed = [name.strip() for name in node.settings.rdma_backends.split(",") if name.strip()]
         self._forgetters: list[Callable[[str, int], object]] = []  # of backends that keep state about buffers
-        self.ways: list[TransferBackend] = self._make_ways(allowed, is_worker=is_worker)
+        self.backends: list[TransferBackend] = self._make_backends(allowed, is_worker=is_worker)
         self._fallback = Fallback(lambda: self._process.system)
-        self.chooser = BackendSelector(self.ways, allowed, self._fallback.forbid, node.run)
+        self.selector = BackendSelector(self.backends, allowed, self._fallback.forbid, node.run)
 
         def later(seconds: float, callback: Callable[[], object]) -> None:
             node.loop.call_later(seconds, callback)  # looks up the timer when called: tests replace it
@@ -74,31 +72,28 @@ class DataPlane:
         self.traffic = Traffic(node.address.node)
         # One thread of its own: this work takes seconds. It must not delay transfers, nor use more than one core.
         self._paging = Threads(1, "meshbook large pages")
-        self.transfers = Transfers(self.chooser, later, node.recorder, self._note)
-        node.actors.when_ended.append(self._end_of)
+        self.transfers = Transfers(self.selector, later, node.recorder, self._note)
+        node.actors.when_ended.append(self._end_leases_of)
         self.copies = Copies(self._lend_copy, self.end)
         self._followers = CopyHolders(self.leases, lambda source, receivers: notify_dropped(node, source, receivers))
         node.actors.host_inline(RDMA, RDMAService(self))
         node.actors.host_inline(RECEIVER, Receiver(self, self._followers))
         self._server: MemoryServer | None = None  # of an agent
 
-    def _make_ways(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
+    def _make_backends(self, allowed: list[str], *, is_worker: bool) -> list[TransferBackend]:
         """Return the backends, fastest first."""
         memory = ProcessMemoryBackend(self.in_progress)
+        cuda_ipc = CudaIpcBackend(memory, lambda handle: register_holders(self._node, handle, [self._node.address]))
+        self._forgetters.append(cuda_ipc.forget)
+        self._node.peers.when_down.append(lambda report: cuda_ipc.forget(report.node))
         return [
             SameProcessBackend(self._node.address, self._node.incarnation, self.leases),
             memory,
-            self._cuda_ipc(memory),
+            cuda_ipc,
             NixlBackend(self._node, self.leases, is_worker=is_worker, is_forced=NixlBackend.name in allowed),
             HostAgentBackend(self._node),
             MessageBackend(self._node),
         ]
-
-    def _cuda_ipc(self, memory: ProcessMemoryBackend) -> CudaIpcBackend:
-        way = CudaIpcBackend(memory, lambda handle: ask_to_be_told(self._node, handle, [self._node.address]))
-        self._forgetters.append(way.forget)
-        self._node.peers.when_down.append(lambda report: way.forget(report.node))
-        return way
 
     def forget(self, source: Source) -> None:
         """Drop copies of this buffer of another process, and close its handles, because its lease has ended."""
@@ -107,12 +102,12 @@ class DataPlane:
         for forget in self._forgetters:
             forget(node, number)
 
-    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
+    def _note(self, job: TransferJob, backend: str, seconds: float, is_write: bool) -> None:
         """Record a finished transfer."""
-        self._fallback.note(way, job.handle)
+        self._fallback.note(backend, job.handle)
         if job.local.device != CPU:
-            self._fallback.note_gpu(way, job.handle, is_write=is_write)
-        self.traffic.note(job.handle.owner.node, job.local.size, way, seconds, is_write=is_write)
+            self._fallback.note_gpu(backend, job.handle, is_write=is_write)
+        self.traffic.note(job.handle.owner.node, job.local.size, backend, seconds, is_write=is_write)
 
     def serve_host(self, ip_towards: Callable[[Address], str], is_ours: Callable[[ProcessMark], bool]) -> None:
         """Start the memory server of a host agent, which serves this host's memory to other hosts.
@@ -132,9 +127,13 @@ class DataPlane:
         """Lend this memory to other processes until `end`, or until this actor ends."""
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
-        offers = {way.name: offer for way in self.ways if (offer := way.offer(local, lent.lease)) is not None}
+        # The owner's name for errors. The actor that runs cells is not an actor to its user.
+        owner = f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
+        offers = {
+            backend.name: offer for backend in self.backends if (offer := backend.offer(local, lent.lease)) is not None
+        }
         lent.handle = BufferHandle(
-            *(self._node.address, self._node.incarnation, _name_of(lender), self._process, self._agent, lent.lease),
+            *(self._node.address, self._node.incarnation, owner, self._process, self._agent, lent.lease),
             *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
             self._node.run,
         )
@@ -159,7 +158,7 @@ class DataPlane:
             return self._keep([lent])[0]
         return self._retention.released(number) or Future.completed(None)
 
-    def _end_of(self, lender: Instance) -> None:
+    def _end_leases_of(self, lender: Instance) -> None:
         """End all leases of an actor that has ended."""
         ended = [lent for number in self.leases.of(lender) if (lent := self.leases.end(number)) is not None]
         if ended:
@@ -173,8 +172,8 @@ class DataPlane:
 
     def _release(self, lent: LentMemory) -> None:
         if lent.handle is not None:
-            for way in self.ways:
-                way.withdraw(lent.handle)
+            for backend in self.backends:
+                backend.withdraw(lent.handle)
 
     # -- leases of other processes -------------------------------------------------------------
 
@@ -190,13 +189,17 @@ class DataPlane:
         """Let the owner end the lease. An owner that has ended lends nothing."""
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return self.end(handle.lease.number)
-        asked = PerRank(1)
-        self._node.calls.send([Target(handle.owner, RDMA)], "drop", ((handle.lease.number,), {}), NOWHERE, asked)
-        return _whatever_comes(asked.futures[0])
+        reply_handler = PerRank(1)
+        dropped: Future[None] = Future.pending()
+        question: Any = (handle.lease.number,), {}
+        self._node.calls.send([Target(handle.owner, RDMA)], "drop", question, NOWHERE, reply_handler)
+        # Also done after an error: an owner that has ended has nothing to drop.
+        reply_handler.futures[0].when_done(lambda: dropped.resolve(lambda: None))
+        return dropped
 
     def explain(self, handle: BufferHandle) -> str:
         """Describe the backend that moves data between here and this buffer, and why the others are not used."""
-        return explain(handle, self._where(handle), self.chooser.explain(handle, None))
+        return explain(handle, self._where(handle), self.selector.explain(handle, None))
 
     def _where(self, handle: BufferHandle) -> str:
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
@@ -216,12 +219,12 @@ class DataPlane:
             self._server.close()
         self._paging.close()
         self.transfers.close()
-        self._let_go(patience)
-        for way in self.ways:
-            way.close()
+        self._release_all(patience)
+        for backend in self.backends:
+            backend.close()
         self.in_progress.close()
 
-    def _let_go(self, patience: float) -> None:
+    def _release_all(self, patience: float) -> None:
         ended = [lent for number in self.leases.all() if (lent := self.leases.end(number)) is not None]
         self._retention.keep(ended)
         for lent in self._retention.close(patience):
@@ -229,24 +232,12 @@ class DataPlane:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent.local))
 
 
-def _name_of(lender: Instance) -> str:
-    """Return the owner's name for errors. The actor that runs cells is not an actor to its user."""
-    return f"cells{lender.rank}" if lender.class_name == CELLS else str(lender)
-
-
-def _whatever_comes(asked: Future[None]) -> Future[None]:
-    """Return a future that is done when the call is settled, also by an error: an ended owner has nothing to drop."""
-    made: Future[None] = Future.pending()
-    asked.when_done(lambda: made.resolve(lambda: None))
-    return made
-
-
-def own_station() -> DataPlane:
+def own_data_plane() -> DataPlane:
     """Return the data plane of this process. Raises RuntimeError if it has none."""
-    station = context().actor_instance.node.data_plane
-    if station is None:
+    data_plane = context().actor_instance.node.data_plane
+    if data_plane is None:
         raise RuntimeError("this process cannot use RDMA buffers: it is neither a worker nor a controller of a run")
-    assert isinstance(station, DataPlane)
-    if station.pid != os.getpid():
+    assert isinstance(data_plane, DataPlane)
+    if data_plane.pid != os.getpid():
         raise RuntimeError("this process cannot use RDMA buffers: it was forked from a process of the run")
-    return station
+    return data_plane

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.memory.local import CPU
-from meshbook.runtime.memory.tensor_form import TensorForm
+from meshbook.runtime.memory.local import CPU, TensorForm
 from meshbook.runtime.wire.messages import Address
 
 

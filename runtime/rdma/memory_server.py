@@ -40,7 +40,7 @@ IDLE_SECONDS = 120.0  # an idle connection is closed after this time; the other 
 MOST_SECONDS = 86_400.0
 BACKLOG = 128
 PAUSE_SECONDS = 1.0  # after a connection that could not be accepted
-LOOK_SECONDS = 0.05  # between two checks for room
+CHECK_SECONDS = 0.05  # between two checks for room
 
 
 class State(enum.Enum):
@@ -67,74 +67,74 @@ class MemoryServerActor(Actor):
         self._ip_towards = ip_towards
 
     @endpoint
-    def door(self, sender: Address) -> MemoryServerAddress:
+    def address(self, sender: Address) -> MemoryServerAddress:
         """Return the server's address for this node, and open the server. Raises OSError if it cannot be opened."""
         return self._server.open(self._ip_towards(sender))
 
     @endpoint
     def refused(self) -> int:
         """Return how many connections were refused because the peer did not prove that it belongs to the run."""
-        return self._server.strangers.count
+        return self._server.rejected.count
 
 
 class MemoryServer:
-    """Serves the memory of this host's processes through `way`. `is_ours` returns whether a process is of this run.
+    """Serves the memory of this host's processes through `backend`. `is_ours` returns whether a process is of this run.
 
     `folder` is where owners look for marks of processes that use their memory.
     """
 
-    def __init__(self, way: TransferBackend, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
-        self._way = way
+    def __init__(self, backend: TransferBackend, folder: str, is_ours: Callable[[ProcessMark], bool]) -> None:
+        self._backend = backend
         self._folder = folder
         self._is_ours = is_ours
         self._key = secrets.token_bytes(32)
         self._buffers = pieces.Buffers()
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
-        self._doors: dict[str, socket.socket] = {}  # by the IP address that they listen on
-        self._lines: dict[DataConnection, State] = {}  # the longest unused first
+        self._listeners: dict[str, socket.socket] = {}  # by the IP address that they listen on
+        self._connections: dict[DataConnection, State] = {}  # the longest unused first
         self._closing = threading.Event()
-        self.strangers = RejectedPeers("the memory server")
+        self.rejected = RejectedPeers("the memory server")
 
     def open(self, ip: str) -> MemoryServerAddress:
         """Listen on this address of the host. Returns the existing address if it already listens there."""
         with self._lock:
             if self._closing.is_set():
                 raise OSError("the memory server is closed")
-            if (listening := self._doors.get(ip)) is None:
+            if (listener := self._listeners.get(ip)) is None:
                 family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-                listening = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
-                self._begin_to_accept(listening)
-                self._doors[ip] = listening
-            return MemoryServerAddress(ip, listening.getsockname()[1], self._key)
+                listener = socket.create_server((ip, 0), family=family, backlog=BACKLOG)
+                self._start_accepting(listener)
+                self._listeners[ip] = listener
+            return MemoryServerAddress(ip, listener.getsockname()[1], self._key)
 
-    def _begin_to_accept(self, listening: socket.socket) -> None:
-        thread = threading.Thread(target=self._accept, args=(listening,), name="meshbook memory server", daemon=True)
+    def _start_accepting(self, listener: socket.socket) -> None:
+        thread = threading.Thread(target=self._accept, args=(listener,), name="meshbook memory server", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # too many threads: nothing would accept a connection there
-            listening.close()
+            listener.close()
             raise OSError(str(error)) from error
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
         with self._lock:
             self._closing.set()
-            lines, doors = list(self._lines), list(self._doors.values())
-        for line in lines:
-            line.interrupt()
-        for listening in doors:
+            connections, listeners = list(self._connections), list(self._listeners.values())
+        for connection in connections:
+            connection.interrupt()
+        for listener in listeners:
             with contextlib.suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which closes the socket
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which closes the socket
 
     # -- connections -----------------------------------------------------------------------
 
-    def _accept(self, listening: socket.socket) -> None:
-        with listening:
+    def _accept(self, listener: socket.socket) -> None:
+        with listener:
             while not self._closing.is_set():
                 self._make_room()
                 try:
-                    self._attend_next(listening)
+                    self._accept_one(listener)
                 except (OSError, RuntimeError) as error:  # closed; or no file descriptors or threads are left
                     self._room.release()
                     if not self._closing.is_set():
@@ -146,74 +146,76 @@ class MemoryServer:
         while not has_room and not self._closing.is_set():
             with self._lock:
                 unknown, idle = (
-                    [line for line, state in self._lines.items() if state is wanted]
+                    [connection for connection, state in self._connections.items() if state is wanted]
                     for wanted in (State.UNKNOWN, State.IDLE)
                 )
             # Close idle ones first, unless many are unknown: a legitimate connection is unknown for a moment, too.
-            for line in (unknown if len(unknown) > MOST_UNKNOWN or not idle else idle)[:1]:
-                line.interrupt()
-            has_room = self._room.acquire(timeout=LOOK_SECONDS)
+            for connection in (unknown if len(unknown) > MOST_UNKNOWN or not idle else idle)[:1]:
+                connection.interrupt()
+            has_room = self._room.acquire(timeout=CHECK_SECONDS)
 
-    def _attend_next(self, listening: socket.socket) -> None:
-        connection, _ = listening.accept()
+    def _accept_one(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
         try:
-            line = DataConnection(connection, HANDSHAKE_SECONDS)
+            connection = DataConnection(sock, HANDSHAKE_SECONDS)
         except OSError:
-            connection.close()
+            sock.close()
             raise
         # Before the thread starts: until the connection is listed, another one would be closed to make room.
-        self._note(line, State.UNKNOWN)
+        self._note(connection, State.UNKNOWN)
         try:
-            threading.Thread(target=self._attend, args=(line,), name="meshbook memory", daemon=True).start()
+            threading.Thread(
+                target=self._serve_connection, args=(connection,), name="meshbook memory", daemon=True
+            ).start()
         except RuntimeError:
-            self._forget(line)
+            self._forget(connection)
             raise
 
-    def _attend(self, line: DataConnection) -> None:
+    def _serve_connection(self, connection: DataConnection) -> None:
         """Serve one connection until it ends or breaks the protocol."""
         try:
-            admit(line, self._key, Deadline(HANDSHAKE_SECONDS))
+            admit(connection, self._key, Deadline(HANDSHAKE_SECONDS))
             while not self._closing.is_set():
-                self._note(line, State.IDLE)
-                length = line.receive_length(Deadline(IDLE_SECONDS))
-                self._note(line, State.BUSY)
-                self._serve(line, length)
+                self._note(connection, State.IDLE)
+                length = connection.receive_length(Deadline(IDLE_SECONDS))
+                self._note(connection, State.BUSY)
+                self._serve(connection, length)
         except (RefusedMessage, protocol.DamagedData) as error:
-            self.strangers.refuse(str(error))
+            self.rejected.refuse(str(error))
         except (OSError, TransferTimeout):
             pass  # the other side closed it, or was idle for too long
         finally:
-            self._forget(line)
+            self._forget(connection)
             self._room.release()
 
-    def _forget(self, line: DataConnection) -> None:
+    def _forget(self, connection: DataConnection) -> None:
         with self._lock:
-            self._lines.pop(line, None)
-        line.close()
+            self._connections.pop(connection, None)
+        connection.close()
 
-    def _note(self, line: DataConnection, state: State) -> None:
+    def _note(self, connection: DataConnection, state: State) -> None:
         with self._lock:
-            self._lines.pop(line, None)
-            self._lines[line] = state
+            self._connections.pop(connection, None)
+            self._connections[connection] = state
 
     # -- requests ----------------------------------------------------------------------------
 
-    def _serve(self, line: DataConnection, length: int) -> None:
-        request = protocol.unpack_request(line.receive_message(length, Deadline(HANDSHAKE_SECONDS)))
+    def _serve(self, connection: DataConnection, length: int) -> None:
+        request = protocol.unpack_request(connection.receive_message(length, Deadline(HANDSHAKE_SECONDS)))
         deadline = Deadline(min(request.seconds, MOST_SECONDS))
         if request.is_write:
-            self._write(line, request, deadline)
+            self._write(connection, request, deadline)
         else:
-            self._read(line, request, deadline)
+            self._read(connection, request, deadline)
 
     def _check(self, request: protocol.TransferRequest) -> None:
         handle = request.handle
-        if why := self._way.refusal(handle, None):
+        if why := self._backend.refusal(handle, None):
             raise Unsuitable(f"its host agent cannot reach it: {why}")
         if handle.lease.folder != self._folder or not self._is_ours(handle.process):
             raise Unsuitable(f"its host agent finds no process {handle.process.pid} in this run")
 
-    def _read(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
+    def _read(self, connection: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
         """Send the answer with the first piece. A later failure closes the connection, and the client asks again."""
         has_begun = False
         try:
@@ -221,35 +223,35 @@ class MemoryServer:
             with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
                 for start, size in pieces.cut(request.size):
                     piece = buffer.part(0, size)
-                    self._way.read(_job(request, start, piece, deadline))
+                    self._backend.read(_job(request, start, piece, deadline))
                     if not has_begun:
-                        line.send_message(protocol.pack_answer(), deadline)
+                        connection.send_message(protocol.pack_answer(), deadline)
                         has_begun = True
-                    line.send_piece(piece.view(), sealed.view(), deadline)
+                    connection.send_piece(piece.view(), sealed.view(), deadline)
         except (MeshbookError, Unsuitable) as error:
             if has_begun:
                 raise ConnectionError(str(error)) from error
-            line.send_message(protocol.pack_answer(error), deadline)
+            connection.send_message(protocol.pack_answer(error), deadline)
 
-    def _write(self, line: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
+    def _write(self, connection: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:
         """Report a failed write at once, and discard the pieces that still arrive."""
-        trouble = self._try(lambda: self._check(request), line, deadline)
+        trouble = self._try(lambda: self._check(request), connection, deadline)
         with self._buffers.borrowed() as buffer, self._buffers.borrowed() as sealed:
             for start, size in pieces.cut(request.size):
                 piece = buffer.part(0, size)
-                line.receive_piece(piece.view(), sealed.view(), deadline)
+                connection.receive_piece(piece.view(), sealed.view(), deadline)
                 if not trouble:
                     job = _job(request, start, piece, deadline)
-                    trouble = self._try(partial(self._way.write, job), line, deadline)
+                    trouble = self._try(partial(self._backend.write, job), connection, deadline)
         if not trouble:
-            line.send_message(protocol.pack_answer(), deadline)
+            connection.send_message(protocol.pack_answer(), deadline)
 
-    def _try(self, do: Callable[[], object], line: DataConnection, deadline: Deadline) -> bool:
+    def _try(self, do: Callable[[], object], connection: DataConnection, deadline: Deadline) -> bool:
         """Run `do`. On failure, send the error and return True."""
         try:
             do()
         except (MeshbookError, Unsuitable) as error:
-            line.send_message(protocol.pack_answer(error), deadline)
+            connection.send_message(protocol.pack_answer(error), deadline)
             return True
         return False
 

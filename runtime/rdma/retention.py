@@ -14,7 +14,7 @@ from meshbook.runtime.rdma.leases import LentMemory
 
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK, LAST_LOOK = 0.001, 0.5  # seconds between two checks; each pause is twice the one before
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.5  # seconds between two checks; each pause is twice the one before
 Later = Callable[[float, Callable[[], object]], None]
 
 
@@ -34,7 +34,7 @@ class Retention:
         self._lock = threading.RLock()  # guards all of these; reentrant: a garbage collection may drop a buffer
         self._kept: dict[int, _Kept] = {}
         self._is_due = False  # a check is scheduled
-        self._pause = FIRST_LOOK
+        self._pause = FIRST_PAUSE
 
     def keep(self, dropped: Sequence[LentMemory]) -> list[Future[None]]:
         """Keep this memory while transfers use it. Returns one future per lease, done when the memory is released.
@@ -44,8 +44,8 @@ class Retention:
         kept = [_Kept(lent) for lent in dropped]
         with self._lock:
             self._kept.update((each.lent.lease.number, each) for each in kept)
-            self._pause = FIRST_LOOK
-        self._look()
+            self._pause = FIRST_PAUSE
+        self._check()
         return [each.released for each in kept]
 
     def released(self, number: int) -> Future[None] | None:
@@ -53,15 +53,15 @@ class Retention:
         kept = self._kept.get(number)
         return None if kept is None else kept.released
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
-            self._let_go_of_unused()
+            self._release_unused()
         except OSError as error:  # out of file descriptors: keep the memory and check again later
             logger.debug("cannot check now whether dropped memory is in use: %s", error)
         finally:
-            self._look_again()
+            self._check_later()
 
-    def _let_go_of_unused(self) -> None:
+    def _release_unused(self) -> None:
         for each in self._take_unused():
             try:
                 self._release(each.lent)
@@ -79,26 +79,26 @@ class Retention:
             taken = [self._kept.pop(number, None) for number in unused]
         return [each for each in taken if each is not None]
 
-    def _look_again(self) -> None:
+    def _check_later(self) -> None:
         with self._lock:
             if self._is_due or not self._kept:
                 return
             self._is_due = True
-            pause, self._pause = self._pause, min(2 * self._pause, LAST_LOOK)
+            pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._later(pause, self._due)
 
     def _due(self) -> None:
         with self._lock:
             self._is_due = False
-        self._look()
+        self._check()
 
     def close(self, seconds: float) -> list[LentMemory]:
         """Wait at most this long for the transfers to end; return the memory that is still in use."""
-        end, pause = time.monotonic() + seconds, FIRST_LOOK
+        end, pause = time.monotonic() + seconds, FIRST_PAUSE
         while self._kept and time.monotonic() < end:
             time.sleep(pause)  # the users are other processes, which send no message when they finish
-            pause = min(2 * pause, LAST_LOOK)
+            pause = min(2 * pause, LONGEST_PAUSE)
             with contextlib.suppress(OSError):  # as above
-                self._let_go_of_unused()
+                self._release_unused()
         with self._lock:
             return [each.lent for each in self._kept.values()]

@@ -6,6 +6,7 @@ Bytes travel in pieces, independently of what the owner's actors do, but not whi
 from __future__ import annotations
 
 import contextvars
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -16,7 +17,6 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.memory.local import CPU, LocalMemory
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
 
 RDMA = "rdma"
 Answer = Literal["ok", "dropped", "read-only"]
@@ -77,7 +77,10 @@ class RDMAService(Actor):
 
         def use() -> None:
             try:
-                do(_part(lent.local, offset, size))
+                if offset < 0 or size < 0 or offset + size > lent.local.size:
+                    end, room = offset + size, lent.local.size
+                    raise ValueError(f"bytes {offset:,} to {end:,} exceed the buffer, which has {room:,} bytes")
+                do(lent.local.part(offset, size))
             except Exception as error:  # the caller receives any error
                 port.exception(error)
             finally:
@@ -91,7 +94,23 @@ class RDMAService(Actor):
         return True
 
 
-def _part(local: LocalMemory, offset: int, size: int) -> LocalMemory:
-    if offset < 0 or size < 0 or offset + size > local.size:
-        raise ValueError(f"bytes {offset:,} to {offset + size:,} exceed the buffer, which has {local.size:,} bytes")
-    return local.part(offset, size)
+def parcel_of(local: LocalMemory) -> pickle.PickleBuffer:
+    """Return the bytes for sending out of band.
+
+    Not made of a memoryview: a PickleBuffer of one crashes Python (before 3.13) when the garbage collector finds both.
+    """
+    return pickle.PickleBuffer(local.array() if local.device == CPU else local.tensor.cpu().numpy())
+
+
+def put_bytes(local: LocalMemory, data: Any) -> None:
+    """Copy `data` into the memory. For a GPU, wait until the copy is done."""
+    if local.device == CPU:
+        local.view()[:] = data
+        return
+    import torch  # weight: a tensor of a GPU exists, so torch is loaded
+
+    source = torch.empty(local.size, dtype=torch.uint8)  # `data` may be read-only, which torch does not accept
+    memoryview(source.numpy())[:] = data
+    local.tensor.copy_(source)
+    if local.tensor.is_cuda:  # another stream or another process may read it
+        torch.cuda.synchronize(local.tensor.device)

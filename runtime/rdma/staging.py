@@ -19,14 +19,14 @@ class Staging:
     """The pinned memory of one process. Safe from any thread."""
 
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
-        """`allocate` makes memory that the GPU can access."""
-        self._allocate = allocate or _pinned
+        """`allocate` makes memory that the GPU can access; by default pinned memory."""
+        self._allocate = allocate or _allocate_pinned
         self._lock = threading.Lock()  # guards the next
         self._free: list[LocalMemory] = []
 
-    def before(self, way: Transfer) -> Transfer:
+    def transfer_by(self, backend: Transfer) -> Transfer:
         """Return a transfer by the same backend, for GPU memory of this process."""
-        return Staged(self, way)
+        return StagedTransfer(self, backend)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
@@ -42,28 +42,28 @@ class Staging:
                     self._free.append(found)
 
 
-class Staged:
+class StagedTransfer:
     """A backend for CPU memory, with staging of GPU memory."""
 
     is_immediate = False
 
-    def __init__(self, staging: Staging, way: Transfer) -> None:
-        self.name = way.name
+    def __init__(self, staging: Staging, backend: Transfer) -> None:
+        self.name = backend.name
         self._staging = staging
-        self._way = way
+        self._backend = backend
 
     def read(self, job: TransferJob) -> None:
-        if job.local.device == CPU:  # called by `verify.compare`
-            self._way.read(job)
+        if job.local.device == CPU:  # called by `transfers.compare`
+            self._backend.read(job)
             return
         for ours, step in self._steps(job):
-            self._way.read(step)
+            self._backend.read(step)
             _copy(ours, step.local)
 
     def write(self, job: TransferJob) -> None:
         for ours, step in self._steps(job):
             _copy(step.local, ours)
-            self._way.write(step)
+            self._backend.write(step)
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Yield for each piece the memory here and the transfer of the pinned memory."""
@@ -80,7 +80,7 @@ def _copy(to: LocalMemory, source: LocalMemory) -> None:
     gpu.settle(to, source)
 
 
-def _pinned(size: int) -> LocalMemory:
+def _allocate_pinned(size: int) -> LocalMemory:
     import torch  # weight: a tensor of a GPU exists, so torch is loaded
 
     made: Any = torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -1,33 +1,43 @@
-"""Execution of transfers: short ones on the calling thread, others on a thread of a pool, all within a deadline."""
+"""Execution of transfers: short ones on the calling thread, others on a thread of a pool, all within a deadline.
+
+A transfer is verified by reading the bytes a second time: a checksum by the owner would require its participation. So
+the process that moved the bytes reads them again from the owner's memory, in small pieces, and compares: as certain as
+a checksum, for the price of a second read. It detects writes to either side between the transfer and the second read,
+and bytes lost on the way. It does not detect later writes by the owner.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import CallCancelled, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
+from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.verify import compare
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
-AT_ONCE = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
+INLINE_BYTES = 1 << 20  # bytes that the calling thread moves itself: handing them over would take longer
 THREADS = 32  # more than a host needs, so that a few stuck transfers do not delay the others
 # Seconds that a backend gets to notice the deadline by itself: its error reports how far it came.
-LATE = 0.1
+GRACE_SECONDS = 0.1
+PIECE = 1 << 20  # bytes compared at a time: they stay in the CPU cache
+INTERVAL = 0.1  # minimum seconds between two progress reports
 LAST_RESORT = "message"  # the backend that reaches any memory, but is not one-sided
+Progress = Callable[[int, int], object]  # bytes moved so far, and the total
 Later = Callable[[float, Callable[[], object]], None]
 Done = Callable[
     [TransferJob, str, float, bool], None
@@ -40,13 +50,13 @@ class Transfers:
     `later` calls back after a number of seconds, for transfers whose backend never returns.
     """
 
-    def __init__(self, chooser: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
-        self._chooser = chooser
+    def __init__(self, selector: BackendSelector, later: Later, recorder: Recorder, done: Done) -> None:
+        self._selector = selector
         self._recorder = recorder
         self._threads = Threads(THREADS, "meshbook transfer")
         self._staging = Staging()
         self._watch = TransferWatch(later)
-        self._format_done = done
+        self._done = done
 
     def start(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Future[None]:
         """Move the bytes of a job by the best backend. The future fails with a TransferError."""
@@ -54,87 +64,86 @@ class Transfers:
         def move() -> None:
             self.move(job, is_write=is_write, checksum=checksum)
 
+        def what() -> str:
+            verb, prep = ("writing", "to") if is_write else ("reading", "from")
+            return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
+
         try:
-            while self._is_short(job.local, way := self._choose(job)):
-                if self._try(way, job, is_write=is_write, checksum=checksum):
+            while self._is_short(job.local, backend := self._choose(job)):
+                if self._try(backend, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
         except Exception as error:  # returned in the future, as an error from another thread is
             return Future.failed(error)
-        return self.run(move, job.deadline, lambda: _tell(job, is_write=is_write))
+        return self.run(move, job.deadline, what)
 
     def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
         """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
-        return self._is_short(local, self._chooser.choose(handle, local.device))
+        return self._is_short(local, self._selector.choose(handle, local.device))
 
-    def _is_short(self, local: LocalMemory, way: Transfer) -> bool:
-        return local.size <= AT_ONCE and way.is_immediate
+    def _is_short(self, local: LocalMemory, backend: Transfer) -> bool:
+        return local.size <= INLINE_BYTES and backend.is_immediate
 
     def _choose(self, job: TransferJob) -> Transfer:
-        way = self._chooser.choose(job.handle, job.local.device)
-        if way.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
-            return way
-        reaches_host = self._chooser.choose(job.handle, CPU)
-        return way if reaches_host.name == LAST_RESORT else self._staging.before(reaches_host)
+        backend = self._selector.choose(job.handle, job.local.device)
+        if backend.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
+            return backend
+        reaches_host = self._selector.choose(job.handle, CPU)
+        return backend if reaches_host.name == LAST_RESORT else self._staging.transfer_by(reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Run `work` on a thread. The future fails at the deadline, even if `work` never returns.
 
         Cancelling the future cancels the deadline, which backends check between two pieces.
         """
-        errand: TransferTask[T] = TransferTask(deadline, what)
+        task: TransferTask[T] = TransferTask(deadline, what)
         here = contextvars.copy_context()
 
         def do() -> None:
             try:
                 value = here.run(work)
             except BaseException as error:
-                errand.future.fail(error)
+                task.future.fail(error)
             else:
-                errand.future.resolve(lambda: value)
-            self._watch.remove(errand)
+                task.future.resolve(lambda: value)
+            self._watch.remove(task)
 
-        self._watch.add(errand)
+        self._watch.add(task)
         self._threads.do(do)
-        return errand.future
+        return task.future
 
     def move(self, job: TransferJob, *, is_write: bool, checksum: bool = False) -> Transfer:
         """Move the bytes on this thread, and return the backend that was used."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
-        while not self._try(way := self._choose(job), job, is_write=is_write, checksum=checksum):
+        while not self._try(backend := self._choose(job), job, is_write=is_write, checksum=checksum):
             pass  # try the next backend
-        return way
+        return backend
 
-    def _try(self, way: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
+    def _try(self, backend: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:
         """Try this backend; return False if it is unsuitable."""
         start = now()
         try:
-            (way.write if is_write else way.read)(job)
+            (backend.write if is_write else backend.read)(job)
         except Unsuitable as error:
-            self._chooser.note(way, job.handle, error)
+            self._selector.note(backend, job.handle, error)
             return False
-        self._note(job, way, start, is_write=is_write)
+        self._note(job, backend, start, is_write=is_write)
         if checksum and job.local.size:
-            compare(job, way)
+            compare(job, backend)
         return True
 
-    def _note(self, job: TransferJob, way: Transfer, start: int, *, is_write: bool) -> None:
+    def _note(self, job: TransferJob, backend: Transfer, start: int, *, is_write: bool) -> None:
         end = now()
         if self._recorder.on:
             name = "write to a buffer" if is_write else "read of a buffer"
-            link = job.handle.owner.node, job.local.size, way.name
+            link = job.handle.owner.node, job.local.size, backend.name
             self._recorder.add(("transfer", start, end, get_ident(), name, current_origin(), *link))
-        self._format_done(job, way.name, (end - start) / 1e9, is_write)
+        self._done(job, backend.name, (end - start) / 1e9, is_write)
 
     def close(self) -> None:
         """Fail all waiting futures; transfers under way end after their current piece."""
         self._watch.close(lambda what: TransferError(f"{what} was cancelled: this process has left the run"))
         self._threads.close()
-
-
-def _tell(job: TransferJob, *, is_write: bool) -> str:
-    verb, prep = ("writing", "to") if is_write else ("reading", "from")
-    return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
 
 
 class TransferTask(Generic[T]):
@@ -144,19 +153,19 @@ class TransferTask(Generic[T]):
 
     def __init__(self, deadline: Deadline, what: Callable[[], str]) -> None:
         self.deadline = deadline
-        self.due = time.monotonic() + deadline.left + LATE
+        self.due = time.monotonic() + deadline.left + GRACE_SECONDS
         self.what = what
         self.future: Future[T] = Future.pending()
         self.future.set_pending_call(self, None)
 
     def cancel(self, index: int | None) -> bool:
-        self.give_up(CallCancelled(f"{self.what()} was cancelled"))
+        self.fail(CallCancelled(f"{self.what()} was cancelled"))
         return True
 
     def owing(self, index: int | None) -> list[object]:
         return []  # empty: this process moves the bytes itself
 
-    def give_up(self, why: BaseException) -> None:
+    def fail(self, why: BaseException) -> None:
         self.deadline.cancel(why)
         self.future.fail(why)
 
@@ -167,41 +176,86 @@ class TransferWatch:
     def __init__(self, later: Later) -> None:
         self._later = later
         self._lock = threading.Lock()  # guards all of these
-        self._errands: set[TransferTask[Any]] = set()
+        self._tasks: set[TransferTask[Any]] = set()
         self._next = float("inf")  # when the next check is due
         self._closed: Callable[[str], BaseException] | None = None
 
-    def add(self, errand: TransferTask[Any]) -> None:
+    def add(self, task: TransferTask[Any]) -> None:
         with self._lock:
-            self._errands.add(errand)
-            is_sooner = errand.due < self._next
+            self._tasks.add(task)
+            is_sooner = task.due < self._next
             if is_sooner:
-                self._next = errand.due
+                self._next = task.due
         if self._closed is not None:
-            errand.give_up(self._closed(errand.what()))
+            task.fail(self._closed(task.what()))
         elif is_sooner:
-            self._later(errand.due - time.monotonic(), self._look)
+            self._later(task.due - time.monotonic(), self._check)
 
-    def remove(self, errand: TransferTask[Any]) -> None:
+    def remove(self, task: TransferTask[Any]) -> None:
         with self._lock:
-            self._errands.discard(errand)
+            self._tasks.discard(task)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         present = time.monotonic()
         with self._lock:
-            late = [errand for errand in self._errands if errand.due <= present]
-            self._errands.difference_update(late)
-            self._next = min((errand.due for errand in self._errands), default=float("inf"))
+            late = [task for task in self._tasks if task.due <= present]
+            self._tasks.difference_update(late)
+            self._next = min((task.due for task in self._tasks), default=float("inf"))
             pause = self._next - present
-            is_needed = bool(self._errands)  # otherwise the next `add` schedules the check
-        for errand in late:
-            errand.give_up(TransferTimeout(f"{errand.what()} was not done after {errand.deadline.seconds:g} s"))
+            is_needed = bool(self._tasks)  # otherwise the next `add` schedules the check
+        for task in late:
+            task.fail(TransferTimeout(f"{task.what()} was not done after {task.deadline.seconds:g} s"))
         if is_needed:
-            self._later(pause, self._look)
+            self._later(pause, self._check)
 
     def close(self, why: Callable[[str], BaseException]) -> None:
         with self._lock:
             self._closed = why
-            errands = list(self._errands)
-        for errand in errands:
-            errand.give_up(why(errand.what()))
+            tasks = list(self._tasks)
+        for task in tasks:
+            task.fail(why(task.what()))
+
+
+def compare(job: TransferJob, backend: Transfer) -> None:
+    """Raise ChecksumMismatch if the bytes of a finished transfer differ now."""
+    again = local_memory(bytearray(min(PIECE, job.local.size)), "a piece")
+    for start in range(0, job.local.size, PIECE):
+        size = min(PIECE, job.local.size - start)
+        piece = again.part(0, size)
+        backend.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
+        if not _is_same(piece, job.local.part(start, size)):
+            first = job.offset + start
+            raise ChecksumMismatch(
+                f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} differ from those here: they "
+                "were written to during the transfer. Synchronize the accesses, or try again"
+            )
+
+
+def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
+    if ours.device == CPU:
+        return bool(_memcmp(piece.address, ours.address, piece.size) == 0)
+    return bool(piece.view() == ours.tensor.cpu().numpy().data)  # on a GPU: copied to the CPU first
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memcmp.restype = ctypes.c_int
+
+
+class TransferProgress:
+    """Calls `report` at intervals and at the end, on the thread that moves the bytes."""
+
+    def __init__(self, report: Progress, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._done = 0
+        self._next = 0.0  # so the first piece is reported
+
+    def moved(self, count: int) -> None:
+        """Add `count` moved bytes. An exception of the user's function propagates and ends the transfer."""
+        # A backend that fails half-way leaves all bytes to the next one.
+        self._done = min(self._done + count, self._total)
+        is_last = self._done == self._total
+        if is_last or monotonic() >= self._next:
+            self._next = monotonic() + INTERVAL
+            self._report(self._done, self._total)

@@ -17,6 +17,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.resources import free_port
 from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
 from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import (
@@ -108,14 +109,14 @@ class SPMDActor(Actor):
         node, spec = here.actor_instance.node, here.actor_instance.spec
         point = here.message_rank
         run_id = node.run if spec is None else spec.world.mesh
-        told = rank_environment(
+        variables = rank_environment(
             point.rank,
             hosts if hosts is not None else hosts_of(point.extent, spec),
             Rendezvous(master_addr, master_port, run_id),
         )
         if spec is not None:  # so that a mesh that is spawned from here does not inherit them
-            node.place = msgspec.structs.replace(spec, updated_variables=told)
-        os.environ.update(told)
+            node.place = msgspec.structs.replace(spec, updated_variables=variables)
+        os.environ.update(variables)
 
 
 def setup_torch_elastic_env(
@@ -132,7 +133,7 @@ def setup_torch_elastic_env(
     """
     setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
     try:
-        setup.tell(setup.ask().get()).get()
+        setup.set_variables(setup.get_host_port_of_first().get()).get()
     finally:
         setup.end()
 
@@ -146,7 +147,7 @@ async def setup_torch_elastic_env_async(
     """The same as `setup_torch_elastic_env`, for code on an event loop."""
     setup = _Setup(proc_mesh, master_addr, master_port, use_ipaddr)
     try:
-        await setup.tell(await setup.ask())
+        await setup.set_variables(await setup.get_host_port_of_first())
     finally:
         setup.end()
 
@@ -163,13 +164,13 @@ class _Setup:
         self._address, self._port, self._use_ipaddr = address, port, use_ipaddr
         self._actors = procs.spawn("spmd_env", SPMDActor)
 
-    def ask(self) -> Future[tuple[str, int]]:
+    def get_host_port_of_first(self) -> Future[tuple[str, int]]:
         """Get the address and port of rank 0; values given by the user take precedence."""
         mesh = cast(ActorMesh, self._actors)
         first = cast(SPMDActor, mesh.slice(**dict.fromkeys(mesh.extent.labels, 0)))
         return first.get_host_port.call_one(self._use_ipaddr)
 
-    def tell(self, found: tuple[str, int]) -> Future[ValueMesh[None]]:
+    def set_variables(self, found: tuple[str, int]) -> Future[ValueMesh[None]]:
         address = found[0] if self._address is None else self._address
         port = found[1] if self._port is None else self._port
         return self._actors.setup_env.call(address, port, self._hosts)
@@ -189,13 +190,6 @@ def host_address(use_ipaddr: AddrType | str | None) -> str:
         return str(socket.getaddrinfo(name, None, family)[0][4][0])
     except socket.gaierror as error:
         raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}); pass master_addr=") from error
-
-
-def free_port() -> int:
-    """Return a TCP port that was free on all of this host's addresses a moment ago: rank 0's store listens on all."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _rank() -> int:

@@ -40,8 +40,8 @@ def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) ->
         "ROLE_WORLD_SIZE": len(hosts),
         "MASTER_PORT": rendezvous.port,
     }
-    told = {name: str(number) for name, number in numbers.items()} | elastic_run(rendezvous.run_id)
-    return told | {"MASTER_ADDR": rendezvous.address}
+    variables = {name: str(number) for name, number in numbers.items()} | elastic_run(rendezvous.run_id)
+    return variables | {"MASTER_ADDR": rendezvous.address}
 
 
 def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:
@@ -52,19 +52,15 @@ def hosts_of(extent: Extent, spec: WorkerSpec | None) -> tuple[int, ...]:
     """
     if spec is None:
         return (0,) * extent.nelements
-    outer = _host_labels(spec) & set(extent.labels)
+    # The hosts' dimensions are those before the ones that make up the processes of one host.
+    labels, sizes = spec.world.labels, spec.world.sizes
+    count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == spec.local_size)
+    outer = set(labels[:count]) & set(extent.labels)
     places = [tuple(extent.point(rank)[label] for label in sorted(outer)) for rank in range(extent.nelements)]
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     hosts = tuple(numbers[place] for place in places)
     _check(hosts, extent, spec)
     return hosts
-
-
-def _host_labels(spec: WorkerSpec) -> set[str]:
-    """Return the dimensions before those that make up the processes of one host."""
-    labels, sizes = spec.world.labels, spec.world.sizes
-    count = next(count for count in range(len(sizes) + 1) if math.prod(sizes[count:]) == spec.local_size)
-    return set(labels[:count])
 
 
 def _check(hosts: Collection[int], extent: Extent, spec: WorkerSpec) -> None:

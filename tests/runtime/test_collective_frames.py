@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.runtime.collectives.frames import find_collective
+from meshbook.runtime.collectives.abort import find_collective
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 CELL = ("<cell 9>", "<module>")

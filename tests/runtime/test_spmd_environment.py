@@ -51,24 +51,28 @@ def born(extent: Extent, local_size: int) -> WorkerSpec:
     ],
 )
 def test_the_place_of_each_rank(hosts: list[int], local_ranks: str, local_sizes: str, groups: str) -> None:
-    told = [rank_environment(rank, hosts, MEETING) for rank in range(len(hosts))]
+    variables = [rank_environment(rank, hosts, MEETING) for rank in range(len(hosts))]
 
     def column(name: str) -> str:
-        return "".join(each[name] for each in told)
+        return "".join(each[name] for each in variables)
 
     ranks = "".join(map(str, range(len(hosts))))
     assert (column("RANK"), column("ROLE_RANK")) == (ranks, ranks)
-    assert {each["WORLD_SIZE"] for each in told} == {each["ROLE_WORLD_SIZE"] for each in told} == {str(len(hosts))}
+    assert (
+        {each["WORLD_SIZE"] for each in variables}
+        == {each["ROLE_WORLD_SIZE"] for each in variables}
+        == {str(len(hosts))}
+    )
     assert (column("LOCAL_RANK"), column("LOCAL_WORLD_SIZE"), column("GROUP_RANK")) == (
         local_ranks,
         local_sizes,
         groups,
     )
-    assert {each["GROUP_WORLD_SIZE"] for each in told} == {str(len(set(hosts)))}
+    assert {each["GROUP_WORLD_SIZE"] for each in variables} == {str(len(set(hosts)))}
 
 
 def test_what_else_torchrun_promises() -> None:
-    told = rank_environment(0, [0], MEETING)
+    variables = rank_environment(0, [0], MEETING)
     expected = {
         "MASTER_ADDR": "node7",
         "MASTER_PORT": "4711",
@@ -78,7 +82,7 @@ def test_what_else_torchrun_promises() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "ROLE_NAME": "default",
     }
-    assert {name: told[name] for name in expected} == expected
+    assert {name: variables[name] for name in expected} == expected
 
 
 # -- from dimensions to hosts ------------------------------------------------------
@@ -111,8 +115,13 @@ def test_local_ranks_are_the_last_dimensions() -> None:
     spawned = Extent.of(racks=2, hosts=2, rows=2, columns=2)
     hosts = hosts_of(spawned, born(spawned, 4))
     point = spawned.point(racks=1, hosts=0, rows=1, columns=1)
-    told = rank_environment(point.rank, hosts, MEETING)
-    assert [told[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")] == ["11", "3", "4", "2"]
+    variables = rank_environment(point.rank, hosts, MEETING)
+    assert [variables[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")] == [
+        "11",
+        "3",
+        "4",
+        "2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,16 +160,16 @@ def test_without_a_birth_all_are_here(sizes: dict[str, int]) -> None:
 
 
 def test_what_a_rank_was_told_later_is_not_for_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"MASTER_PORT": "4711", "ROLE_RANK": "0", "TORCHELASTIC_RUN_ID": "procs"}
-    for name, value in told.items():
+    variables = {"MASTER_PORT": "4711", "ROLE_RANK": "0", "TORCHELASTIC_RUN_ID": "procs"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")  # by the user, since
     spec = born(ONE_HOST, 4)
     parent = WorkerSpec(
-        address=spec.address, rank=0, local_rank=0, local_size=4, world=spec.world, updated_variables=told
+        address=spec.address, rank=0, local_rank=0, local_size=4, world=spec.world, updated_variables=variables
     )
     inherited = inherited_environment(None, parent)
-    assert {name: inherited.get(name) for name in told} == {
+    assert {name: inherited.get(name) for name in variables} == {
         "MASTER_PORT": "1",
         "ROLE_RANK": None,
         "TORCHELASTIC_RUN_ID": None,

@@ -17,7 +17,7 @@ from meshbook.runtime.errors import TransferError
 from meshbook.runtime.mesh.policies import Respawning, Restarts
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.rdma.memory_server import MemoryServer
-from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
+from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
 from meshbook.runtime.rdma.threads import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
 from tests.support import PATIENCE
@@ -90,17 +90,17 @@ def test_one_thread_does_what_was_meant_for_two(limit: Limit, done: queue.Simple
 
 
 def test_turns(limit: Limit) -> None:
-    def supervisor() -> Course:
+    def steps() -> Steps:
         yield True
 
     turns = TransferScheduler("turns")
     first: Future[None] = Future()
-    turns.start(supervisor(), first)
+    turns.start(steps(), first)
     with pytest.raises(TransferError, match=TOO_MANY):
         first.result(PATIENCE)
     limit.is_reached = False
     second: Future[None] = Future()
-    turns.start(supervisor(), second)
+    turns.start(steps(), second)
     assert second.result(PATIENCE) is None
     turns.close()
 

@@ -2,6 +2,8 @@
 
 Work that the owner queued on its GPU before it made the buffer is complete. Later work that the owner has not waited
 for may or may not be visible: as with any one-sided transfer, both sides must agree on turns.
+
+An allocation of another process is opened once, and closed when it is unused.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -22,13 +26,14 @@ from meshbook.runtime.memory.local import LocalMemory
 from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
-from meshbook.runtime.rdma.ipc_handles import Allocation, IpcHandles
 
 logger = logging.getLogger(__name__)
 
 PIECE = 256 << 20  # bytes between two checks of the lease and the deadline
 # Registers this process with the owner, which notifies it when the buffer is dropped.
 Follow = Callable[[BufferHandle], object]
+Allocation = tuple[int, bytes]  # the GPU, and the handle that opens its memory
+Buffer = tuple[str, int]  # the owner's node, and the lease number
 
 
 class CudaIpcOffer(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +108,7 @@ class CudaIpcBackend:
         with self._memory.at(job), self._opened(job.handle, number) as base:
             there = base + _unpack(job.handle).offset + job.offset
             for start in range(0, job.local.size, PIECE):
-                job.deadline.check(partial(_tell, job, start))
+                job.deadline.check(partial(_format_progress, job, start))
                 size = min(PIECE, job.local.size - start)
                 theirs, ours = there + start, job.local.address + start
                 to, source = (theirs, ours) if is_write else (ours, theirs)
@@ -157,5 +162,52 @@ def _unpack(handle: BufferHandle) -> CudaIpcOffer:
 _decoder = msgspec.msgpack.Decoder(CudaIpcOffer)
 
 
-def _tell(job: TransferJob, done: int) -> str:
+def _format_progress(job: TransferJob, done: int) -> str:
     return f"moving {job.local.size:,} bytes from or to {job.handle.actor} by CUDA IPC ({done:,} done)"
+
+
+@dataclass(slots=True)
+class _Opened:
+    """An open allocation: torch places many tensors in one."""
+
+    address: int
+    buffers: set[Buffer] = field(default_factory=set)  # those in it that transfers have used and that are not dropped
+    users: int = 0  # transfers under way
+
+
+class IpcHandles:
+    """The open allocations of one process. Safe from any thread."""
+
+    def __init__(self, open_: Callable[[Allocation], int], close: Callable[[Allocation, int], object]) -> None:
+        self._open = open_
+        self._close = close
+        self._lock = threading.Lock()  # guards the next
+        self._opened: dict[Allocation, _Opened] = {}
+
+    @contextlib.contextmanager
+    def use(self, allocation: Allocation, buffer: Buffer) -> Iterator[tuple[int, bool]]:
+        """Yield the address of the allocation here, and whether this is the first use of the buffer."""
+        with self._lock:
+            if (found := self._opened.get(allocation)) is None:
+                found = self._opened[allocation] = _Opened(self._open(allocation))
+            is_first = buffer not in found.buffers
+            found.buffers.add(buffer)
+            found.users += 1
+        try:
+            yield found.address, is_first
+        finally:
+            with self._lock:
+                found.users -= 1
+                self._close_unused(allocation, found)
+
+    def forget(self, is_over: Callable[[Buffer], bool]) -> None:
+        """Close allocations that are unused now that the leases of these buffers have ended."""
+        with self._lock:
+            for allocation, found in list(self._opened.items()):
+                found.buffers = {buffer for buffer in found.buffers if not is_over(buffer)}
+                self._close_unused(allocation, found)
+
+    def _close_unused(self, allocation: Allocation, found: _Opened) -> None:
+        if not found.buffers and not found.users and self._opened.get(allocation) is found:
+            del self._opened[allocation]
+            self._close(allocation, found.address)

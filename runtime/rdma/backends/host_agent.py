@@ -24,7 +24,7 @@ class HostAgentBackend:
     is_immediate = False
 
     def __init__(self, node: Node) -> None:
-        self._lines = ConnectionPool(node)
+        self._pool = ConnectionPool(node)
         self._buffers = pieces.Buffers()
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
@@ -32,7 +32,7 @@ class HostAgentBackend:
             return "the owner has no host agent"
         if handle.is_on_gpu or local not in (None, CPU):
             return "the memory is on a GPU"
-        return self._lines.trouble(handle.agent)
+        return self._pool.trouble(handle.agent)
 
     def read(self, job: TransferJob) -> None:
         transfer = self._begin(job, "reading", "from")
@@ -42,7 +42,7 @@ class HostAgentBackend:
                 return transfer.read_rest()
             except ConnectionError as error:
                 last = str(error)
-                transfer.lines.check_living()
+                transfer.connections.check_agent()
         raise TransferError(f"the connection to the host agent of {job.handle.actor} failed {TRIES} times: {last}")
 
     def write(self, job: TransferJob) -> None:
@@ -51,13 +51,13 @@ class HostAgentBackend:
         try:
             transfer.write()
         except ConnectionError as error:
-            transfer.lines.check_living()
+            transfer.connections.check_agent()
             where = f"to the host agent of {job.handle.actor}"
             raise TransferError(f"the connection {where} failed during a write: {error}") from error
 
     def _begin(self, job: TransferJob, verb: str, preposition: str) -> _AgentTransfer:
         assert job.handle.agent is not None
-        return _AgentTransfer(self._lines.to(job.handle.agent), job, self._buffers, f"{verb} {{}} {preposition}")
+        return _AgentTransfer(self._pool.to(job.handle.agent), job, self._buffers, f"{verb} {{}} {preposition}")
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None
@@ -66,14 +66,14 @@ class HostAgentBackend:
         return None
 
     def close(self) -> None:
-        self._lines.close()
+        self._pool.close()
 
 
 class _AgentTransfer:
     """One job and its progress."""
 
-    def __init__(self, lines: AgentConnections, job: TransferJob, buffers: pieces.Buffers, verb: str) -> None:
-        self.lines = lines
+    def __init__(self, connections: AgentConnections, job: TransferJob, buffers: pieces.Buffers, verb: str) -> None:
+        self.connections = connections
         self._job = job
         self._buffers = buffers
         self._verb = verb
@@ -82,28 +82,34 @@ class _AgentTransfer:
     def read_rest(self) -> None:
         """Read the bytes that have not arrived yet. A retry does not request the others again."""
         job = self._job
-        with self.lines.line(job.deadline, self._tell) as line, self._buffers.borrowed() as sealed:
-            line.send_message(self._ask(is_write=False), job.deadline)
-            trouble = self._receive_answer(line)
+        with (
+            self.connections.borrowed(job.deadline, self._format_progress) as connection,
+            self._buffers.borrowed() as sealed,
+        ):
+            connection.send_message(self._ask(is_write=False), job.deadline)
+            trouble = self._receive_answer(connection)
             if trouble is None:
                 rest = job.local.view()[self._done :]
                 for start, size in pieces.cut(len(rest)):
-                    line.receive_piece(rest[start : start + size], sealed.view(), job.deadline)
+                    connection.receive_piece(rest[start : start + size], sealed.view(), job.deadline)
                     self._moved(size)
         if trouble is not None:  # raised outside: the connection is still usable
             raise trouble
 
     def write(self) -> None:
         job = self._job
-        with self.lines.line(job.deadline, self._tell) as line, self._buffers.borrowed() as sealed:
-            line.send_message(self._ask(is_write=True), job.deadline)
+        with (
+            self.connections.borrowed(job.deadline, self._format_progress) as connection,
+            self._buffers.borrowed() as sealed,
+        ):
+            connection.send_message(self._ask(is_write=True), job.deadline)
             view = job.local.view()
             for start, size in pieces.cut(len(view)):
-                if line.has_something():  # an early answer reports an error, so the rest need not be sent
+                if connection.has_something():  # an early answer reports an error, so the rest need not be sent
                     break
-                line.send_piece(view[start : start + size], sealed.view(), job.deadline)
+                connection.send_piece(view[start : start + size], sealed.view(), job.deadline)
                 self._moved(size)
-            if (trouble := self._receive_answer(line)) is not None:
+            if (trouble := self._receive_answer(connection)) is not None:
                 raise trouble
 
     def _ask(self, *, is_write: bool) -> bytes:
@@ -114,15 +120,15 @@ class _AgentTransfer:
             protocol.TransferRequest(handle, job.offset + done, job.local.size - done, is_write, seconds)
         )
 
-    def _receive_answer(self, line: DataConnection) -> Exception | None:
+    def _receive_answer(self, connection: DataConnection) -> Exception | None:
         """Return why the request was refused; None on success."""
         deadline = self._job.deadline
-        return protocol.unpack_answer(line.receive_message(line.receive_length(deadline), deadline))
+        return protocol.unpack_answer(connection.receive_message(connection.receive_length(deadline), deadline))
 
     def _moved(self, count: int) -> None:
         self._done += count
         self._job.moved(count)
 
-    def _tell(self) -> str:
+    def _format_progress(self) -> str:
         what = self._verb.format(f"{self._job.local.size:,} bytes")
         return f"{what} {self._job.handle.actor} by its host agent ({self._done:,} done)"

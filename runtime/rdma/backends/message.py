@@ -17,12 +17,11 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
-from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.service import RDMA
+from meshbook.runtime.rdma.service import RDMA, parcel_of, put_bytes
 
 PIECE = 4 << 20  # bytes of a message; fewer if messages have a lower limit
 IN_FLIGHT = 3  # pieces that are requested and have not arrived
-LOOK_SECONDS = 0.5  # between two checks for cancellation
+CHECK_SECONDS = 0.5  # between two checks for cancellation
 NOWHERE = Extent((), ())
 Ask = Callable[[int, int], Future[Any]]  # requests the piece of that start and size
 Take = Callable[[int, int, Any], None]  # takes the same, and the answer
@@ -92,7 +91,7 @@ class MessageBackend:
                 if future.done():
                     return future.get()
                 with contextlib.suppress(TimeoutError):
-                    future.wait_here(min(LOOK_SECONDS, job.deadline.left))
+                    future.wait_here(min(CHECK_SECONDS, job.deadline.left))
         except SupervisionError as error:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) no longer answers: {error}") from error
 

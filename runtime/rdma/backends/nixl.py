@@ -18,12 +18,11 @@ from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
-from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import RegistrationTable
-from meshbook.runtime.rdma.nixl.scheduler import Course, TransferScheduler
-from meshbook.runtime.rdma.nixl.transfer import TransferContext, what
+from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
+from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, format_transfer, unpack
 
-REGISTERING = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
+REGISTER_SECONDS = 30.0  # seconds that registration may take; large memory on hosts with slow kernels takes seconds
 # Seconds to keep dropped memory that no NIC guards: transfers under way need no key for it.
 KEPT = 5.0
 
@@ -42,11 +41,11 @@ class NixlBackend:
         self._leases = leases
         self._is_worker = is_worker
         self._is_forced = is_forced
-        self._turns = TransferScheduler("meshbook nixl")
+        self._scheduler = TransferScheduler("meshbook nixl")
         self._lock = threading.RLock()  # guards the next two; reentrant: a garbage collection may drop a buffer
         self._why_not: str | None = None  # None: not checked yet
         self._lent: dict[int, LocalMemory] = {}  # by lease number
-        self._mover: TransferContext | None = None  # for the NIXL thread only, with all its parts
+        self._context: TransferContext | None = None  # for the NIXL thread only, with all its parts
 
     # -- availability ----------------------------------------------------------------------
 
@@ -65,10 +64,10 @@ class NixlBackend:
         """Return why this process does not use NIXL at all; empty if it does."""
         with self._lock:
             if self._why_not is None:
-                self._why_not = self._look()
+                self._why_not = self._find_obstacle()
             return self._why_not
 
-    def _look(self) -> str:
+    def _find_obstacle(self) -> str:
         if not self._is_worker:
             return "only workers use NIXL"
         if not self._is_forced:
@@ -82,32 +81,32 @@ class NixlBackend:
             return None
         offer: Future[NixlOffer] = Future()
         try:
-            self._turns.start(self._offering(MemoryRange.of(local), lease, offer), offer)
-            packed = offer.result(REGISTERING).pack()
+            self._scheduler.start(self._offering(MemoryRange.of(local), lease, offer), offer)
+            packed = offer.result(REGISTER_SECONDS).pack()
         except (NixlError, TransferError, TimeoutError) as error:
-            why = str(error) or f"it was not done after {REGISTERING:g} s"
+            why = str(error) or f"it was not done after {REGISTER_SECONDS:g} s"
             return NixlOffer(why=f"the owner cannot use NIXL: {why}").pack()
         with self._lock:
             self._lent[lease.number] = local
         return packed
 
-    def _offering(self, stretch: MemoryRange, lease: Lease, offer: Future[NixlOffer]) -> Course:
-        mover = self._start()
-        agent, block = mover.agent, MemoryRange(*self._leases.block_of(lease))
-        mover.registered.hold_for_good(block)
-        number = mover.registered.hold(stretch)
-        offer.set_result(NixlOffer(agent.name, number, stretch.gpu, agent.describe(stretch), agent.describe(block)))
+    def _offering(self, memory: MemoryRange, lease: Lease, offer: Future[NixlOffer]) -> Steps:
+        context = self._start()
+        agent, block = context.agent, MemoryRange(*self._leases.block_of(lease))
+        context.registered.hold_for_good(block)
+        number = context.registered.hold(memory)
+        offer.set_result(NixlOffer(agent.name, number, memory.gpu, agent.describe(memory), agent.describe(block)))
         yield True
 
     def withdraw(self, handle: BufferHandle) -> None:
         with self._lock:
             local = self._lent.pop(handle.lease.number, None)
         if local is not None:
-            self._turns.start(self._withdrawing(local), Future())
+            self._scheduler.start(self._withdrawing(local), Future())
             if not is_guarded():
                 self._node.loop.call_later(KEPT, lambda: local)
 
-    def _withdrawing(self, local: LocalMemory) -> Course:
+    def _withdrawing(self, local: LocalMemory) -> Steps:
         self._start().registered.let_go(MemoryRange.of(local))
         yield True
 
@@ -123,24 +122,24 @@ class NixlBackend:
         if job.local.device != CPU:
             sys.modules["torch"].cuda.synchronize(job.local.device)  # finish pending work on that memory first
         outcome: Future[None] = Future()
-        self._turns.start(self._moving(job, outcome, is_write=is_write), outcome)
+        self._scheduler.start(self._moving(job, outcome, is_write=is_write), outcome)
         try:
             outcome.result(job.deadline.left)
         except TimeoutError as error:
-            job.deadline.check(lambda: what(job))
-            raise TransferTimeout(f"{what(job)} was not done in time") from error
+            job.deadline.check(lambda: format_transfer(job))
+            raise TransferTimeout(f"{format_transfer(job)} was not done in time") from error
 
-    def _moving(self, job: TransferJob, outcome: Future[None], *, is_write: bool) -> Course:
+    def _moving(self, job: TransferJob, outcome: Future[None], *, is_write: bool) -> Steps:
         offer = unpack(job.handle.offers[self.name])
         try:
-            mover = self._start()
+            context = self._start()
         except NixlError as error:
             raise Unsuitable(str(error)) from error
-        yield from mover.move(job, offer, outcome, is_write=is_write)
+        yield from context.move(job, offer, outcome, is_write=is_write)
 
     def _start(self) -> TransferContext:
         """Return the context, made on first use. Raises NixlError if NIXL cannot start; it is not tried again."""
-        if self._mover is None:
+        if self._context is None:
             if why := self.why_not():
                 raise NixlError(why)
             try:
@@ -150,8 +149,8 @@ class NixlBackend:
                 with self._lock:
                     self._why_not = why
                 raise NixlError(why) from error
-            self._mover = TransferContext(agent, RegistrationTable(agent), {}, self._has_ended)
-        return self._mover
+            self._context = TransferContext(agent, RegistrationTable(agent), {}, self._has_ended)
+        return self._context
 
     def _has_ended(self, handle: BufferHandle) -> bool:
         node = handle.owner.node
@@ -161,7 +160,7 @@ class NixlBackend:
         )
 
     def close(self) -> None:
-        self._turns.close()
+        self._scheduler.close()
 
 
 def _is_reached(device: str) -> bool:

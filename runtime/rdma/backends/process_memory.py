@@ -49,7 +49,7 @@ class ProcessMemoryBackend:
         try:
             with mark:
                 for start in range(0, size, PIECE):
-                    job.deadline.check(partial(_tell, job, start, is_write=is_write))
+                    job.deadline.check(partial(_format_progress, job, start, is_write=is_write))
                     piece = min(PIECE, size - start)
                     _move_piece(job.handle, job.local.address + start, job.address + start, piece, is_write=is_write)
                     job.moved(piece)
@@ -121,7 +121,7 @@ def _read_word(handle: BufferHandle) -> int:
     return word.value
 
 
-def _tell(job: TransferJob, done: int, *, is_write: bool) -> str:
+def _format_progress(job: TransferJob, done: int, *, is_write: bool) -> str:
     verb, prep = ("writing", "to") if is_write else ("reading", "from")
     return f"{verb} {job.local.size:,} bytes {prep} {job.handle.actor} by process memory ({done:,} done)"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 from meshbook.runtime.memory.gpu import settle
 from meshbook.runtime.memory.local import CPU, LocalMemory
@@ -24,11 +23,15 @@ class SameProcessBackend:
 
     def __init__(self, own: Address, incarnation: int, leases: LeaseTable) -> None:
         self._own = own
-        self._life = incarnation
+        self._incarnation = incarnation
         self._leases = leases
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        return "" if (handle.owner, handle.incarnation) == (self._own, self._life) else "the owner is another process"
+        return (
+            ""
+            if (handle.owner, handle.incarnation) == (self._own, self._incarnation)
+            else "the owner is another process"
+        )
 
     def read(self, job: TransferJob) -> None:
         self._move(job, is_write=False)
@@ -78,11 +81,10 @@ def _copy(job: TransferJob, to: LocalMemory, source: LocalMemory) -> None:
 def _copy_by_torch(to: LocalMemory, source: LocalMemory) -> None:
     import torch  # weight: a tensor of a GPU exists, so torch is loaded
 
-    target, origin = (_tensor_of(local, torch) for local in (to, source))
+    target, origin = (
+        local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
+        for local in (to, source)
+    )
     settle(to, source)  # also work on streams that this thread does not use
     target.copy_(origin)
     settle(to, source)
-
-
-def _tensor_of(local: LocalMemory, torch: Any) -> Any:
-    return local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)

@@ -3,6 +3,5 @@
 agent         the NIXL library: registration, peers, requests; the only file that uses it
 scheduler     the one thread that calls it
 registration  which memory of this process is registered, and for whom
-peers         NIXL's part of handles, and the known state of other processes' agents
-transfer      one transfer, from the first check of its lease to the last
+transfer      one transfer, from the first check of its lease to the last; NIXL's part of handles, and known peers
 """

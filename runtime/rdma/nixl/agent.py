@@ -90,21 +90,21 @@ class NixlAgent:
                 self._agent = self._bindings.nixlAgent(name, config)
                 self._backend = self._agent.createBackend(_BACKEND, {})
 
-    def register(self, stretch: MemoryRange) -> None:
+    def register(self, memory: MemoryRange) -> None:
         """Let NICs access this memory."""
-        _make_current(stretch)
+        _make_current(memory)
         with _translated():
-            self._agent.registerMem(self._listed(stretch), [self._backend])
+            self._agent.registerMem(self._listed(memory), [self._backend])
 
-    def deregister(self, stretch: MemoryRange) -> None:
-        _make_current(stretch)
+    def deregister(self, memory: MemoryRange) -> None:
+        _make_current(memory)
         with _translated():
-            self._agent.deregisterMem(self._listed(stretch), [self._backend])
+            self._agent.deregisterMem(self._listed(memory), [self._backend])
 
-    def describe(self, stretch: MemoryRange) -> bytes:
+    def describe(self, memory: MemoryRange) -> bytes:
         """Return the description that a peer needs to reach this agent and this registered memory."""
         with _translated():
-            return bytes(self._agent.getLocalPartialMD(self._listed(stretch), True, [self._backend]))
+            return bytes(self._agent.getLocalPartialMD(self._listed(memory), True, [self._backend]))
 
     def meet(self, description: bytes) -> None:
         """Load the description from a peer. Idempotent."""
@@ -144,14 +144,14 @@ class NixlAgent:
         with contextlib.suppress(Exception):  # it is over in any case
             self._agent.releaseXferReq(request)
 
-    def _listed(self, stretch: MemoryRange) -> Any:
-        return self._bindings.nixlRegDList(self._kind(stretch), [(stretch.address, stretch.size, stretch.gpu or 0, "")])
+    def _listed(self, memory: MemoryRange) -> Any:
+        return self._bindings.nixlRegDList(self._kind(memory), [(memory.address, memory.size, memory.gpu or 0, "")])
 
-    def _pieces(self, stretch: MemoryRange) -> Any:
-        return self._bindings.nixlXferDList(self._kind(stretch), [(stretch.address, stretch.size, stretch.gpu or 0)])
+    def _pieces(self, memory: MemoryRange) -> Any:
+        return self._bindings.nixlXferDList(self._kind(memory), [(memory.address, memory.size, memory.gpu or 0)])
 
-    def _kind(self, stretch: MemoryRange) -> Any:
-        return self._bindings.DRAM_SEG if stretch.gpu is None else self._bindings.VRAM_SEG
+    def _kind(self, memory: MemoryRange) -> Any:
+        return self._bindings.DRAM_SEG if memory.gpu is None else self._bindings.VRAM_SEG
 
 
 def _load() -> Any:
@@ -186,7 +186,7 @@ def _translated() -> Iterator[None]:
         raise NixlError(f"{error}") from error
 
 
-def _make_current(stretch: MemoryRange) -> None:
+def _make_current(memory: MemoryRange) -> None:
     """Set the thread's current GPU: CUDA uses it, and so does UCX when it registers or copies memory."""
-    if stretch.gpu is not None:
-        sys.modules["torch"].cuda.set_device(stretch.gpu)
+    if memory.gpu is not None:
+        sys.modules["torch"].cuda.set_device(memory.gpu)

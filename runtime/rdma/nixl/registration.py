@@ -52,27 +52,27 @@ class RegistrationTable:
         self._numbers = itertools.count(1)
         self._places: list[RegisteredMemory] = []  # not in use
 
-    def hold(self, stretch: MemoryRange) -> int:
+    def hold(self, memory: MemoryRange) -> int:
         """Register this range until `let_go`, and return the unique number of the registration. May raise NixlError."""
-        found = self._found.get(stretch)
+        found = self._found.get(memory)
         if found is None:
-            self._agent.register(stretch)
-            found = self._found[stretch] = _Registration(next(self._numbers))
+            self._agent.register(memory)
+            found = self._found[memory] = _Registration(next(self._numbers))
         found.holders += 1
         return found.number
 
-    def let_go(self, stretch: MemoryRange) -> None:
-        found = self._found[stretch]
+    def let_go(self, memory: MemoryRange) -> None:
+        found = self._found[memory]
         found.holders -= 1
         if not found.holders:
-            del self._found[stretch]
+            del self._found[memory]
             with contextlib.suppress(NixlError):  # then it is not registered any more
-                self._agent.deregister(stretch)
+                self._agent.deregister(memory)
 
-    def hold_for_good(self, stretch: MemoryRange) -> None:
+    def hold_for_good(self, memory: MemoryRange) -> None:
         """Register this range until the process ends. Idempotent."""
-        if stretch not in self._found:
-            self.hold(stretch)
+        if memory not in self._found:
+            self.hold(memory)
 
     @contextlib.contextmanager
     def place(self) -> Iterator[RegisteredMemory]:

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.threads import get_within
 
-Course: TypeAlias = Generator[bool, None, None]
+Steps: TypeAlias = Generator[bool, None, None]
 SPIN = 200e-6  # seconds of polling without a pause: shorter waits are not worth one
 LONGEST_PAUSE = 0.01
-LAST_TURN = 1.0  # seconds that the last turn may take; the thread is a daemon, and the process is about to leave
+JOIN_SECONDS = 1.0  # seconds that the last turn may take; the thread is a daemon, and the process is about to leave
 _SHARE = 20  # the pause is this fraction of the time waited so far
 
 
@@ -30,7 +30,7 @@ _SHARE = 20  # the pause is this fraction of the time waited so far
 class RunningTransfer:
     """A running generator, and since when it has waited for the same."""
 
-    supervisor: Course
+    steps: Steps
     outcome: Future[Any]
     since: float
 
@@ -40,29 +40,26 @@ class TransferScheduler:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._new: queue.SimpleQueue[tuple[Course, Future[Any]] | None] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[tuple[Steps, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards the next two; reentrant: a garbage collection may drop a buffer
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def start(self, supervisor: Course, outcome: Future[Any]) -> None:
+    def start(self, steps: Steps, outcome: Future[Any]) -> None:
         """Run this generator in turns with the others. If it raises, `outcome` fails, unless it is settled by then."""
         with self._lock:
             if self._is_closed:
                 settle(outcome, _leaving())
                 return
             try:
-                self._begin()
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
             except RuntimeError as error:  # too many threads
                 settle(outcome, TransferError(f"cannot start the thread of NIXL: {error}"))
                 return
-            self._new.put((supervisor, outcome))  # under the lock: an entry after the final None would wait forever
-
-    def _begin(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
+            self._new.put((steps, outcome))  # under the lock: an entry after the final None would wait forever
 
     def _run(self) -> None:
         under_way: list[RunningTransfer] = []
@@ -72,11 +69,11 @@ class TransferScheduler:
                 if given is None:
                     break
                 under_way.append(RunningTransfer(*given, time.monotonic()))
-            under_way = [each for each in under_way if _goes_on(each)]
+            under_way = [each for each in under_way if _advance(each)]
         for each in under_way:
             settle(each.outcome, _leaving())
 
-    def _next(self, pause: float | None) -> tuple[Course, Future[Any]] | None:
+    def _next(self, pause: float | None) -> tuple[Steps, Future[Any]] | None:
         if pause == 0:
             time.sleep(0)  # yields to other threads; a wait on the queue would take 50 us at least
             return self._new.get_nowait()
@@ -89,7 +86,7 @@ class TransferScheduler:
             thread = self._thread
         if thread is not None:
             self._new.put(None)
-            thread.join(LAST_TURN)
+            thread.join(JOIN_SECONDS)
 
 
 def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
@@ -100,9 +97,9 @@ def pause_for(under_way: list[RunningTransfer], now: float) -> float | None:
     return 0.0 if waited < SPIN else min(waited / _SHARE, LONGEST_PAUSE)
 
 
-def _goes_on(each: RunningTransfer) -> bool:
+def _advance(each: RunningTransfer) -> bool:
     try:
-        if next(each.supervisor):
+        if next(each.steps):
             each.since = time.monotonic()
     except StopIteration:
         settle(each.outcome, None)

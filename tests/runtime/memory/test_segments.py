@@ -17,16 +17,16 @@ import pytest
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
-from meshbook.runtime.memory.segment_policy import (
+from meshbook.runtime.memory.segments import (
     IDLE_BYTES,
     IDLE_SECONDS,
+    SegmentPool,
     fitting,
     is_too_near,
     most_segments,
     size_class,
     surplus,
 )
-from meshbook.runtime.memory.segments import SegmentPool
 
 MIB = 1 << 20
 PARTS = [b"first", bytearray(range(200)) * 7, memoryview(b"third" * 1000)]
@@ -296,7 +296,7 @@ def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
     (reference,) = lend(pool)
     views = mappings.open(reference, LENGTHS)
     monkeypatch.setattr("meshbook.runtime.memory.mappings.IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("meshbook.runtime.memory.segment_policy.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("meshbook.runtime.memory.segments.IDLE_SECONDS", 0.0)
     assert pool.trim()
     assert mappings.trim()
     views.clear()

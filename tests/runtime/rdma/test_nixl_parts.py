@@ -19,12 +19,11 @@ from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable, ni
 from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.nixl import peers, transfer
+from meshbook.runtime.rdma.nixl import transfer
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError
-from meshbook.runtime.rdma.nixl.peers import NixlOffer, unpack
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
-from meshbook.runtime.rdma.nixl.transfer import TransferContext
+from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, unpack
 from meshbook.runtime.wire.messages import Address
 
 
@@ -40,11 +39,11 @@ class FakeAgent:
         self.never = False  # nothing is ever done
         self.before: Callable[[int], object] = lambda number: None
 
-    def register(self, stretch: MemoryRange) -> None:
-        self.registered.append(stretch)
+    def register(self, memory: MemoryRange) -> None:
+        self.registered.append(memory)
 
-    def deregister(self, stretch: MemoryRange) -> None:
-        self.registered.remove(stretch)
+    def deregister(self, memory: MemoryRange) -> None:
+        self.registered.remove(memory)
 
     def meet(self, description: bytes) -> None:
         self.done.append(f"meet {description.decode()}")
@@ -68,7 +67,7 @@ class FakeAgent:
 
 
 class World:
-    """A buffer that is lent here, and a mover that takes itself for another process."""
+    """A buffer that is lent here, and the context of a process that reads it by NIXL."""
 
     def __init__(self, size: int) -> None:
         self.agent = FakeAgent()
@@ -81,7 +80,7 @@ class World:
         self.offer = NixlOffer("peer", 1, None, b"memory", b"words")
         self.ended = False
         agent: Any = self.agent
-        self.mover = TransferContext(agent, RegistrationTable(agent), {}, lambda handle: self.ended)
+        self.context = TransferContext(agent, RegistrationTable(agent), {}, lambda handle: self.ended)
 
     def run(
         self,
@@ -91,10 +90,10 @@ class World:
         timeout: float = 60,
         moved: Callable[[int], object] = lambda count: None,
     ) -> Future[None]:
-        """All of one transfer on this thread; fails as the course does."""
+        """Run all steps of one transfer on this thread; raise the error that they raise."""
         outcome: Future[None] = Future()
         job = TransferJob(self.handle, 0, local_memory(target, "target"), Deadline(timeout), moved)
-        for _ in self.mover.move(job, self.offer, outcome, is_write=is_write):
+        for _ in self.context.move(job, self.offer, outcome, is_write=is_write):
             if outcome.done():
                 self.agent.never = False  # what was asked of NIXL comes to its end some time
         return outcome
@@ -121,10 +120,10 @@ def test_memory_that_cannot_be_registered_is_staged_piece_by_piece(monkeypatch: 
     world = World(2 * STAGED + 5)
     register = world.agent.register
 
-    def refuse(stretch: MemoryRange) -> None:
-        if stretch.size == len(world.memory):
+    def refuse(memory: MemoryRange) -> None:
+        if memory.size == len(world.memory):
             raise NixlError("it can only be read")
-        register(stretch)
+        register(memory)
 
     monkeypatch.setattr(world.agent, "register", refuse)
     read = np.zeros(len(world.memory), np.uint8)
@@ -186,7 +185,7 @@ def fail(number: int) -> None:
 
 
 def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "END_REPORT_SECONDS", 0.01)
     world = World(100)
     world.agent.before = fail
     with pytest.raises(Unsuitable, match="no route"):
@@ -194,7 +193,7 @@ def test_where_it_never_gets_another_way_is_to_be_taken(monkeypatch: pytest.Monk
 
 
 def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "NEWS", 0.01)
+    monkeypatch.setattr(transfer, "END_REPORT_SECONDS", 0.01)
     world = World(100)
     world.run(np.zeros(100, np.uint8))
     world.agent.before = fail
@@ -218,9 +217,9 @@ def test_the_end_of_the_owner_is_told_as_such() -> None:
 def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
     monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    """The owner ends, or the peer never answers. The request comes to its end later, and so its course."""
-    monkeypatch.setattr(transfer, "LOOK", 0.001)
-    monkeypatch.setattr(transfer, "FIRST_ANSWER", 0.01)
+    """The owner ends, or the peer never answers. The request ends later, and so do its steps."""
+    monkeypatch.setattr(transfer, "CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_REPLY_SECONDS", 0.01)
     world = World(100)
 
     def hang(number: int) -> None:
@@ -229,14 +228,14 @@ def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
     world.agent.before = hang
     outcome: Future[None] = Future()
     job = TransferJob(world.handle, 0, local_memory(np.zeros(100, np.uint8), "target"), Deadline(60))
-    supervisor = world.mover.move(job, world.offer, outcome, is_write=False)
+    steps = world.context.move(job, world.offer, outcome, is_write=False)
     while not outcome.done():
-        next(supervisor)
+        next(steps)
     assert isinstance(outcome.exception(), OwnerGone if ended else Unsuitable)
     assert "release" not in world.agent.done
     world.agent.never = False
     with pytest.raises(TransferError):
-        list(supervisor)
+        list(steps)
     assert world.agent.done[-1] == "release"
 
 
@@ -249,14 +248,14 @@ def test_nothing_more_is_asked_for_once_the_deadline_has_passed() -> None:
 
 def test_a_stretch_is_registered_once_for_all_who_hold_it() -> None:
     agent: Any = FakeAgent()
-    registered, stretch = RegistrationTable(agent), MemoryRange(4096, 10)
-    first = registered.hold(stretch)
-    assert registered.hold(stretch) == first
-    registered.let_go(stretch)
-    assert agent.registered == [stretch]
-    registered.let_go(stretch)
+    registered, memory = RegistrationTable(agent), MemoryRange(4096, 10)
+    first = registered.hold(memory)
+    assert registered.hold(memory) == first
+    registered.let_go(memory)
+    assert agent.registered == [memory]
+    registered.let_go(memory)
     assert agent.registered == []
-    assert registered.hold(stretch) != first, "it is another registration, with keys of its own"
+    assert registered.hold(memory) != first, "it is another registration, with keys of its own"
 
 
 def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
@@ -270,7 +269,7 @@ def test_what_is_lent_from_here_is_used_as_it_is_registered() -> None:
 
 
 def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "MOST_KNOWN", 2)
+    monkeypatch.setattr(transfer, "MOST_KNOWN", 2)
     world = World(100)
     for number in range(1, 4):
         world.offer = NixlOffer("peer", number, None, b"memory %d" % number, b"words")
@@ -310,15 +309,15 @@ def test_an_offer_comes_out_as_it_was_packed() -> None:
     [([], None), ([SPIN / 2], 0), ([10, SPIN / 2], 0), ([0.02], 0.001), ([10], LONGEST_PAUSE)],
 )
 def test_the_pause_grows_with_how_long_nothing_has_happened(waited: list[float], expected: float | None) -> None:
-    supervisor: Any = iter(())
-    under_way = [RunningTransfer(supervisor, Future(), 100 - seconds) for seconds in waited]
+    steps: Any = iter(())
+    under_way = [RunningTransfer(steps, Future(), 100 - seconds) for seconds in waited]
     assert pause_for(under_way, 100.0) == (expected if expected is None else pytest.approx(expected))
 
 
 def test_courses_take_turns_and_their_ends_are_told() -> None:
     turns, said = TransferScheduler("test turns"), []
 
-    def supervisor(name: str, error: Exception | None) -> Any:
+    def steps(name: str, error: Exception | None) -> Any:
         for step in range(3):
             said.append((name, step))
             yield True
@@ -326,8 +325,8 @@ def test_courses_take_turns_and_their_ends_are_told() -> None:
             raise error
 
     good, bad = Future[None](), Future[None]()
-    turns.start(supervisor("good", None), good)
-    turns.start(supervisor("bad", ValueError("no")), bad)
+    turns.start(steps("good", None), good)
+    turns.start(steps("bad", ValueError("no")), bad)
     assert good.result(10) is None
     assert isinstance(bad.exception(10), ValueError)
     assert len(said) == 6

@@ -9,20 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
 from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.action import Operation, batches_of
+from meshbook.runtime.rdma.action import IntervalSet, Operation, batches_of
 from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
-from meshbook.runtime.rdma.transfers import AT_ONCE
+from meshbook.runtime.rdma.transfers import INLINE_BYTES
 from meshbook.runtime.wire.messages import Address
 
 SIZE = 64
+RANGE = st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair)))
 pytestmark = pytest.mark.process
 
 
@@ -32,6 +35,15 @@ def handle_of(pid: int = 1) -> BufferHandle:
 
 
 # --- what may go together ---
+
+
+@given(st.lists(RANGE, max_size=12), RANGE)
+def test_they_are_the_addresses_that_were_noted(noted: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+    ranges, addresses = IntervalSet(), set[int]()
+    for begin, end in noted:
+        ranges.add(begin, end)
+        addresses.update(range(begin, end))
+    assert ranges.overlaps(*asked) is not addresses.isdisjoint(range(*asked))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +79,9 @@ def test_memory_of_two_devices_is_never_the_same() -> None:
     [
         ([(1, 8), (1, 8), (1, 8)], [[0, 1, 2]]),
         ([(1, 8), (2, 8), (1, 8), (2, 8)], [[0, 2], [1, 3]]),
-        ([(1, 8), (1, AT_ONCE), (1, 8)], [[0], [1], [2]]),
-        ([(1, AT_ONCE // 2), (1, AT_ONCE // 2), (1, 1)], [[0, 1], [2]]),
-        ([(1, 8 * AT_ONCE), (1, 8 * AT_ONCE)], [[0], [1]]),
+        ([(1, 8), (1, INLINE_BYTES), (1, 8)], [[0], [1], [2]]),
+        ([(1, INLINE_BYTES // 2), (1, INLINE_BYTES // 2), (1, 1)], [[0, 1], [2]]),
+        ([(1, 8 * INLINE_BYTES), (1, 8 * INLINE_BYTES)], [[0], [1]]),
     ],
 )
 def test_small_operations_of_one_owner_go_together(sizes: list[tuple[int, int]], expected: list[list[int]]) -> None:
@@ -132,12 +144,12 @@ def test_many_reads_and_writes_of_several_owners_go_as_one(procs: ProcMesh) -> N
 
 
 def test_large_operations_go_at_the_same_time(procs: ProcMesh) -> None:
-    owner = procs.slice(gpus=0).spawn("owner", Owner, 2, AT_ONCE)
+    owner = procs.slice(gpus=0).spawn("owner", Owner, 2, INLINE_BYTES)
     first, second = owner.lend.call_one().get()
-    landed, source = np.zeros(AT_ONCE, np.float32), np.full(AT_ONCE, 3, np.float32)
+    landed, source = np.zeros(INLINE_BYTES, np.float32), np.full(INLINE_BYTES, 3, np.float32)
     RDMAAction().read_remote(landed, first).write_remote(second, source).submit().get()
-    assert np.array_equal(landed, np.arange(AT_ONCE, dtype=np.float32))
-    assert owner.sums.call_one().get()[1] == 3 * AT_ONCE
+    assert np.array_equal(landed, np.arange(INLINE_BYTES, dtype=np.float32))
+    assert owner.sums.call_one().get()[1] == 3 * INLINE_BYTES
 
 
 def test_who_fails_is_said_and_the_others_arrive(procs: ProcMesh) -> None:
@@ -186,7 +198,7 @@ def test_mistakes_are_told_at_once() -> None:
 
 @pytest.mark.usefixtures("procs")
 def test_an_action_can_be_cancelled_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer, begun, end = RDMABuffer(bytearray(2 * AT_ONCE)), threading.Event(), threading.Event()
+    buffer, begun, end = RDMABuffer(bytearray(2 * INLINE_BYTES)), threading.Event(), threading.Event()
 
     def read(way: Any, job: TransferJob) -> None:
         begun.set()
@@ -197,7 +209,7 @@ def test_an_action_can_be_cancelled_and_ends_in_time(monkeypatch: pytest.MonkeyP
     try:
         for timeout, error in ((20, CallCancelled), (0.01, TransferTimeout)):
             begun.clear()
-            future = RDMAAction().read_remote(bytearray(2 * AT_ONCE), buffer).submit(timeout=timeout)
+            future = RDMAAction().read_remote(bytearray(2 * INLINE_BYTES), buffer).submit(timeout=timeout)
             assert begun.wait(20)
             assert error is TransferTimeout or future.cancel()
             with pytest.raises(error):

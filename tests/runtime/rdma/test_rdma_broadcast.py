@@ -19,13 +19,11 @@ from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import LocalMemory, local_memory
-from meshbook.runtime.memory.tensor_form import TensorForm, form_of, shaped
+from meshbook.runtime.memory.local import LocalMemory, TensorForm, form_of, local_memory, shaped
 from meshbook.runtime.rdma.backends import TransferJob
 from meshbook.runtime.rdma.broadcast import parents_of
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder, BroadcastProgress, BroadcastReception
-from meshbook.runtime.rdma.copies import Copies
-from meshbook.runtime.rdma.copy_holders import CopyHolders
+from meshbook.runtime.rdma.copies import Copies, CopyHolders
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
@@ -146,22 +144,22 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
 
 
 def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
-    told = list[tuple[BufferHandle, list[Address]]]()
+    notified = list[tuple[BufferHandle, list[Address]]]()
     lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
     leases = LeaseTable()
-    followers = CopyHolders(leases, lambda source, receivers: told.append((source, receivers)))
+    followers = CopyHolders(leases, lambda source, receivers: notified.append((source, receivers)))
     lent = leases.lend(local_memory(bytearray(8), "data"), lender)
     lent.handle = handle_of(lent.lease.number)
     followers.add(lent.handle, [peer])
-    assert not told
+    assert not notified
     leases.end(lent.lease.number)
     followers.end([lent])
     followers.add(lent.handle, [peer])
-    assert told == [(lent.handle, [peer])] * 2
+    assert notified == [(lent.handle, [peer])] * 2
 
 
 class Failing:
-    """A station that moves no bytes: it notes whether there is a copy meanwhile."""
+    """A data plane that moves no bytes: records whether there is a copy meanwhile."""
 
     def __init__(self) -> None:
         self.node = self.transfers = self
@@ -175,13 +173,13 @@ class Failing:
 
 
 def test_a_copy_that_is_being_filled_or_was_not_filled_is_none() -> None:
-    station: Any = Failing()
+    data_plane: Any = Failing()
     source = handle_of(1)
-    station.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
+    data_plane.copies.take(source, "", fresh=False).is_whole = True  # of the broadcast before
     with pytest.raises(TransferError, match="on purpose"):
-        BroadcastReception(station, BroadcastOrder((1, 0), source, 60.0, None), BroadcastProgress()).carry_out()
-    assert station.found == [None]
-    assert station.copies.find(source) is None
+        BroadcastReception(data_plane, BroadcastOrder((1, 0), source, 60.0, None), BroadcastProgress()).carry_out()
+    assert data_plane.found == [None]
+    assert data_plane.copies.find(source) is None
 
 
 @pytest.mark.parametrize(

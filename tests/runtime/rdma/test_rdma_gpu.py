@@ -28,10 +28,9 @@ from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
-from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer
+from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.ipc_handles import IpcHandles
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector
@@ -231,9 +230,9 @@ def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) 
 )
 def test_it_says_why_it_does_not_lead_there(played: Played, change: dict[str, Any], refusal: str) -> None:
     another = msgspec.structs.replace(played.handle(), process=msgspec.structs.replace(own_mark(), pid=1))
-    told = played.way.refusal(msgspec.structs.replace(another, **change), None)
-    assert refusal in told
-    assert bool(refusal) is bool(told)
+    reason = played.way.refusal(msgspec.structs.replace(another, **change), None)
+    assert refusal in reason
+    assert bool(refusal) is bool(reason)
 
 
 def test_memory_that_cannot_be_shared_says_so_in_its_handle(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +272,10 @@ def on_gpu(tensor: Any) -> LocalMemory:
 
 def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PIECE", 64)
-    memory, ways = bytearray(range(200)), list[str]()
+    memory, backends = bytearray(range(200)), list[str]()
     between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
-    chooser: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
-    transfers = Transfers(chooser, lambda *_: None, Recorder(0), lambda job, way, seconds, write: ways.append(way))
+    selector: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
+    transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda job, way, seconds, write: backends.append(way))
     monkeypatch.setattr(transfers, "_staging", between)
     landed, moved = torch.zeros(150, dtype=torch.uint8), list[int]()
     job = TransferJob(
@@ -288,7 +287,7 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
     transfers.move(job, is_write=True, checksum=True)
     assert memory == bytes([*range(30), *range(31, 181), *range(180, 200)])
     assert moved == [64, 64, 22] * 2
-    assert ways == ["process memory"] * 2
+    assert backends == ["process memory"] * 2
     transfers.close()
 
 

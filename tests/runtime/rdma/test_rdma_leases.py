@@ -129,10 +129,10 @@ def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypa
     lent = leases.lend(memory(), ALICE)
     where = lent.lease, lent.local.address, lent.local.size
     job = TransferJob(BufferHandle(Address("a", "a"), 0, "owner", own_mark(), None, *where), 0, memory(), Deadline(1))
-    way = ProcessMemoryBackend(ActiveTransfers("worker"))
+    backend = ProcessMemoryBackend(ActiveTransfers("worker"))
     monkeypatch.setattr(TransferMark, "__exit__", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        way.read(job)
+        backend.read(job)
     assert leases_in_use(tmp_path / "moving") == set()
 
 

@@ -94,11 +94,11 @@ def test_of_memory_that_is_gone_the_lease_is_told_first(
     lease = Lease(ctypes.addressof(lease_word), 5, str(tmp_path))
     handle = BufferHandle(OWNER, 0, "<root>.<Owner o{}>", own_mark(), None, lease, NEVER_MAPPED, 64)
     in_progress = ActiveTransfers("procs-1.1")
-    way, job = (
+    backend, job = (
         ProcessMemoryBackend(in_progress),
         TransferJob(handle, 0, local_memory(bytearray(64), "dst"), Deadline(10)),
     )
     with pytest.raises(TransferError) as failure:
-        (way.write if is_write else way.read)(job)
+        (backend.write if is_write else backend.read)(job)
     in_progress.close()
     assert failure.type is expected

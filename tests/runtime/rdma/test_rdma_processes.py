@@ -249,13 +249,13 @@ def test_an_event_loop_goes_on_meanwhile(owner: Any, small_pieces: None) -> None
     buffer = lend(owner)
 
     async def follow() -> list[tuple[int, int]]:
-        told: list[tuple[int, int]] = []
-        await buffer.read_into(np.zeros(SIZE, np.uint8), progress=lambda done, total: told.append((done, total)))
-        return told
+        reports: list[tuple[int, int]] = []
+        await buffer.read_into(np.zeros(SIZE, np.uint8), progress=lambda done, total: reports.append((done, total)))
+        return reports
 
-    told = asyncio.run(follow())
-    assert told[0] == (1 << 20, SIZE)
-    assert told[-1] == (SIZE, SIZE)
+    reports = asyncio.run(follow())
+    assert reports[0] == (1 << 20, SIZE)
+    assert reports[-1] == (SIZE, SIZE)
     with pytest.raises(FileNotFoundError, match="of the user's"):
         read(buffer, progress=refuse)
 
@@ -420,10 +420,10 @@ def test_time_that_has_passed(owner: Any, small_pieces: None) -> None:
 
 def test_a_transfer_that_is_cancelled_stops(owner: Any, small_pieces: None) -> None:
     buffer = lend(owner)
-    told: list[int] = []
+    reports: list[int] = []
 
     def cancel(done: int, total: int) -> None:
-        told.append(done)
+        reports.append(done)
         started.wait(PATIENCE)
         future.cancel()
 
@@ -432,7 +432,7 @@ def test_a_transfer_that_is_cancelled_stops(owner: Any, small_pieces: None) -> N
     started.set()
     with pytest.raises(CallCancelled):
         future.get(PATIENCE)
-    assert told == [1 << 20]
+    assert reports == [1 << 20]
     assert not owner.has.call_one(9).get(PATIENCE)
 
 

@@ -72,7 +72,9 @@ class Peer(Actor):
 
     @endpoint
     def way(self, buffer: RDMABuffer) -> str:
-        return next(line[3:].strip() for line in buffer.explain().splitlines() if line.startswith("->"))
+        return next(
+            connection[3:].strip() for connection in buffer.explain().splitlines() if connection.startswith("->")
+        )
 
 
 def pattern(size: int, seed: int = 0) -> Any:

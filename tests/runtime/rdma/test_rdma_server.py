@@ -18,8 +18,7 @@ import pytest
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import connection_pool as lines
-from meshbook.runtime.rdma import memory_server, pieces, protocol
+from meshbook.runtime.rdma import connection_pool, memory_server, pieces, protocol
 from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
@@ -66,16 +65,16 @@ class Client:
     """A process that knows the agent, and its server."""
 
     def __init__(self, serve: Callable[[Address], MemoryServerAddress]) -> None:
-        self.door: MemoryServerAddress = serve(OWNER)
+        self.server: MemoryServerAddress = serve(OWNER)
         self.peers = self.calls = self.loop = self  # as much of each as is needed here
         self.when_down: list[Any] = []
         self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
-        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.door)
+        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.server)
 
     def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: Any) -> None:
-        assert (endpoint, targets[0].address) == ("door", AGENT)
+        assert (endpoint, targets[0].address) == ("address", AGENT)
         self.ask(reply_handler)
 
     def report_of(self, node: str) -> Any:
@@ -93,8 +92,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 @pytest.fixture
 def serving(memory: Memory) -> Iterator[MemoryServer]:
-    way: Any = memory
-    made = MemoryServer(way, "folder", lambda mark: True)
+    backend: Any = memory
+    made = MemoryServer(backend, "folder", lambda mark: True)
     yield made
     made.close()
 
@@ -105,7 +104,7 @@ def client(serving: MemoryServer) -> Client:
 
 
 @pytest.fixture
-def way(client: Client) -> Iterator[HostAgentBackend]:
+def backend(client: Client) -> Iterator[HostAgentBackend]:
     node: Any = client
     made = HostAgentBackend(node)
     yield made
@@ -116,54 +115,54 @@ def job(memory: Memory, data: Any, offset: int = 0, seconds: float = PATIENCE) -
     return TransferJob(memory.handle(), offset, local_memory(data, "data"), Deadline(seconds))
 
 
-def connect(door: MemoryServerAddress) -> DataConnection:
-    return DataConnection(socket.create_connection((door.ip, door.port), PATIENCE))
+def connect(server: MemoryServerAddress) -> DataConnection:
+    return DataConnection(socket.create_connection((server.ip, server.port), PATIENCE))
 
 
 # -- what goes well --------------------------------------------------------------------------
 
 
-def test_reads_and_writes_of_any_size(memory: Memory, way: HostAgentBackend) -> None:
+def test_reads_and_writes_of_any_size(memory: Memory, backend: HostAgentBackend) -> None:
     for offset, size in [(0, SIZE), (1, 1), (SIZE - 1, 1), (3, PIECE), (0, PIECE + 1), (7, 3 * PIECE)]:
         target = np.zeros(size, np.uint8)
         moved: list[int] = []
         reading = job(memory, target, offset)
         reading.moved = moved.append
-        way.read(reading)
+        backend.read(reading)
         assert (target == memory.data[offset : offset + size]).all()
         assert sum(moved) == size
         source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
         expected = memory.data.copy()
         expected[offset : offset + size] = source
-        way.write(job(memory, source, offset))
+        backend.write(job(memory, source, offset))
         assert (memory.data == expected).all()
 
 
 def test_a_connection_is_used_again_and_one_that_was_closed_is_not_missed(
-    memory: Memory, way: HostAgentBackend, serving: MemoryServer
+    memory: Memory, backend: HostAgentBackend, serving: MemoryServer
 ) -> None:
     target = np.zeros(10, np.uint8)
-    way.read(job(memory, target))
-    [line] = serving._lines
-    way.write(job(memory, target))
-    assert list(serving._lines) == [line]
-    line.interrupt()
-    while serving._lines:
+    backend.read(job(memory, target))
+    [connection] = serving._connections
+    backend.write(job(memory, target))
+    assert list(serving._connections) == [connection]
+    connection.interrupt()
+    while serving._connections:
         pass
-    way.write(job(memory, target))  # a write is sent once: that the connection is closed is seen before
+    backend.write(job(memory, target))  # a write is sent once: that the connection is closed is seen before
 
 
 def test_an_idle_connection_is_closed_after_its_time(
-    memory: Memory, way: HostAgentBackend, client: Client, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, backend: HostAgentBackend, client: Client, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
-        way.read(job(memory, np.zeros(10, np.uint8)))
+        backend.read(job(memory, np.zeros(10, np.uint8)))
     [look] = client.due  # one, however often it was used
     look()
-    assert len(serving._lines) == 1
-    monkeypatch.setattr(lines, "IDLE_SECONDS", 0.0)
+    assert len(serving._connections) == 1
+    monkeypatch.setattr(connection_pool, "IDLE_SECONDS", 0.0)
     client.due.pop()()
-    while serving._lines:
+    while serving._connections:
         pass
     assert len(client.due) == 1, "once there is none, nobody looks for idle ones"
 
@@ -173,46 +172,46 @@ def test_an_idle_connection_is_closed_after_its_time(
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b""], ids=["garbage", "zeros", "nothing"])
 def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -> None:
-    line = connect(serving.open("127.0.0.1"))
-    line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
+    connection = connect(serving.open("127.0.0.1"))
+    connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))
     if says:
-        line.send(says, Deadline(PATIENCE))
+        connection.send(says, Deadline(PATIENCE))
         with pytest.raises(ConnectionError):
-            line.receive(1, Deadline(PATIENCE))
-    line.close()
-    while not serving.strangers.count:
+            connection.receive(1, Deadline(PATIENCE))
+    connection.close()
+    while not serving.rejected.count:
         pass
-    assert serving.strangers.count == 1
+    assert serving.rejected.count == 1
 
 
 def test_who_says_nothing_is_waited_for_no_longer_than_that(
     serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 0.05)
-    line = connect(serving.open("127.0.0.1"))
+    connection = connect(serving.open("127.0.0.1"))
     with pytest.raises(ConnectionError):
-        line.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
-    line.close()
+        connection.receive(protocol.GREETING_BYTES + 1, Deadline(PATIENCE))
+    connection.close()
 
 
 def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: MemoryServer) -> None:
-    door = serving.open("127.0.0.1")
-    lines = [connect(door) for _ in range(2)]
-    asked = [bytes(line.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for line in lines]
-    proof = protocol.prove(door.key, "process", protocol.unpack_greeting(asked[0]), bytes(protocol.NONCE))
-    lines[1].send(bytes(protocol.NONCE) + proof, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connections = [connect(server) for _ in range(2)]
+    asked = [bytes(connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for connection in connections]
+    proof = protocol.prove(server.key, "process", protocol.unpack_greeting(asked[0]), bytes(protocol.NONCE))
+    connections[1].send(bytes(protocol.NONCE) + proof, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        lines[1].receive(1, Deadline(PATIENCE))
-    for line in lines:
-        line.close()
+        connections[1].receive(1, Deadline(PATIENCE))
+    for connection in connections:
+        connection.close()
 
 
 def test_an_agent_that_does_not_know_the_key_is_not_believed(
-    memory: Memory, client: Client, way: HostAgentBackend
+    memory: Memory, client: Client, backend: HostAgentBackend
 ) -> None:
-    client.door = MemoryServerAddress(client.door.ip, client.door.port, bytes(32))
+    client.server = MemoryServerAddress(client.server.ip, client.server.port, bytes(32))
     with pytest.raises(ConnectionError):  # over there they see first that the keys differ
-        be_admitted(connect(client.door), client.door.key, Deadline(PATIENCE))
+        be_admitted(connect(client.server), client.server.key, Deadline(PATIENCE))
     with socket.create_server(("127.0.0.1", 0)) as false:
 
         def answer() -> None:
@@ -225,38 +224,38 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        client.door = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.door.key)
+        client.server = MemoryServerAddress("127.0.0.1", false.getsockname()[1], client.server.key)
         with pytest.raises(Unsuitable, match="does not have the key"):
-            way.read(job(memory, np.zeros(1, np.uint8)))
+            backend.read(job(memory, np.zeros(1, np.uint8)))
         thread.join()
 
 
 def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_than_he_said(
     serving: MemoryServer, memory: Memory
 ) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
     request = protocol.TransferRequest(memory.handle(), 0, SIZE, is_write=True, seconds=0.05)
-    line.send_message(protocol.pack_request(request), Deadline(PATIENCE))
+    connection.send_message(protocol.pack_request(request), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    line.close()
+        connection.receive(1, Deadline(PATIENCE))
+    connection.close()
 
 
 def test_a_request_that_comes_again_is_refused(serving: MemoryServer, memory: Memory) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
     request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
-    message = line._seal(protocol.pack_length(len(request))) + line._seal(request)
+    message = connection._seal(protocol.pack_length(len(request))) + connection._seal(request)
     for _ in range(2):
-        line.send(message, Deadline(PATIENCE))
-    line.receive(ANSWER_BYTES + 1 + protocol.TAG, Deadline(PATIENCE))
+        connection.send(message, Deadline(PATIENCE))
+    connection.receive(ANSWER_BYTES + 1 + protocol.TAG, Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    line.close()
-    assert serving.strangers.count == 1
+        connection.receive(1, Deadline(PATIENCE))
+    connection.close()
+    assert serving.rejected.count == 1
 
 
 # A change that CRC-32 does not detect: its polynomial, the first bit in the lowest one.
@@ -270,15 +269,17 @@ class Relay:
     The bits of `change` are flipped from there on.
     """
 
-    def __init__(self, door: MemoryServerAddress, *, to_server: bool, at: int | None, change: bytes = b"\x01") -> None:
-        self._there = door
+    def __init__(
+        self, server: MemoryServerAddress, *, to_server: bool, at: int | None, change: bytes = b"\x01"
+    ) -> None:
+        self._there = server
         self._flips = {to_server: at}
         self._change = change
         self.connections = 0
         # The handshake is none of it.
         self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.door = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], door.key)
+        self.server = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], server.key)
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -326,12 +327,12 @@ class Rewriting(Relay):
     That gets all that was collected so far.
     """
 
-    def __init__(self, door: MemoryServerAddress, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
+    def __init__(self, server: MemoryServerAddress, *, block: int, rewrite: Callable[[list[bytes]], bytes]) -> None:
         self._block = block
         self._rewrite = rewrite
         self._held = bytearray()
         self._blocks: list[bytes] = []
-        super().__init__(door, to_server=False, at=0)
+        super().__init__(server, to_server=False, at=0)
 
     def _pass_through(self, data: bytearray, to_server: bool) -> bytearray:
         before = self._passed[to_server]
@@ -348,38 +349,38 @@ class Rewriting(Relay):
 
 
 @pytest.fixture
-def relayed(client: Client, way: HostAgentBackend) -> Iterator[Callable[..., Relay]]:
+def relayed(client: Client, backend: HostAgentBackend) -> Iterator[Callable[..., Relay]]:
     relays: list[Relay] = []
 
     def relay(kind: type[Relay] = Relay, **changes: Any) -> Relay:
-        relays.append(kind(client.door, **changes))
-        client.door = relays[-1].door
+        relays.append(kind(client.server, **changes))
+        client.server = relays[-1].server
         return relays[-1]
 
     yield relay
-    way.close()
+    backend.close()
     for each in relays:
         each.close()
 
 
 @pytest.mark.parametrize("at", [0, 10, 30, 40, 2 * PIECE])
 def test_a_read_is_repeated_where_a_bit_has_flipped(
-    memory: Memory, way: HostAgentBackend, relayed: Any, at: int
+    memory: Memory, backend: HostAgentBackend, relayed: Any, at: int
 ) -> None:
     relayed(to_server=False, at=at)
     data = np.zeros(SIZE, np.uint8)
-    way.read(job(memory, data))
+    backend.read(job(memory, data))
     assert (data == memory.data).all()
 
 
 def test_a_read_is_repeated_where_data_was_changed_so_that_a_crc_stays_the_same(
-    memory: Memory, way: HostAgentBackend, relayed: Any
+    memory: Memory, backend: HostAgentBackend, relayed: Any
 ) -> None:
     changed = bytes(data ^ change for data, change in zip(b"12345", UNSEEN, strict=True))
     assert zlib.crc32(changed) == zlib.crc32(b"12345")
     relay = relayed(to_server=False, at=2 * PIECE, change=UNSEEN)
     data = np.zeros(SIZE, np.uint8)
-    way.read(job(memory, data))
+    backend.read(job(memory, data))
     assert (data == memory.data).all()
     assert relay.connections == 2
 
@@ -398,7 +399,7 @@ SEALED = PIECE + protocol.TAG
     ids=["swapped", "replayed", "left out", "cut"],
 )
 def test_a_read_whose_pieces_were_rearranged_is_repeated(
-    memory: Memory, way: HostAgentBackend, relayed: Any, rearrange: Callable[[bytes, bytes], bytes]
+    memory: Memory, backend: HostAgentBackend, relayed: Any, rearrange: Callable[[bytes, bytes], bytes]
 ) -> None:
     def rewrite(blocks: list[bytes]) -> bytes:
         answer, both = blocks[0][:ANSWER_BYTES], blocks[0][ANSWER_BYTES:]
@@ -406,22 +407,22 @@ def test_a_read_whose_pieces_were_rearranged_is_repeated(
 
     relay = relayed(Rewriting, block=ANSWER_BYTES + 2 * SEALED, rewrite=rewrite)
     data = np.zeros(2 * PIECE, np.uint8)
-    way.read(job(memory, data))
+    backend.read(job(memory, data))
     assert (data == memory.data[: 2 * PIECE]).all()
     assert relay.connections == 2
 
 
-def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, way: HostAgentBackend, relayed: Any) -> None:
+def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
     relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
     data = np.zeros(PIECE, np.uint8)
     for _ in range(2):
-        way.read(job(memory, data))
+        backend.read(job(memory, data))
         assert (data == memory.data[:PIECE]).all()
         memory.data[:] = 7
     assert relay.connections == 2
 
 
-def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgentBackend, relayed: Any) -> None:
+def test_nothing_on_the_way_is_readable(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
     seen: list[bytes] = []
 
     def look(blocks: list[bytes]) -> bytes:
@@ -430,13 +431,13 @@ def test_nothing_on_the_way_is_readable(memory: Memory, way: HostAgentBackend, r
 
     relayed(Rewriting, block=1, rewrite=look)
     memory.data[:100] = 7
-    way.read(job(memory, np.zeros(100, np.uint8)))
+    backend.read(job(memory, np.zeros(100, np.uint8)))
     assert len(seen) == ANSWER_BYTES + 100 + protocol.TAG
     assert bytes([7] * 10) not in b"".join(seen)
 
 
 def test_a_process_without_the_package_that_encrypts_goes_another_way(
-    memory: Memory, way: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, backend: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an interpreter with packages of its own may be."""
     real = protocol.Seal
@@ -448,26 +449,26 @@ def test_a_process_without_the_package_that_encrypts_goes_another_way(
 
     monkeypatch.setattr(protocol, "Seal", seal)
     with pytest.raises(Unsuitable, match="lacks a package: No module named 'cryptography'"):
-        way.read(job(memory, np.zeros(1, np.uint8)))
-    assert "lacks a package" in way.refusal(memory.handle(), None)
+        backend.read(job(memory, np.zeros(1, np.uint8)))
+    assert "lacks a package" in backend.refusal(memory.handle(), None)
 
 
 def test_a_read_over_a_network_that_damages_everything_fails(
-    memory: Memory, way: HostAgentBackend, relayed: Any
+    memory: Memory, backend: HostAgentBackend, relayed: Any
 ) -> None:
     relayed(to_server=False, at=None)
     with pytest.raises(TransferError, match="failed 3 times: "):
-        way.read(job(memory, np.zeros(SIZE, np.uint8)))
+        backend.read(job(memory, np.zeros(SIZE, np.uint8)))
 
 
 @pytest.mark.parametrize("at", [10, 60, 2 * PIECE])
 def test_a_write_in_which_a_bit_has_flipped_fails(
-    memory: Memory, way: HostAgentBackend, serving: MemoryServer, relayed: Any, at: int
+    memory: Memory, backend: HostAgentBackend, serving: MemoryServer, relayed: Any, at: int
 ) -> None:
     relayed(to_server=True, at=at)
     before, data = memory.data.copy(), np.zeros(SIZE, np.uint8)
     with pytest.raises(TransferError):
-        way.write(job(memory, data))
+        backend.write(job(memory, data))
     pieces_kept = [start for start in range(0, SIZE, PIECE) if not (memory.data[start : start + PIECE] == 0).all()]
     assert pieces_kept, "what was damaged was not written"
     assert all((memory.data[start : start + PIECE] == before[start : start + PIECE]).all() for start in pieces_kept)
@@ -475,14 +476,14 @@ def test_a_write_in_which_a_bit_has_flipped_fails(
 
 @pytest.mark.parametrize("parts", [[struct.pack("<I", 1 << 31)], [struct.pack("<I", 7), b"garbage"]], ids=len)
 def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts: list[bytes]) -> None:
-    door = serving.open("127.0.0.1")
-    line = connect(door)
-    be_admitted(line, door.key, Deadline(PATIENCE))
-    line.send(b"".join(map(line._seal, parts)), Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    connection = connect(server)
+    be_admitted(connection, server.key, Deadline(PATIENCE))
+    connection.send(b"".join(map(connection._seal, parts)), Deadline(PATIENCE))
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
-    assert serving.strangers.count == 1
-    line.close()
+        connection.receive(1, Deadline(PATIENCE))
+    assert serving.rejected.count == 1
+    connection.close()
 
 
 # -- what goes wrong --------------------------------------------------------------------------------
@@ -491,7 +492,7 @@ def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts
 @pytest.mark.parametrize("error", [BufferDropped("x"), OwnerGone("x"), Unsuitable("x"), TransferError("x")], ids=repr)
 @pytest.mark.parametrize("piece", [1, 3])
 def test_an_error_comes_to_who_asked_wherever_it_is_found(
-    memory: Memory, way: HostAgentBackend, error: Exception, piece: int
+    memory: Memory, backend: HostAgentBackend, error: Exception, piece: int
 ) -> None:
     def fail(number: int) -> None:
         if number >= piece:
@@ -499,49 +500,51 @@ def test_an_error_comes_to_who_asked_wherever_it_is_found(
 
     data = np.zeros(SIZE, np.uint8)
     memory.before = fail
-    for move in (way.read, way.write):
+    for move in (backend.read, backend.write):
         memory.pieces = 0
         with pytest.raises(type(error), match=r"^x$"):
             move(job(memory, data))
     memory.before = lambda number: None
-    way.read(job(memory, data))
+    backend.read(job(memory, data))
     assert (data == memory.data).all()
 
 
 def test_a_read_goes_on_where_its_connection_broke(
-    memory: Memory, way: HostAgentBackend, serving: MemoryServer
+    memory: Memory, backend: HostAgentBackend, serving: MemoryServer
 ) -> None:
     def cut(number: int) -> None:
         if number == 3:
-            next(iter(serving._lines)).interrupt()
+            next(iter(serving._connections)).interrupt()
 
     memory.before = cut
     data, moved = np.zeros(SIZE, np.uint8), []
     reading = job(memory, data)
     reading.moved = moved.append
-    way.read(reading)
+    backend.read(reading)
     assert (data == memory.data).all()
     assert sum(moved) == SIZE
 
 
-def test_a_write_whose_connection_breaks_fails(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
-    memory.before = lambda number: next(iter(serving._lines)).interrupt()
+def test_a_write_whose_connection_breaks_fails(
+    memory: Memory, backend: HostAgentBackend, serving: MemoryServer
+) -> None:
+    memory.before = lambda number: next(iter(serving._connections)).interrupt()
     with pytest.raises(TransferError, match="failed during a write"):
-        way.write(job(memory, np.zeros(SIZE, np.uint8)))
+        backend.write(job(memory, np.zeros(SIZE, np.uint8)))
 
 
-def test_a_server_that_is_slower_than_the_deadline(memory: Memory, way: HostAgentBackend) -> None:
+def test_a_server_that_is_slower_than_the_deadline(memory: Memory, backend: HostAgentBackend) -> None:
     held = threading.Event()
-    for move in (way.read, way.write):
+    for move in (backend.read, backend.write):
         memory.before = lambda number: None
-        way.read(job(memory, np.zeros(1, np.uint8)))  # so that the connection is there
+        backend.read(job(memory, np.zeros(1, np.uint8)))  # so that the connection is there
         memory.before, memory.pieces = (lambda number: None if number < 3 else _wait(held)), 0
         with pytest.raises(TransferTimeout, match="by its host agent"):
             move(job(memory, np.zeros(SIZE, np.uint8), seconds=0.1))
     held.set()
 
 
-def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgentBackend) -> None:
+def test_a_transfer_that_is_cancelled_ends(memory: Memory, backend: HostAgentBackend) -> None:
     held, begun = threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -554,7 +557,7 @@ def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgentBackend
 
     def read() -> None:
         try:
-            way.read(reading)
+            backend.read(reading)
         except BaseException as error:
             failed.append(error)
 
@@ -567,7 +570,9 @@ def test_a_transfer_that_is_cancelled_ends(memory: Memory, way: HostAgentBackend
     assert [str(error) for error in failed] == ["enough"]
 
 
-def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostAgentBackend, client: Client) -> None:
+def test_an_agent_that_is_lost_ends_what_waits_for_it(
+    memory: Memory, backend: HostAgentBackend, client: Client
+) -> None:
     held = threading.Event()
 
     class Report:
@@ -581,22 +586,22 @@ def test_an_agent_that_is_lost_ends_what_waits_for_it(memory: Memory, way: HostA
 
     memory.before = lose
     with pytest.raises(OwnerGone, match="its network was cut"):
-        way.read(job(memory, np.zeros(SIZE, np.uint8)))
+        backend.read(job(memory, np.zeros(SIZE, np.uint8)))
     held.set()
     with pytest.raises(OwnerGone):
-        way.write(job(memory, np.zeros(1, np.uint8)))
+        backend.write(job(memory, np.zeros(1, np.uint8)))
 
 
 def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: Client) -> None:
     server_way: Any = memory
     strict = MemoryServer(server_way, "folder", lambda mark: False)
-    client.door = strict.open("127.0.0.1")
+    client.server = strict.open("127.0.0.1")
     node: Any = client
-    way = HostAgentBackend(node)
+    backend = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
-        way.read(job(memory, np.zeros(1, np.uint8)))
+        backend.read(job(memory, np.zeros(1, np.uint8)))
     elsewhere = MemoryServer(server_way, "another run's folder", lambda mark: True)
-    client.door = elsewhere.open("127.0.0.1")
+    client.server = elsewhere.open("127.0.0.1")
     other = HostAgentBackend(node)
     with pytest.raises(Unsuitable, match="no process"):
         other.write(job(memory, np.zeros(1, np.uint8)))
@@ -604,34 +609,36 @@ def test_what_is_not_of_this_run_or_host_is_not_touched(memory: Memory, client: 
     elsewhere.close()
     memory.why_not = "the owner is on another host"
     with pytest.raises(Unsuitable, match="cannot reach it: the owner is on another host"):
-        way.write(job(memory, np.zeros(SIZE, np.uint8)))
+        backend.write(job(memory, np.zeros(SIZE, np.uint8)))
     assert memory.pieces == 0
-    way.close()
+    backend.close()
     strict.close()
 
 
-def test_where_no_connection_leads_there_is_another_way(memory: Memory, client: Client, way: HostAgentBackend) -> None:
+def test_where_no_connection_leads_there_is_another_way(
+    memory: Memory, client: Client, backend: HostAgentBackend
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        client.door = MemoryServerAddress("127.0.0.1", unused.getsockname()[1], bytes(32))
+        client.server = MemoryServerAddress("127.0.0.1", unused.getsockname()[1], bytes(32))
         with pytest.raises(Unsuitable, match="cannot be reached"):
-            way.read(job(memory, np.zeros(1, np.uint8)))
-    assert way.refusal(memory.handle(), None) == "", "somebody may listen there soon"
+            backend.read(job(memory, np.zeros(1, np.uint8)))
+    assert backend.refusal(memory.handle(), None) == "", "somebody may listen there soon"
 
 
 def test_where_none_will_lead_it_is_not_tried_again(
-    memory: Memory, client: Client, way: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, client: Client, backend: HostAgentBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", Mock(side_effect=OSError(errno.EHOSTUNREACH, "No route to host")))
     with pytest.raises(Unsuitable, match=r"No route to host.*check for a firewall"):
-        way.read(job(memory, np.zeros(1, np.uint8)))
-    assert "cannot be reached" in way.refusal(memory.handle(), None)
+        backend.read(job(memory, np.zeros(1, np.uint8)))
+    assert "cannot be reached" in backend.refusal(memory.handle(), None)
 
 
-def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: HostAgentBackend) -> None:
+def test_an_agent_that_does_not_answer(memory: Memory, client: Client, backend: HostAgentBackend) -> None:
     client.ask = lambda reply_handler: None
     with pytest.raises(TransferTimeout, match="did not answer"):
-        way.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
+        backend.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
 
 
 # -- many at once -----------------------------------------------------------------------------------------
@@ -639,24 +646,24 @@ def test_an_agent_that_does_not_answer(memory: Memory, client: Client, way: Host
 
 def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     serving._room = threading.Semaphore(2)
-    door = serving.open("127.0.0.1")
+    server = serving.open("127.0.0.1")
     opened = []
     for _ in range(5):
-        opened.append(connect(door))
-        be_admitted(opened[-1], door.key, Deadline(PATIENCE))
-    for line in opened:
-        line.close()
+        opened.append(connect(server))
+        be_admitted(opened[-1], server.key, Deadline(PATIENCE))
+    for connection in opened:
+        connection.close()
 
 
 def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
-    memory: Memory, way: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, backend: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 1000.0)
     monkeypatch.setattr(memory_server, "MOST_UNKNOWN", 1)
     serving._room = threading.Semaphore(3)
-    door = serving.open("127.0.0.1")
-    used = connect(door)
-    be_admitted(used, door.key, Deadline(PATIENCE))
+    server = serving.open("127.0.0.1")
+    used = connect(server)
+    be_admitted(used, server.key, Deadline(PATIENCE))
     request = protocol.pack_request(protocol.TransferRequest(memory.handle(), 0, 1, is_write=False, seconds=PATIENCE))
 
     def ask() -> None:
@@ -668,8 +675,8 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
     ask()
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            stack.callback(connect(door).close)
-        way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
+            stack.callback(connect(server).close)
+        backend.read(job(memory, data := np.zeros(SIZE, np.uint8)))
         assert (data == memory.data).all()
         ask()
     used.close()
@@ -677,7 +684,7 @@ def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
 
 def test_a_server_without_descriptors_says_so_and_goes_on(
     memory: Memory,
-    way: HostAgentBackend,
+    backend: HostAgentBackend,
     client: Client,
     serving: MemoryServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -686,28 +693,28 @@ def test_a_server_without_descriptors_says_so_and_goes_on(
     """As while strangers hold all that it may have."""
     monkeypatch.setattr(memory_server, "PAUSE_SECONDS", 0.01)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 3
-    attend = serving._attend_next
+    attend = serving._accept_one
 
     def attend_later(listening: socket.socket) -> None:
         if failures:
             raise failures.pop()
         attend(listening)
 
-    monkeypatch.setattr(serving, "_attend_next", attend_later)
-    connect(client.door).close()  # the server waited for this one before
-    way.read(job(memory, data := np.zeros(SIZE, np.uint8)))
+    monkeypatch.setattr(serving, "_accept_one", attend_later)
+    connect(client.server).close()  # the server waited for this one before
+    backend.read(job(memory, data := np.zeros(SIZE, np.uint8)))
     assert not failures
     assert (data == memory.data).all()
     assert "the memory server cannot accept a connection: [Errno 24] Too many open files" in caplog.text
 
 
-def test_many_transfers_at_once(memory: Memory, way: HostAgentBackend, serving: MemoryServer) -> None:
+def test_many_transfers_at_once(memory: Memory, backend: HostAgentBackend, serving: MemoryServer) -> None:
     wrong: list[int] = []
 
     def read(offset: int) -> None:
         for size in (10, PIECE + 10):
             target = np.zeros(size, np.uint8)
-            way.read(job(memory, target, offset))
+            backend.read(job(memory, target, offset))
             if (target != memory.data[offset : offset + size]).any():
                 wrong.append(offset)
 
@@ -717,18 +724,18 @@ def test_many_transfers_at_once(memory: Memory, way: HostAgentBackend, serving: 
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(serving._lines) <= 8
+    assert len(serving._connections) <= 8
 
 
 def test_a_server_that_is_closed_lets_everybody_go(serving: MemoryServer, memory: Memory, client: Client) -> None:
-    line = connect(client.door)
-    be_admitted(line, client.door.key, Deadline(PATIENCE))
+    connection = connect(client.server)
+    be_admitted(connection, client.server.key, Deadline(PATIENCE))
     serving.close()
     with pytest.raises(ConnectionError):
-        line.receive(1, Deadline(PATIENCE))
+        connection.receive(1, Deadline(PATIENCE))
     with pytest.raises(OSError, match="closed"):
         serving.open("127.0.0.1")
-    line.close()
+    connection.close()
 
 
 def _wait(event: threading.Event) -> None:

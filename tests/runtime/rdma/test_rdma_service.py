@@ -10,8 +10,7 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.memory.local import LocalMemory, local_memory
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
-from meshbook.runtime.rdma.memory_contents import parcel_of, put_bytes
-from meshbook.runtime.rdma.service import RDMAService
+from meshbook.runtime.rdma.service import RDMAService, parcel_of, put_bytes
 
 
 @dataclass

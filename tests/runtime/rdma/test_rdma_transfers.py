@@ -14,16 +14,14 @@ from msgspec.structs import replace
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
 from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.local import LocalMemory, local_memory
-from meshbook.runtime.rdma import select_backend as chooser_module
+from meshbook.runtime.rdma import select_backend as select_backend
 from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.explain import explain
 from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.select_backend import LEFT_OUT, SPARE, BackendSelector, BackendVerdict
+from meshbook.runtime.rdma.select_backend import EXCLUDED, SLOWER, BackendSelector, BackendVerdict, explain
 from meshbook.runtime.rdma.threads import Threads
-from meshbook.runtime.rdma.transfer_progress import TransferProgress
-from meshbook.runtime.rdma.transfers import AT_ONCE, Transfers
+from meshbook.runtime.rdma.transfers import INLINE_BYTES, TransferProgress, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
@@ -40,7 +38,7 @@ class Memory(TransferBackend):
     def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
         self.name = name
         self.is_immediate = is_immediate
-        self.data = bytearray(2 * AT_ONCE)
+        self.data = bytearray(2 * INLINE_BYTES)
         self.threads: list[str] = []
         self.tried = 0
         self.before: Callable[[TransferJob], object] = lambda job: None
@@ -81,15 +79,15 @@ class Memory(TransferBackend):
 
 
 def test_the_first_way_that_does_not_refuse() -> None:
-    near, far, last = ways = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
-    chooser = BackendSelector(ways)
-    assert chooser.choose(handle_of(), None) is far
+    near, far, last = backends = [Memory("near", refuses="too far"), Memory("far"), Memory("last")]
+    selector = BackendSelector(backends)
+    assert selector.choose(handle_of(), None) is far
     expected = [
         BackendVerdict("near", False, "too far"),
         BackendVerdict("far", True, ""),
-        BackendVerdict("last", False, SPARE),
+        BackendVerdict("last", False, SLOWER),
     ]
-    assert chooser.explain(handle_of(), None) == expected
+    assert selector.explain(handle_of(), None) == expected
     assert (near.tried, last.tried) == (0, 0)
 
 
@@ -105,9 +103,9 @@ def test_the_first_way_that_does_not_refuse() -> None:
 )
 def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, local: str | None, words: str) -> None:
     here = own_mark()
-    way = ProcessMemoryBackend(ActiveTransfers("worker"))
+    backend = ProcessMemoryBackend(ActiveTransfers("worker"))
     owner = replace(here, system=here.system if system == "here" else "a boot:pid:[4711]")
-    refusal = way.refusal(replace(handle_of(), process=owner, device=device), local)
+    refusal = backend.refusal(replace(handle_of(), process=owner, device=device), local)
     assert words in refusal
     assert bool(words) == bool(refusal)
 
@@ -115,43 +113,43 @@ def test_whose_memory_cross_memory_attach_reaches(system: str, device: str, loca
 def test_what_a_way_turned_out_not_to_do_is_kept_for_that_owner_and_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chooser_module, "REMEMBERED", 2)
-    near, far = ways = [Memory("near"), Memory("far")]
-    chooser = BackendSelector(ways)
+    monkeypatch.setattr(select_backend, "MOST_FAILURES", 2)
+    near, far = backends = [Memory("near"), Memory("far")]
+    selector = BackendSelector(backends)
     for pid in (1, 1, 2, 3):
-        chooser.note(near, handle_of(pid), Unsuitable("it is closed"))
+        selector.note(near, handle_of(pid), Unsuitable("it is closed"))
     assert [record.getMessage().count("it is closed") for record in caplog.records] == [1]
-    assert [chooser.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
+    assert [selector.choose(handle_of(pid), None) for pid in (1, 2, 3, 4)] == [near, far, far, near]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.ECONNREFUSED])
 def test_a_way_is_tried_again_once_what_was_in_its_way_may_have_passed(number: int) -> None:
-    near, far = ways = [Memory("near"), Memory("far")]
+    near, far = backends = [Memory("near"), Memory("far")]
     now = 100.0
-    chooser = BackendSelector(ways, clock=lambda: now)
-    chooser.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
-    assert chooser.choose(handle_of(), None) is far
-    assert chooser.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
+    selector = BackendSelector(backends, clock=lambda: now)
+    selector.note(near, handle_of(), Unsuitable("there was no room", OSError(number, "no room")))
+    assert selector.choose(handle_of(), None) is far
+    assert selector.explain(handle_of(), None)[0].reason == "there was no room (tried again after 10 s)"
     now += 10.0
-    assert chooser.choose(handle_of(), None) is near
+    assert selector.choose(handle_of(), None) is near
 
 
 def test_ways_that_are_left_out() -> None:
-    ways = [Memory("near"), Memory("far", refuses="too far")]
-    chooser = BackendSelector(ways, ["far"])
-    with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {LEFT_OUT}\n    far: too far"):
-        chooser.choose(handle_of(), None)
+    backends = [Memory("near"), Memory("far", refuses="too far")]
+    selector = BackendSelector(backends, ["far"])
+    with pytest.raises(TransferError, match=f"no backend reaches .*\n    near: {EXCLUDED}\n    far: too far"):
+        selector.choose(handle_of(), None)
     with pytest.raises(ValueError, match="unknown names: fat; valid: near, far"):
-        BackendSelector(ways, ["fat"])
+        BackendSelector(backends, ["fat"])
 
 
 def test_a_handle_of_another_run_leads_nowhere() -> None:
     """It was pickled to a file; processes of this run have the same names."""
-    chooser = BackendSelector([Memory("near")], run="new")
+    selector = BackendSelector([Memory("near")], run="new")
     with pytest.raises(TransferError, match=r"belongs to another run \(old; this is new\)"):
-        chooser.choose(handle_of(run="old"), None)
-    assert chooser.explain(handle_of(run="old"), None) == []
-    assert chooser.choose(handle_of(run="new"), None).name == "near"
+        selector.choose(handle_of(run="old"), None)
+    assert selector.explain(handle_of(run="old"), None) == []
+    assert selector.choose(handle_of(run="new"), None).name == "near"
 
 
 def test_the_ways_as_text() -> None:
@@ -184,14 +182,14 @@ class Clock:
 class Plane:
     """Transfers by some ways, and what was told of them."""
 
-    def __init__(self, *ways: Memory) -> None:
+    def __init__(self, *backends: Memory) -> None:
         self.clock = Clock()
         self.recorder = Recorder(10)
         self.done: list[tuple[int, str, bool]] = []
-        self.transfers = Transfers(BackendSelector(ways), self.clock.later, self.recorder, self._note)
+        self.transfers = Transfers(BackendSelector(backends), self.clock.later, self.recorder, self._note)
 
-    def _note(self, job: TransferJob, way: str, seconds: float, is_write: bool) -> None:
-        self.done.append((job.local.size, way, is_write))
+    def _note(self, job: TransferJob, backend: str, seconds: float, is_write: bool) -> None:
+        self.done.append((job.local.size, backend, is_write))
 
     def start(self, size: int = 8, seconds: float = 60, *, is_write: bool = False, **options: Any) -> Any:
         data = bytearray(b"x" * size)
@@ -203,8 +201,8 @@ class Plane:
 def plane() -> Iterator[Callable[..., Plane]]:
     made: list[Plane] = []
 
-    def make(*ways: Memory) -> Plane:
-        made.append(Plane(*ways))
+    def make(*backends: Memory) -> Plane:
+        made.append(Plane(*backends))
         return made[-1]
 
     yield make
@@ -213,18 +211,18 @@ def plane() -> Iterator[Callable[..., Plane]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "is_immediate", "is_here"), [(8, True, True), (AT_ONCE + 1, True, False), (8, False, False)]
+    ("size", "is_immediate", "is_here"), [(8, True, True), (INLINE_BYTES + 1, True, False), (8, False, False)]
 )
 def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
     plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
 ) -> None:
-    way = Memory("near", is_immediate=is_immediate)
-    used = plane(way)
+    backend = Memory("near", is_immediate=is_immediate)
+    used = plane(backend)
     future = used.start(size, is_write=True)
     assert future.done() or not is_here
     assert future.get(PATIENCE) is None
-    assert (way.threads == [threading.current_thread().name]) is is_here
-    assert way.data[:size] == b"x" * size
+    assert (backend.threads == [threading.current_thread().name]) is is_here
+    assert backend.data[:size] == b"x" * size
     assert used.done == [(size, "near", True)]
     assert [span.kind for span in used.recorder.recording(0).spans] == ["transfer"]
 
@@ -244,16 +242,16 @@ def test_no_way(plane: Callable[..., Plane]) -> None:
         plane(Memory("near", refuses="too far")).start().get(PATIENCE)
 
 
-@pytest.mark.parametrize("size", [8, 2 * AT_ONCE])
+@pytest.mark.parametrize("size", [8, 2 * INLINE_BYTES])
 def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
-    way = Memory("near")
-    used = plane(way)
+    backend = Memory("near")
+    used = plane(backend)
     used.start(size, checksum=True).get(PATIENCE)
 
     def change(job: TransferJob) -> None:
-        way.data[size - 1] += 1
+        backend.data[size - 1] += 1
 
-    way.before = change
+    backend.before = change
     with pytest.raises(ChecksumMismatch, match="written to during"):
         used.start(size, checksum=True).get(PATIENCE)
 
@@ -261,16 +259,16 @@ def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], si
 @pytest.fixture
 def stuck() -> Iterator[Memory]:
     """A way that never gets there, until the test is over."""
-    way, over = Memory("stuck", is_immediate=False), threading.Event()
+    backend, over = Memory("stuck", is_immediate=False), threading.Event()
 
     def wait(job: TransferJob) -> None:
         entered.put(job)
         over.wait(PATIENCE)
 
     entered: queue.SimpleQueue[TransferJob] = queue.SimpleQueue()
-    way.before = wait
-    way.entered = entered  # type: ignore[attr-defined]
-    yield way
+    backend.before = wait
+    backend.entered = entered  # type: ignore[attr-defined]
+    yield backend
     over.set()
 
 
@@ -333,10 +331,10 @@ def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
 
 
 def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
-    told: list[tuple[int, int]] = []
-    follower = TransferProgress(lambda done, total: told.append((done, total)), 1000)
+    reports: list[tuple[int, int]] = []
+    follower = TransferProgress(lambda done, total: reports.append((done, total)), 1000)
     for _ in range(1000):
         follower.moved(1)
-    assert told[0] == (1, 1000)
-    assert told[-1] == (1000, 1000)
-    assert len(told) < 100
+    assert reports[0] == (1, 1000)
+    assert reports[-1] == (1000, 1000)
+    assert len(reports) < 100
