@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium demo lab test quick test-pythons check bench soak chaos clean
+.PHONY: help setup chromium servers demo lab test quick test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -40,6 +40,13 @@ chromium: ## install Chromium for the browser tests, as root on Debian and simil
 		chromium fonts-dejavu-core >/dev/null; } || \
 		echo "The browser tests will be skipped: install Chromium (on Debian: apt-get install chromium fonts-dejavu-core)" >&2
 
+servers: ## install OpenSSH's server and Slurm for the tests of launchers, where they are missing and root may: Debian and its like
+	@(PATH="$$PATH:/usr/sbin"; command -v sshd && command -v slurmctld && command -v slurmd && command -v munged) >/dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing OpenSSH's server and Slurm for the tests of launchers" && \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+		openssh-server openssh-client slurmctld slurmd slurm-client munge iproute2 >/dev/null; } || \
+		echo "Some tests of launchers will be skipped: install openssh-server, slurmctld, slurmd, slurm-client and munge" >&2
+
 demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, writes demo-output/
 	@$(BIN)/python notebooks/run_demo.py
 
@@ -48,7 +55,7 @@ lab: setup ## open the notebooks in JupyterLab
 
 # Two processes run tests, since most tests wait for processes. In the order of the files: Playwright keeps an event loop
 # on the main thread, so its tests come last.
-test: setup chromium ## run all tests; those in a browser only if Chromium is installed
+test: setup chromium servers ## run all tests; those in a browser only if Chromium is installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: setup ## run the tests that start no process, in about a minute

@@ -56,7 +56,7 @@ def test_a_host_is_reached_where_it_reaches_the_controller(
 
 def test_a_host_without_a_route_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_source_towards", lambda other: "")
-    with pytest.raises(OSError, match=r"no route to any address of the controller's \(10\.0\.0\.1\)"):
+    with pytest.raises(OSError, match=r"no route to .*10\.0\.0\.1"):
         machine.address_towards(["10.0.0.1"])
 
 
