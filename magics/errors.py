@@ -169,7 +169,7 @@ def make_cell_error(
     and it ends the event loop, which belongs to the kernel. A cell that its time limit interrupted gets a TimeoutError.
     """
     if not errors:
-        raise ValueError("a cell without errors has not failed")
+        raise ValueError("errors must not be empty: a cell fails only with the error of a rank")
     groups = group_errors(errors, order)
     made: CellError = _class_named(name_error(groups, ending), CellError)(errors, order, result, ending, mesh)
     return made

@@ -82,7 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook.spmd",
         description="Run a script on every rank of a mesh on this host, with the environment that torchrun gives it.",
-        epilog="The exit status is 0 on success. Otherwise it is the script's own if all failed ranks agree, else 1.",
+        epilog="The exit status is 0 on success. Otherwise it is the exit status of the script if it is the same on "
+        "all failed ranks, else 1.",
     )
     parser.add_argument(
         "--procs",

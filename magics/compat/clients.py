@@ -359,8 +359,8 @@ class _StandInModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"ipyparallel.{name} is not part of meshbook's stand-in, whose parts docs/ipyparallel.md lists. "
-            f"To use an installed ipyparallel itself, run %unload_ext meshbook.magics.compat"
+            f"meshbook does not provide ipyparallel.{name}; docs/ipyparallel.md lists the supported names. "
+            f"To use an installed ipyparallel instead, run %unload_ext meshbook.magics.compat"
         )
 
 

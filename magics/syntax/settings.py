@@ -61,7 +61,7 @@ _ALL_SETTINGS = (
     Setting(
         "on_error",
         "stop",
-        f"what the first error does to the other ranks: {', '.join(get_args(OnError))}",
+        f"effect of the first error on the other ranks: {', '.join(get_args(OnError))}",
         _choice(*get_args(OnError)),
         offers=get_args(OnError),
     ),

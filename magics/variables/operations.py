@@ -171,12 +171,11 @@ def _confirm_size(names: str, size: int, count: int, ask: Ask | None) -> None:
         answer = ask(f"pull {names}: {amount}? [y/N] ")
     except (StdinNotImplementedError, EOFError):
         raise VariableError(
-            f"cannot ask here whether to pull {names} ({amount}); use mesh.pull(..., force=True) or %mesh pull "
-            "--force, "
-            f"or pull from fewer ranks"
+            f"pulling {names} ({amount}) needs a confirmation, which cannot be requested here; use "
+            "mesh.pull(..., force=True) or %mesh pull --force, or pull from fewer ranks"
         ) from None
     if answer.strip().lower() not in ("y", "yes"):
-        raise VariableError(f"{names} ({amount}) not pulled: declined")
+        raise VariableError(f"did not pull {names} ({amount}): the confirmation was declined")
 
 
 def _reduce(values: list[Any], wanted: PullSpec, dim: int) -> Any:

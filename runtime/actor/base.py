@@ -163,8 +163,8 @@ def check_replacement(old: type, new: Any, taken: frozenset[str]) -> None:
     check_class(new, taken)
     if (serving := _serving_of(old)) != (other := _serving_of(new)):
         raise ValueError(
-            f"by their endpoints, actors of {old.__qualname__} run on {serving} and actors of {new.__qualname__} on "
-            f"{other}: a running actor cannot move; spawn new actors"
+            f"the endpoints of {old.__qualname__} run on {serving}, but those of {new.__qualname__} on {other}: "
+            "a running actor cannot change this; spawn new actors"
         )
 
 
@@ -181,6 +181,6 @@ def change_class(actor: Any, cls: type) -> None:
         object.__setattr__(actor, "__class__", cls)  # bypasses the user's own __setattr__
     except TypeError as error:
         raise TypeError(
-            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances have another "
-            f"layout (__slots__, or a base class written in C); spawn new actors. {error}"
+            f"an object of {old.__qualname__} cannot become one of {cls.__qualname__}, whose instances have a "
+            f"different layout (__slots__, or a base class written in C); spawn new actors. {error}"
         ) from error

@@ -99,7 +99,9 @@ class Instance:
 
     def _controlled(self) -> Control:
         if self.control is None:
-            raise RuntimeError(f"{self} is not an actor of this process: only an actor can end itself")
+            raise RuntimeError(
+                f"cannot end {self}: stop(), abort() and kill() work only inside the actor that they end"
+            )
         return self.control
 
     def __str__(self) -> str:

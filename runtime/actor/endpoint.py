@@ -145,7 +145,7 @@ class Endpoint(Generic[P, R]):
         name = self._mesh.mesh_name
         raise RuntimeError(
             f"{name}.{self._method.name}.rref() goes through the tensor engine, and no mesh is active: activate the "
-            f"process mesh that {name!r} was spawned on (`with procs.activate(): ...`), or use the other verbs"
+            f"process mesh that {name!r} was spawned on (`with procs.activate(): ...`), or use call()"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ class EndpointMethod(Generic[P, R]):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if isinstance(function, EndpointMethod):
-            raise ValueError(f"{function.name}: use one decorator for each method; this one does not wrap @endpoint")
+            raise ValueError(f"{function.name} is already an endpoint: apply only one endpoint decorator to it")
         if not inspect.isfunction(function):
             raise TypeError(f"@endpoint decorates a method, not {function!r}")
         self.function = function
@@ -268,7 +268,7 @@ class EndpointMethod(Generic[P, R]):
         def __getattr__(self, name: str) -> NoReturn:
             method = self.__dict__.get("name", "endpoint")
             hint = f": use mesh.{method}.{name}(...) of the mesh that spawn returns" if hasattr(Endpoint, name) else ""
-            raise AttributeError(f"the endpoint {method!r} of a class has no {name!r}{hint}")
+            raise AttributeError(f"the endpoint {method!r} of a class has no attribute {name!r}{hint}")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

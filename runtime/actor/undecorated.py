@@ -90,8 +90,8 @@ def as_endpoint(
     """
     if isinstance(method, PlainMethod):
         return method._as_endpoint(Options(propagate=propagate, has_port=explicit_response_port))
-    hint = ", which is an endpoint already" if isinstance(method, Endpoint) else ""
-    raise ValueError(f"as_endpoint: expected an method of a spawned actor, not {method!r}{hint}")
+    hint = ", which is already an endpoint" if isinstance(method, Endpoint) else ""
+    raise ValueError(f"as_endpoint: expected a method of a spawned actor, not {method!r}{hint}")
 
 
 def find_undecorated(cls: type, name: str) -> Callable[..., Any]:

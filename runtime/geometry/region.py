@@ -74,7 +74,7 @@ class Extent(Mapping[str, int]):
         if rank is None:
             if odd := sorted(set(coordinates).symmetric_difference(self.labels)):
                 needed = f"a point needs exactly the dimensions {_listed(self.labels)}"
-                raise KeyError(f"{needed}; {_listed(odd)} does not fit")
+                raise KeyError(f"{needed}; missing or unknown: {_listed(odd)}")
             return Point(self._layout.nditem([coordinates[label] for label in self.labels]), self)
         if coordinates:
             raise TypeError("give a rank or coordinates, not both")
@@ -241,7 +241,7 @@ class Region:
         if len(chosen) < len(wanted):
             raise ValueError(f"not in this mesh: rank {', '.join(map(str, sorted(wanted.difference(chosen))))}")
         if not chosen:
-            raise IndexError("no rank was picked: a mesh needs at least one")
+            raise IndexError("no rank was selected: a mesh needs at least one")
         own_name = self.labels[0] if len(self.labels) == 1 else "ranks"
         return _over_ranks((name or own_name,), (len(chosen),), chosen)
 

@@ -24,7 +24,9 @@ class SplitRequest:
         names = self.names.get(label, ())
         open_names = [name for name in names if name not in self.sizes]
         if len(open_names) > 1:
-            raise ValueError(f"Cannot infer size of {_listed(open_names)}: at most one of {_listed(names)} may be open")
+            raise ValueError(
+                f"Cannot infer size of {_listed(open_names)}: give the sizes of all but one of {_listed(names)}"
+            )
         known = math.prod(self.sizes[name] for name in names if name in self.sizes)
         if size % known or (not open_names and known != size):
             given = ", ".join(f"{name}={self.sizes[name]}" for name in names if name in self.sizes)

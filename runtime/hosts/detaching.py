@@ -111,7 +111,7 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
     try:
         wait_until_attachable(session.folder.path)
     except RunUnreachable as error:
-        raise DetachError(f"run {session.run} was detached, and cannot be attached to: {error}") from error
+        raise DetachError(f"run {session.run} was detached, but no process can attach to it: {error}") from error
     return order
 
 
@@ -121,7 +121,7 @@ def check(session: Session, seconds: float) -> None:
         raise ValueError(f"seconds must be a positive number, not {seconds!r}")
     if not hasattr(os, "pidfd_open"):
         raise DetachError(
-            "detaching requires Linux: this system has no pidfd_open, by which a client detects the end of the agent"
+            "detaching requires Linux: this system has no pidfd_open(), which detects that the agent has ended"
         )
     if session.has_lost_agent:
         raise DetachError("the host agent of this run has ended, and all processes with it; nothing is left to detach")

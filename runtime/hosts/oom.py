@@ -157,7 +157,7 @@ class OomDetector:
             return f"probably the operating system killed it (out of memory): {_format_limit(group)}{used}; {ADVICE}"
         sender = "a user or a program outside meshbook sent the signal"
         if self._log.is_readable:
-            return f"{sender}; the kernel's log has no out-of-memory kill of this process"
+            return f"{sender}; the kernel's log shows no out-of-memory kill of this process"
         return f"{sender}, or the operating system was out of memory (see dmesg)"
 
     def close(self) -> None:

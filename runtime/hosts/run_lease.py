@@ -126,7 +126,7 @@ class RunLease:
             incarnation = self._incarnation + 2 if was_offered else self._order.incarnation + 1
             self._start_detached_controller(self._order, incarnation)
         except OSError:
-            logger.exception("cannot keep the run without its controller")
+            logger.exception("cannot keep the run alive without its controller")
             return False
         if not was_offered:
             self._since = time.time()

@@ -72,12 +72,14 @@ def local_memory(data: Any, what: str) -> LocalMemory:
 def _of_tensor(tensor: Any, what: str, torch: Any) -> LocalMemory:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout) if not tensor.is_nested else "nested"
-        raise TypeError(f"{what} is a {kind} tensor, whose bytes do not define it; pass the tensors that it contains")
+        raise TypeError(
+            f"{what} is a {kind} tensor, but only dense tensors are supported; pass the tensors that it contains"
+        )
     if not tensor.is_contiguous():
         raise _scattered(what, tuple(tensor.shape), tensor.stride(), f"{what}.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
-        raise TypeError(f"{what} is a lazy view, whose bytes are not its values; pass {what}.{resolve}()")
+        raise TypeError(f"{what} is a lazy view, whose memory does not contain its values; pass {what}.{resolve}()")
     if not tensor.numel():
         raise ValueError(f"{what} has no bytes: its shape is {tuple(tensor.shape)}")
     try:

@@ -69,4 +69,4 @@ def _copy(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     if copied != wanted:
-        raise OSError(errno.EFAULT, f"{copied:,} of {wanted:,} bytes could be copied")
+        raise OSError(errno.EFAULT, f"only {copied:,} of {wanted:,} bytes could be copied")

@@ -140,7 +140,7 @@ def _pick(policies: Sequence[Respawning | None], index: int | None) -> Respawnin
 
 
 def _take_procs(state: ProcMeshState, hosts: HostMesh, policy: Respawning | None, lost: list[str]) -> None:
-    plan = _loaded(state.plan, f"how the processes of {state.name} are started; it cannot be enlarged", lost)
+    plan = _loaded(state.plan, f"the start options of the processes of {state.name}; the mesh cannot be enlarged", lost)
     specs = WorkerSpecs(state.specs, ask_for, plan or _no_plan, state.used)
     ownership = Ownership(specs)
     region = Extent(state.labels, state.sizes).region
@@ -185,7 +185,10 @@ def _loaded(pickled: bytes | None, what: str, lost: list[str]) -> Any:
 
 
 def _no_plan(extent: Extent, local: int) -> list[Start]:
-    raise ValueError("resize: this mesh cannot be enlarged, as the handover of its run lost how processes are started")
+    raise ValueError(
+        "resize: this mesh cannot be enlarged, because the start options of its processes were not restored when this "
+        "notebook or program attached to the run; start a new mesh"
+    )
 
 
 def names_of(states: Iterable[ProcMeshState]) -> str:

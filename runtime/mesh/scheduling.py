@@ -336,7 +336,7 @@ class Scheduler:
 
     def _explain_loss(self, ranks: Sequence[int], error: Exception, task: _PendingItem) -> ItemLost:
         text = (
-            f"item {task.place} of {self.name} was handed out {len(ranks)} times, and each time its rank died "
+            f"item {task.place} of {self.name} was sent to a rank {len(ranks)} times, and each time the rank died "
             f"(ranks {', '.join(map(str, ranks))}): the item may be the cause. The last failure: {error}"
         )
         return ItemLost(text, task.place, tuple(ranks))

@@ -110,7 +110,7 @@ class RDMAAction:
         number, other = next((n, each) for n, each in enumerate(self._operations, 1) if new.collides(each))
         return ValueError(
             f"operation {len(self._operations) + 1} ({new}) and operation {number} ({other}) overlap in memory of this "
-            "process, and a read changes it; submit them one after the other"
+            "process, and at least one of them changes it; submit them one after the other"
         )
 
     def __repr__(self) -> str:

@@ -44,7 +44,9 @@ def receivers_of(to: Any, size: int, handle_of: Any) -> list[Receiving]:
             if handle.size < size:
                 raise ValueError(f"the buffer of rank {rank} has {handle.size:,} bytes, but {size:,} are broadcast")
             if not handle.is_writable:
-                raise ValueError(f"the buffer of rank {rank} is read-only, like the memory that its owner lends")
+                raise ValueError(
+                    f"the buffer of rank {rank} is read-only, because its owner created it from read-only memory"
+                )
         return [Receiving(handle.owner, handle) for handle in handles]
     addresses = getattr(to, "_addresses", None)
     if addresses is None:
@@ -132,6 +134,6 @@ class Broadcast:
         first = next(iter(errors.values()))
         kinds = {type(error) for error in errors.values()}
         kind = kinds.pop() if len(kinds) == 1 and isinstance(first, TransferError) else TransferError
-        error: BaseException = kind("\n".join([f"{reached}, but not", *lines]))
+        error: BaseException = kind("\n".join([f"{reached}; these ranks failed:", *lines]))
         error.__cause__ = first
         return error

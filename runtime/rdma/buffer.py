@@ -90,7 +90,9 @@ class RDMABuffer:
         fit into the buffer, or if the buffer is read-only. Otherwise as `read_into`.
         """
         if not self._handle.is_writable:
-            raise ValueError(f"the buffer of {self._handle.actor} is read-only, like the memory that its owner lends")
+            raise ValueError(
+                f"the buffer of {self._handle.actor} is read-only, because its owner created it from read-only memory"
+            )
         local = local_memory(src, "src")
         size = self._length(offset, local.size if length is None else length)
         if local.size < size:

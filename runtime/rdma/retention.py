@@ -66,7 +66,7 @@ class Retention:
             try:
                 self._release(each.lent)
             except Exception:  # the callers that dropped this and the other memory wait for their futures
-                logger.exception("dropped memory could not be withdrawn")
+                logger.exception("failed to release dropped memory")
             each.released.resolve(lambda: None)
 
     def _take_unused(self) -> list[_Kept]:

@@ -45,12 +45,14 @@ class Collectives:
         and an `out` of another shape. KeyError: an unknown dimension. TypeError: the first dimension does not fit.
         """
         if mesh is not None:
-            raise NotImplementedError("reduce(mesh=...): reduce, then slice_mesh(...).to_mesh(mesh)")
+            raise NotImplementedError(
+                "reduce() does not support mesh=; call slice_mesh(...).to_mesh(mesh) on its result"
+            )
         names = _check_dims(self.mesh, dims, reduction, scatter)
         _check_arguments("reduce", self, out)
         shape = _shape_of(self, names, reduction, scatter)
         if out is not None and tuple(out.shape) != shape:
-            raise ValueError(f"Reduce expects the shape {shape} of `out`, and it has {tuple(out.shape)}")
+            raise ValueError(f"Reduce expects the shape of `out` to be {shape}, not {tuple(out.shape)}")
         meta = Meta.make(shape, _row_major(shape), self.dtype, 0, self.device)
         lane = self._place.lane
         engine = lane.engine
@@ -134,7 +136,10 @@ def _shape_of(tensor: torch.Tensor, names: tuple[str, ...], reduction: str, scat
     if not scatter:
         return (count, *shape) if reduction == "stack" else shape
     if not shape or shape[0] != count:
-        raise TypeError(f"When scattering, the first dimension counts the ranks: it needs {count} parts, not {shape}")
+        raise TypeError(
+            f"When scattering, the first dimension must have the size {count}, one part for each rank; the shape is "
+            f"{shape}"
+        )
     return shape if reduction == "stack" else shape[1:]
 
 
@@ -151,7 +156,7 @@ def match_ranks(source: DeviceMesh, target: DeviceMesh) -> list[tuple[int, int]]
         if target.sizes.get(name, size if size == 1 else None) != size:
             raise ValueError(
                 f"to_mesh: the tensor is on {dict(source.extent)} and the target is {dict(target.extent)}: each "
-                f"dimension of the tensor's mesh must be in the target, in the same size ({name!r} is not)"
+                f"dimension of the tensor's mesh must be in the target, with the same size ({name!r} is not)"
             )
     ranks = source.region.ranks()
     pairs = []

@@ -196,8 +196,8 @@ class ActiveMesh(TorchDispatchMode):
             return dispatch(func, args, kwargs, self.place)
         if self.place.engine.recorder is not None and operator_of(func).mutated:
             raise RuntimeError(
-                f"a function that compile() records changes a local tensor ({func}), and replays would not: make the "
-                "optimizer and its state under the active mesh"
+                f"compile() cannot record a change of a local tensor ({func}), since replays would not repeat it: "
+                "create the optimizer and its state while the mesh is active"
             )
         return func(*args, **kwargs)
 

@@ -259,9 +259,15 @@ class Engine:
     def check_can_wait(self) -> None:
         """Raise if values cannot be asked for now."""
         if self.holds:
-            raise NotImplementedError("values cannot be fetched in a coalescing() block: its commands are held back")
+            raise NotImplementedError(
+                "values cannot be fetched in a coalescing() block, which sends its commands at the end: fetch them "
+                "after it"
+            )
         if self.recorder is not None:
-            raise RuntimeError("a function that compile() records cannot ask for values: it would record today's")
+            raise RuntimeError(
+                "a function that compile() records cannot fetch values, since replays would not fetch them again: "
+                "return the tensors, and fetch them outside of the function"
+            )
 
     def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
         """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
@@ -318,9 +324,9 @@ class Engine:
     def _explain_trouble(self) -> DeviceMeshError:
         if isinstance(self.trouble, DeviceMeshError):
             return DeviceMeshError(str(self.trouble))
-        text = f"the tensor engine of {self.procs.name} cannot go on"
+        text = f"the tensor engine of {self.procs.name} has failed"
         if isinstance(self.trouble, SupervisionError):
-            text = f"a rank of {self.procs.name} died; heal_mesh(mesh) starts it again"
+            text = f"a rank of {self.procs.name} died; restart it with heal_mesh(mesh)"
         error = DeviceMeshError(f"{text}\n{self.trouble}")
         error.__cause__ = self.trouble
         return error
@@ -404,8 +410,8 @@ class Engine:
         if ranks:
             listed = ", ".join(map(str, ranks))
             self.trouble = DeviceMeshError(
-                f"this tensor was lost: the process of rank {listed} of {self.procs.name} is a new one. Make the "
-                "tensors again, under `with procs.activate():`"
+                f"this tensor was lost: rank {listed} of {self.procs.name} runs in a new process. Create the "
+                "tensors again in `with procs.activate():`"
             )
 
     def close(self) -> None:

@@ -306,7 +306,7 @@ class Executor:
             else:
                 leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 if len(leaves) != len(outputs):
-                    raise ValueError(f"returned {len(leaves)} tensors; its propagation rule promised {len(outputs)}")
+                    raise ValueError(f"returned {len(leaves)} tensors, but its propagation rule gave {len(outputs)}")
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
             self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)

@@ -41,7 +41,7 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
     place = tensors[0]._place
     for tensor in tensors:
         if tensor.mesh != place.mesh:
-            raise TypeError(f"one fetch_shard takes tensors of one mesh, not of {place.mesh!r} and {tensor.mesh!r}")
+            raise TypeError(f"fetch_shard() takes tensors of one mesh, not of {place.mesh!r} and {tensor.mesh!r}")
         if tensor._place.state:
             raise TypeError(f"{tensor!r} cannot be fetched: it is {tensor._place.state}")
 

@@ -29,7 +29,7 @@ def grad_generator(
     backward = _Backward()
     for root, gradient in zip(listed, given, strict=True):
         if not root.requires_grad:
-            raise RuntimeError("a root does not require grad, so it has no graph")
+            raise RuntimeError("one of the roots does not require grad, so it has no graph to differentiate")
         start = torch.ones_like(root) if gradient is None else gradient
         backward.add(torch.autograd.graph.get_gradient_edge(root), start)
     backward.count()

@@ -101,7 +101,7 @@ class MeshValue(Collectives, torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MeshValue:
         if not self.is_leaf:
-            raise RuntimeError("only leaves of a graph can be copied deeply: detach the tensor first")
+            raise RuntimeError("deepcopy() supports only leaves of a graph: call detach() on the tensor first")
         twin: MeshValue = self.detach().clone().requires_grad_(self.requires_grad)
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -123,7 +123,9 @@ class MeshValue(Collectives, torch.Tensor):
         return f"MeshTensor({', '.join(parts)})"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a MeshTensor is an id on the ranks of its mesh: send fetch_shard(x).get(), which has a value")
+        raise TypeError(
+            "a MeshTensor cannot be pickled: its values are on the ranks; send fetch_shard(x).get() instead"
+        )
 
 
 def _compare(method: Any) -> Any:

@@ -65,7 +65,7 @@ class Meta:
     def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Meta:
         """Return the metadata of a real or meta tensor, on another device if one is given."""
         if tensor.layout is not torch.strided:
-            raise NotImplementedError(f"a tensor of a mesh is dense, and this one has the layout {tensor.layout}")
+            raise NotImplementedError(f"tensors of a mesh must be dense, but this one has the layout {tensor.layout}")
         place = tensor.device if device is None else device
         layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         return cls.make(*layout, place, False, tensor.is_conj(), tensor.is_neg())

@@ -89,7 +89,9 @@ def make_plan(
         if (after := Meta.of(stand_in, before.device)) != before.as_constant(False)
     }
     if reshaped and not operator.is_view_in_place:
-        raise NotImplementedError(f"{operator.name} would resize a tensor of a mesh: give it one of the right shape")
+        raise NotImplementedError(
+            f"{operator.name} would resize a tensor of a mesh, which is not supported: pass a tensor of the right shape"
+        )
     is_single = isinstance(result, torch.Tensor) and len(new) == 1
     return Plan(
         number=next(numbers),

@@ -96,7 +96,7 @@ class Compiled:
         inputs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
         place = active_place()
         if place is None:
-            raise ValueError("a compiled function runs on the active mesh: use `with mesh.activate():`")
+            raise ValueError("a compiled function needs an active mesh: call it in `with mesh.activate():`")
         _check_inputs(self._name, inputs, place)
         ids = [tensor._ref.id for tensor in inputs]
         pattern = tuple(map(ids.index, ids))  # which inputs are the same value
@@ -137,7 +137,7 @@ class _Recorder:
 
     def __enter__(self) -> None:
         if self._engine.recorder is not None:
-            raise RuntimeError("compile() is recording already: call one compiled function outside of the other")
+            raise RuntimeError("compile() is already recording a function: call other compiled functions outside of it")
         self._first = self._engine.new_ids(1)  # what the function makes has larger ids
         self._delete, self._lane.delete = self._lane.delete, self._note_death
         self._engine.recorder = self
@@ -156,7 +156,7 @@ class _Recorder:
         if command[0] in _DEFINITIONS:
             return
         if lane is not self._lane:
-            raise NotImplementedError("compile() records the operations of one mesh, and this one is on another")
+            raise NotImplementedError("compile() records operations on one mesh, but this operation is on another mesh")
         self._commands.append(command)
 
     def hold(self, tensors: Iterable[MeshTensor]) -> None:
@@ -170,7 +170,10 @@ class _Recorder:
         leaves, spec = tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
         if any(tensor.requires_grad for tensor in tensors):
-            raise TypeError("a compiled function returned a tensor with a graph, which no replay makes: detach it")
+            raise TypeError(
+                "a compiled function returned a tensor that requires grad, but replays create no graph: return "
+                "tensor.detach()"
+            )
         ids = [tensor._ref.id for tensor in self._inputs]
         given = {number: index for index, number in enumerate(ids)}
         base = self._engine.new_ids(self._last - self._first + len(ids))
@@ -180,8 +183,9 @@ class _Recorder:
         returned = [tensor._ref.id for tensor in tensors]
         if verify and (kept := renamed.made - self._dead - set(returned)):
             raise RuntimeError(
-                f"a compiled function keeps {len(kept)} new tensors elsewhere than in its result, and replays would "
-                "not renew them: return them, or make them before (an optimizer's state: by a step before)"
+                f"a compiled function keeps {len(kept)} new tensors that it does not return, and replays would not "
+                "update them: return them, or create them before the first call (call optimizer.step() once, for "
+                "example)"
             )
         for number in given:
             self.held.pop(number, None)
@@ -234,7 +238,9 @@ class _Renamer:
             _, output, source, group, reduction, scatter, into, meta = command
             target = self.number(into) if into else self._make(output)
             return head, target, self.number(source), group, reduction, scatter, into and target, meta
-        raise NotImplementedError(f"compile() cannot record {head!r}: remote functions and copies between meshes")
+        raise NotImplementedError(
+            f"compile() cannot record {head!r}: it does not support remote functions and copies between meshes"
+        )
 
     def _make(self, number: int, count: int = 1) -> int:
         self.made.update(range(number, number + count))

@@ -33,7 +33,9 @@ def call_by_reference(actors: ActorMesh, endpoint: str, propagate: Any, args: An
     """
     place = active_place()
     if propagate is None:
-        raise ValueError(f"{actors.mesh_name}.{endpoint} needs a rule for its results: @endpoint(propagate=...)")
+        raise ValueError(
+            f"{actors.mesh_name}.{endpoint} has no rule for the shapes of its results: pass propagate= to @endpoint"
+        )
     if place is None or dict(actors.extent) != dict(place.engine.procs.extent):
         raise ValueError(f"{actors!r} is not on the ranks of the active mesh: spawn it on that process mesh")
     known: dict[str, RemoteFunction] = actors.__dict__.setdefault("_references", {})

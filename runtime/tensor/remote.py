@@ -80,7 +80,7 @@ class RemoteFunction:
         tree = self._check(args, kwargs, place)
         if self._propagate is None:
             raise ValueError(
-                f"{self._name} has no rule for the shapes of its results: say remote(..., propagate=...), or use "
+                f"{self._name} has no rule for the shapes of its results: pass propagate= to remote(), or use "
                 "call_on_shard_and_fetch"
             )
         if self._propagate == "inspect":

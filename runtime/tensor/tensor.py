@@ -334,7 +334,7 @@ def unite(engine: Engine, name: str, by_rank: list[Any]) -> Any:
     if any(each != metas[0] for each in metas):
         listed = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(metas))
         raise RuntimeError(
-            f"{name} has a result of another shape on each rank ({listed}): call it in a remote function, which may "
-            "return what has the same shape everywhere"
+            f"the result of {name} has different shapes on different ranks ({listed}): call it in a remote function "
+            "that returns tensors of the same shape on all ranks"
         )
     return by_rank[0]

@@ -255,7 +255,7 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
     notebook.run(f"before = variables.CONFIRM_ABOVE if 'variables' in globals() else 1 << 30\n{LARGE}")
     notebook.run("%%mesh\nlarge = torch.zeros(100)")
     refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
-    assert refused.startswith("cannot ask here whether to pull large (0.0 GiB from 3 ranks)")
+    assert refused.startswith("pulling large (0.0 GiB from 3 ranks) needs a confirmation")
     assert notebook.run("len(mesh.pull('large', force=True))").result == "3"
     for code, answer, status in (
         ("%mesh pull large", "y", "ok"),
@@ -268,7 +268,7 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
         notebook.client.input(answer)
         assert (notebook.wait(cell).reply or {})["status"] == status
     notebook.run("%%mesh -a -o job --pull large\n1")
-    assert "cannot ask here" in notebook.run_failing("job.result()").error["evalue"]
+    assert "needs a confirmation" in notebook.run_failing("job.result()").error["evalue"]
     notebook.run("variables.CONFIRM_ABOVE = before")
 
 

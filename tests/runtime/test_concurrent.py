@@ -136,7 +136,7 @@ def test_decorators_are_not_stacked(decorators: Any) -> None:
     async def method(self: Any) -> None: ...
 
     outer, inner = decorators
-    with pytest.raises(ValueError, match="does not wrap @endpoint"):
+    with pytest.raises(ValueError, match="apply only one endpoint decorator"):
         outer(inner(method))
 
 

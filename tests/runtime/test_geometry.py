@@ -440,7 +440,7 @@ def test_a_picked_region_has_all_the_algebra() -> None:
 def test_picks_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="not in this mesh: rank 8, 9"):
         GRID.pick([1, 9, 8])
-    with pytest.raises(IndexError, match="no rank was picked"):
+    with pytest.raises(IndexError, match="no rank was selected"):
         GRID.pick([])
     with pytest.raises(ValueError, match="rank 2 is not in this mesh of 3 ranks"):
         GRID.pick([0, 1, 3]).point_of_base_rank(2)

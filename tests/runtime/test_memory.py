@@ -131,7 +131,7 @@ def test_it_is_told_as_it_is_known(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("readable", "said"),
     [
-        (True, "; the kernel's log has no out-of-memory kill of this process"),
+        (True, "; the kernel's log shows no out-of-memory kill of this process"),
         (False, ", or the operating system was out of memory (see dmesg)"),
     ],
 )

@@ -25,7 +25,7 @@ const ACTIONS = [
   {
     name: "interrupt",
     title: "Interrupt",
-    hint: "Ctrl-C on the ranks: the cell ends with KeyboardInterrupt. Frees ranks that are stuck",
+    hint: "Send Ctrl-C to the ranks: the cell ends with KeyboardInterrupt. Also frees ranks that are stuck",
     seconds: 30,
   },
   {
@@ -44,7 +44,7 @@ const ACTIONS = [
   },
   { name: "heal", title: "Heal", hint: "Restart the ranks that are dead", seconds: 300 },
   { name: "stacks", title: "Stacks", hint: "Show where each rank is now", seconds: 60 },
-  { name: "profile", title: "Profile", hint: "Sample for a few seconds what the ranks spend time on", seconds: 120 },
+  { name: "profile", title: "Profile", hint: "Sample for a few seconds where ranks spend time", seconds: 120 },
 ];
 /** @type {Change[]} */
 const SHOWS = ["mesh", "cell", "counts", "selected"];

@@ -99,7 +99,7 @@ export function ranksIn(layout, { left, top, right, bottom }) {
 }
 
 /**
- * How to read the grid: `rows: 16 hosts, columns: 8 gpus`, or `8 gpus to a row, 11 hosts to a line`.
+ * How to read the grid: `rows: 16 hosts, columns: 8 gpus`, or `8 gpus per row, 11 hosts side by side`.
  *
  * @param {Dim[]} dims
  * @param {number} rows that share a line
@@ -110,7 +110,7 @@ export function captionOf(dims, rows) {
   const [down, across] = words.slice(-2);
   const [name] = dims[dims.length - 2];
   const places =
-    rows > 1 ? [`${across} to a row`, `${rows} ${name} to a line`] : [`rows: ${down}`, `columns: ${across}`];
+    rows > 1 ? [`${across} per row`, `${rows} ${name} side by side`] : [`rows: ${down}`, `columns: ${across}`];
   return [...words.slice(0, -2), ...places].join(", ");
 }
 

@@ -229,7 +229,7 @@ class LogsPanel {
     const { size, text } = this.#context.selection;
     const ranks = size ? `rank${size === 1 ? "" : "s"} ${text}` : "all ranks";
     const isFiltered = Object.values(this.#tools.query).some(Boolean);
-    const partly = isPartial ? "; the search was slow, so it left out some lines" : "";
+    const partly = isPartial ? "; the search was slow, so some lines were not searched" : "";
     if (!lines.length && !live.length) {
       return isFiltered ? `No line of ${ranks} matches${partly}.` : `No output from ${ranks} yet.`;
     }

@@ -41,7 +41,7 @@ export function makeLogTools(on) {
   const time = toggle("Time", "Show the time of each line", on.rows);
   const wrap = toggle("Wrap", "Break long lines", on.rows);
   const view = { time, wrap };
-  const copy = action("Copy", "Copy the marked text, or all of these lines", on.copy);
+  const copy = action("Copy", "Copy the selected text, or all of these lines", on.copy);
   const download = action("Download", "Save all of these lines as a file", on.download);
   const error = element("div", { class: "meshbook-log-error", role: "alert", hidden: true });
   const tools = [group(filter, regex, exact, stream, cell), group(...search.parts)];

@@ -25,7 +25,9 @@ export function makePausedPanel({ store, selection }) {
       if (!changed.has("pauses") && !changed.has("shown") && !changed.has("mesh")) return;
       setText(
         note,
-        store.pauses.length ? "They are waiting for input below their cell." : "No rank is waiting for input.",
+        store.pauses.length
+          ? "These ranks are waiting for input. The prompt is below their cell."
+          : "No rank is waiting for input.",
       );
       list.replaceChildren(...store.pauses.map((pause) => rowOf(pause, selection)));
     },

@@ -13,7 +13,7 @@ export function makeProfilePanel(context) {
   const note = element(
     "p",
     { class: "meshbook-note" },
-    "The Profile button above samples what the ranks spend time on.",
+    "The Profile button above samples where the ranks spend their time.",
   );
   const frame = element("div", { class: "meshbook-profile", hidden: true });
   context.showProfile = (html) => {

@@ -106,7 +106,7 @@ class TimelinePanel {
       element("option", { value: "work" }, "longest work first"),
     );
     const refresh = this.#button("Refresh", "Ask the ranks again", () => void this.#load());
-    const all = this.#button("Show all", "All of the cell's time (0, or a double click)", () => this.#showAll());
+    const all = this.#button("Show all", "Show the whole cell (key 0, or double-click)", () => this.#showAll());
     return element("div", { class: "meshbook-time-tools" }, this.#title, order, all, refresh);
   }
 

@@ -40,7 +40,7 @@ export function makeTopologyPanel({ store, selection }) {
  */
 function noteOf(shown, size) {
   if (shown === 0) return "The processes have not reported yet.";
-  return shown < size ? `${shown} of ${asCount(size)} processes; select ranks to see those.` : "";
+  return shown < size ? `${shown} of ${asCount(size)} processes; select ranks to see their processes.` : "";
 }
 
 /**

@@ -365,7 +365,9 @@ def _viewed(func: Any, source: DTensor) -> Tensor:
         full = placing.gather(root)
         full = base._view_func_unsafe(full) if base._is_view() else full
         return full if view is None else view.make(full)
-    raise _refusal(func, [source], "its shards do not lie in memory as the strides say; clone the tensor first")
+    raise _refusal(
+        func, [source], "its strides do not match the layout of its shards in memory; clone the tensor first"
+    )
 
 
 def _lies_alike(root: DTensor) -> bool:

@@ -198,7 +198,7 @@ def test_the_class_has_the_name_of_the_first_error():
 
 
 def test_no_errors_make_no_error():
-    with pytest.raises(ValueError, match="has not failed"):
+    with pytest.raises(ValueError, match="must not be empty"):
         make_cell_error({}, [])
 
 

@@ -112,7 +112,7 @@ def test_several_ranks():
 
     assert squares[1:3].values == [1, 4]
     assert squares[::-1].ranks == (0, 1, 2, 3)
-    with pytest.raises(IndexError, match="no rank was picked"):
+    with pytest.raises(IndexError, match="no rank was selected"):
         squares[9:]
 
 

@@ -207,12 +207,12 @@ def test_a_class_that_travels_by_value(session: Any) -> None:
     "wrong", [None, len, Counter.add, Counter().add, "add"], ids=["None", "builtin", "function", "method", "text"]
 )
 def test_other_things_are_no_methods_of_a_spawned_actor(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="expected an method of a spawned actor, not"):
+    with pytest.raises(ValueError, match="expected a method of a spawned actor, not"):
         as_endpoint(wrong)
 
 
 def test_an_endpoint_is_one_already(counters: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected an method of a spawned actor.*an endpoint already"):
+    with pytest.raises(ValueError, match=r"expected a method of a spawned actor.*already an endpoint"):
         as_endpoint(counters.counted)
 
 

@@ -119,11 +119,15 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (RuntimeError, r"Trainer\.plain is a plain method: mark it with @endpoint.*as_endpoint", lambda w: w.mesh.plain()),
     (RuntimeError, r"Trainer\.plain is a plain method", lambda w: w.mesh.plain.call()),
     (AttributeError, "no endpoint '_hidden'", lambda w: w.mesh._hidden),
-    (ValueError, "as_endpoint: expected an method of a spawned actor", lambda w: as_endpoint(w.mesh.step)),
-    (ValueError, "as_endpoint: expected an method of a spawned actor", lambda w: as_endpoint(Trainer.plain)),
+    (ValueError, "as_endpoint: expected a method of a spawned actor", lambda w: as_endpoint(w.mesh.step)),
+    (ValueError, "as_endpoint: expected a method of a spawned actor", lambda w: as_endpoint(Trainer.plain)),
     (TypeError, r"trainer\.step runs on the ranks of a mesh: use trainer\.step\.call", lambda w: w.mesh.step(1)),
-    (AttributeError, r"'step' of a class has no 'call': use mesh\.step\.call", lambda w: Trainer.step.call(1)),
-    (AttributeError, "'step' of a class has no 'colour'$", lambda w: Trainer.step.colour),
+    (
+        AttributeError,
+        r"'step' of a class has no attribute 'call': use mesh\.step\.call",
+        lambda w: Trainer.step.call(1),
+    ),
+    (AttributeError, "'step' of a class has no attribute 'colour'$", lambda w: Trainer.step.colour),
     # wrong arguments of an endpoint
     (TypeError, r"^step\(batch.*\): missing a required argument: 'batch'", lambda w: w.mesh.step.call()),
     (TypeError, r"^step\(.*\): too many positional arguments", lambda w: w.mesh.step.call_each(1, 2)),
@@ -186,7 +190,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     ),
     # decorating
     (ValueError, "can only wrap async endpoints", lambda w: concurrent_endpoint(Trainer.plain)),
-    (ValueError, "does not wrap @endpoint", lambda w: concurrent_endpoint(AsyncTrainer.step)),
+    (ValueError, "apply only one endpoint decorator", lambda w: concurrent_endpoint(AsyncTrainer.step)),
     (TypeError, r"<lambda>\(\): an endpoint is a method and takes self first", lambda w: endpoint(lambda: None)),
     (
         TypeError,
@@ -225,7 +229,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
         r"Endpoint call trainer\.step\(\) failed, The actor .* is stopped: no more",
         lambda w: w.ended.step.call(1).get(PATIENCE),
     ),
-    (RuntimeError, "only an actor can end itself", lambda w: context().actor_instance.stop()),
+    (RuntimeError, "work only inside the actor", lambda w: context().actor_instance.stop()),
     # futures
     (TypeError, "a Future cannot be constructed", lambda w: Future()),
     (TypeError, "a Future cannot be pickled", lambda w: pickle.dumps(w.one.step.call_one(1))),

@@ -41,7 +41,7 @@ RANDOM = {  # each rank draws its own numbers: shape and type alone are compared
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 NEARLY = {"linalg.cond"}  # the quotient of values that round differently: 1e-5 instead of 1e-6
 REFUSED = {  # with the error that a user sees
-    **dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"), "a tensor of a mesh is dense"),
+    **dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"), "tensors of a mesh must be dense"),
     # torch reads the values of its second tensor, which are on the ranks; a list of numbers works
     "tensor_split": "its data is not allocated",
 }

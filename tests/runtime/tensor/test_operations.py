@@ -97,7 +97,7 @@ def test_data_gives_shapes(pair):
 def test_shapes_that_differ_between_ranks_are_refused(pair):
     with pair.activate():
         x = torch.arange(3) + pair.rank_tensor("gpus")
-    with pytest.raises(RuntimeError, match="another shape on each rank"):
+    with pytest.raises(RuntimeError, match="different shapes on different ranks"):
         x.nonzero()
 
 

@@ -92,6 +92,6 @@ test("the caption says how to read the grid", () => {
   assert.equal(captionOf([], 1), "");
   assert.equal(captionOf([["gpus", 4096]], 1), "4,096 gpus");
   assert.equal(captionOf(MESHES[3], 1), "rows: 2 hosts, columns: 8 gpus");
-  assert.equal(captionOf(MESHES[4], 11), "8 gpus to a row, 11 hosts to a line");
+  assert.equal(captionOf(MESHES[4], 11), "8 gpus per row, 11 hosts side by side");
   assert.equal(captionOf(MESHES[6], 1), "4 pods, rows: 3 hosts, columns: 8 gpus");
 });
