@@ -62,7 +62,7 @@ set_unhandled_fault_hook(lambda failure: None)
 
 # -- the tests that start no process: `make quick` --------------------------------------------
 
-START_PROCESSES = {"browser", "end_to_end", "kernel", "libraries", "notebooks", "typed"}
+START_PROCESSES = {"browser", "end_to_end", "hosts", "kernel", "libraries", "notebooks", "typed"}
 START_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 # Workers cannot import test modules, so the classes and functions of these travel by value.
 PICKLED_BY_VALUE = ("end_to_end", "kernel", "runtime/rdma", "runtime/semantics", "testing")
@@ -71,7 +71,8 @@ _quick_test: str | None = None  # the one that runs
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_left_out = collection_path.parent == HERE and collection_path.name in START_PROCESSES
-    return True if is_left_out and config.getoption("markexpr") == "quick" else None
+    is_left_out = is_left_out and config.getoption("markexpr") == "quick"
+    return True if is_left_out or (not HAS_TORCH and collection_path in NEED_TORCH) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,7 +99,9 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 # Left out together with torch, because they are as large: .ci/requirements.py.
 LEFT_OUT = {"torch", "duckdb", "pandas", "polars", "pyarrow"}
 # What these tests start imports torch, except in modules that are marked `without_torch`.
-START_TORCH = {"end_to_end", "kernel", "libraries"}
+START_TORCH = {"end_to_end", "hosts", "kernel", "libraries"}
+# Folders whose configuration imports torch.
+NEED_TORCH = (HERE / "runtime" / "tensor",)
 
 
 class ModuleWithoutTorch(pytest.Module):

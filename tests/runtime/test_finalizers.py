@@ -101,8 +101,8 @@ ANYWHERE = [
     *("node.flow_control:FlowControl._ask_for_room", "node.hosted_actor:HostedActor.post"),
     *("actor.future:Future.pending", "actor.future:Future.when_done", "actor.future:Future.resolve"),
     *("actor.future:Future._run_callbacks", "actor.future:Future._await_latch", "actor.future:Future._decoded"),
-    *("queues:Latch.wait", "queues:Latch.release", "queues:Latch.__init__"),
-    *("queues:HighWaterMark.wait", "queues:HighWaterMark.notify"),
+    *("threads:Latch.wait", "threads:Latch.release", "threads:Latch.__init__"),
+    *("threads:HighWaterMark.wait", "threads:HighWaterMark.notify"),
     *("transport.io_loop:IoLoop.call_soon", "transport.io_loop:IoLoop._wake"),
     *("transport.io_loop:IoLoop._run_callbacks", "wire.pickling:dumps"),
 ]
@@ -198,7 +198,7 @@ def check_point(session: Any, place: str, waits: bool, monkeypatch: pytest.Monke
 
 RARE = {
     *("node.flow_control:_remove", "node.flow_control:_take_all", "node.flow_control:FlowControl._ask_for_room"),
-    *("queues:HighWaterMark.wait", "transport.unix:PeerConnection._make_part"),
+    *("threads:HighWaterMark.wait", "transport.unix:PeerConnection._make_part"),
     *(
         "transport.unix:PeerConnection._connect",
         "transport.unix:PeerConnection.__init__",
@@ -210,7 +210,7 @@ RARE = {
         "transport.unix:PeerConnection.flush",
     ),
     # On a busy machine each answer may be here before its caller waits for it.
-    *("queues:Latch.wait", "queues:Latch.release", "queues:Latch.__init__", "actor.future:Future._await_latch"),
+    *("threads:Latch.wait", "threads:Latch.release", "threads:Latch.__init__", "actor.future:Future._await_latch"),
     *("actor.future:Future.when_done", "actor.future:Future._run_callbacks"),
 }
 
@@ -238,7 +238,7 @@ def test_finalizers_in_the_middle_of_a_send_to_a_queue(
     check_point(make_session(queue_messages=8), place, waits, monkeypatch)
 
 
-@pytest.mark.parametrize("place", ["begin_wait", "end_wait", "_is_here"])
+@pytest.mark.parametrize("place", ["begin_wait", "end_wait"])
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
 def test_finalizers_in_the_middle_of_the_wait_of_an_actor(
     session: Any, any_probe: Any, place: str, waits: bool, monkeypatch: pytest.MonkeyPatch

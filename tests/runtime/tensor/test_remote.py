@@ -34,7 +34,9 @@ def refuse(x):
     raise ValueError("this function refuses")
 
 
-@pytest.mark.parametrize("propagate", ["cached", "mocked", "inspect", combine], ids=str)
+@pytest.mark.parametrize(
+    "propagate", ["cached", "mocked", "inspect", combine], ids=["cached", "mocked", "inspect", "function"]
+)
 def test_a_function_runs_on_each_rank(pair, propagate):
     function = remote(combine, propagate=propagate)
     with pair.activate():
