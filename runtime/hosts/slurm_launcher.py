@@ -2,7 +2,7 @@
 
     salloc (outside an allocation) -> nodes -> one `srun` per node -> agent
 
-An own allocation lasts as long as the shell that `salloc` runs, which ends when this process closes its input or dies.
+A shell holds `salloc`. It ends `salloc` when this process closes its input or dies, also while the request is pending.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import IO
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import AgentProcess, start_process
 
-# It prints the allocation, and waits for the end of its input.
-HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
+# What `salloc` runs: it prints the allocation, and lasts.
+SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec sleep 2147483647'
+# Runs its arguments until the end of its input.
+HOLD = 'exec 3<&0; "$@" </dev/null & job=$!; (cat <&3; kill $job) >/dev/null 2>&1 & wait $job'
 RELEASE_SECONDS = 10.0
 # A step has all CPUs and the memory of its node, beside other steps of the same job. Output is not buffered.
 STEP = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
@@ -53,13 +55,13 @@ class SlurmLauncher:
             self.hosts = self.hosts[:nodes]
 
     def _allocate(self, nodes: int, options: Sequence[str], log: Path) -> tuple[str, str]:
-        command = ["salloc", f"--nodes={nodes}", *self._gpus, "--job-name=meshbook", *options, "sh", "-c", HOLD]
-        self._holder = start_process(command, log)
+        command = ["salloc", f"--nodes={nodes}", *self._gpus, "--job-name=meshbook", *options]
+        self._holder = start_process(["sh", "-c", HOLD, "sh", *command, "sh", "-c", SHOW], log)
         job, _, node_list = _output(self._holder).readline().decode().strip().partition(" ")
         if not node_list:
             self._holder.wait()
             said = log.read_text(errors="replace").strip()
-            raise LaunchError(f"Slurm granted no allocation of {nodes} nodes (`{' '.join(command[:-3])}`):\n{said}")
+            raise LaunchError(f"Slurm granted no allocation of {nodes} nodes (`{' '.join(command)}`):\n{said}")
         return job, node_list
 
     def is_local(self, host: str) -> bool:
@@ -76,11 +78,10 @@ class SlurmLauncher:
         assert holder.stdin is not None
         with contextlib.suppress(OSError):
             holder.stdin.close()
-        # A pending request for an allocation does not read its input: SIGTERM cancels it.
         try:
-            holder.wait(0 if not hasattr(self, "_job") else RELEASE_SECONDS)
+            holder.wait(RELEASE_SECONDS)
         except subprocess.TimeoutExpired:
-            holder.terminate()
+            holder.kill()
             holder.wait()
         _output(holder).close()
 

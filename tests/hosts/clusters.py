@@ -199,6 +199,18 @@ class SlurmCluster:
             daemon.wait(PATIENCE)
 
 
+RAY = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
 class RayCluster:
     """A head and two nodes, in a process of their own."""
 
@@ -207,7 +219,7 @@ class RayCluster:
     def __init__(self, scratch: Path) -> None:
         pytest.importorskip("ray")
         self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", RAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._server.stdout is not None
         self.address = self._server.stdout.readline().decode().strip()
@@ -262,18 +274,3 @@ def wait_until(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not come up"
         time.sleep(0.05)
-
-
-def serve_ray() -> None:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(2):
-        cluster.add_node(num_cpus=1)
-    print(cluster.address, flush=True)
-    sys.stdin.readline()
-    cluster.shutdown()
-
-
-if __name__ == "__main__":
-    serve_ray()

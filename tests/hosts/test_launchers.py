@@ -170,10 +170,19 @@ def test_a_machine_that_does_not_answer_to_ssh(cluster: SshCluster, start: Any) 
 
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_an_allocation_that_slurm_refuses(cluster: SlurmCluster, start: Any) -> None:
-    error = start(nodes=4).error()
+    error = start(partition="nowhere").error()
     assert "LaunchError" in error
-    assert "4 nodes" in error
+    assert "invalid partition" in error.lower()
     assert not cluster.jobs()
+
+
+@pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
+def test_a_request_that_is_pending_ends_with_its_controller(cluster: SlurmCluster, start: Any) -> None:
+    """There are three nodes only."""
+    program = start(nodes=4)
+    wait_until(cluster.jobs)
+    program.process.kill()
+    wait_until(lambda: not cluster.jobs())
 
 
 @pytest.mark.parametrize("cluster", [RayCluster], ids=["ray"], indirect=True)

@@ -158,7 +158,7 @@ def check_refusals(notebook: Notebook) -> None:
     notebook.run("%mesh down")
     for line, why in {
         "%mesh detach": "nothing to detach: no mesh is up",
-        "%mesh attach": "no run is detached",
+        "%mesh attach": "no detached runs",
         "%mesh attach nobody": "no detached run matches 'nobody'",
     }.items():
         assert why in notebook.run_failing(line).traceback

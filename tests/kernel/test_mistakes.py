@@ -105,7 +105,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("counters.add.call(1, 2)", "TypeError", "add(step): too many positional arguments"),
         ("counters.add.call()", "TypeError", "add(step): missing a required argument: 'step'"),
         ("counters.add.call_one(1)", "ValueError", "call_one requires exactly 1 actor, but mesh has 4"),
-        ("counters.add(1)", "TypeError", "say counters.add.call(...)"),
+        ("counters.add(1)", "TypeError", "use counters.add.call(...)"),
         ("counters.nope.call()", "AttributeError", "no endpoint 'nope'; its endpoints: add, divide, lock"),
         ("counters.plain.call()", "RuntimeError", "mark it with @endpoint"),
         ("counters.lock.call().get()", "ActorError", "cannot be pickled: TypeError"),

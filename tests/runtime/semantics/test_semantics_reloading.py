@@ -330,9 +330,9 @@ class Confused(Actor):
         (Counter, Renewed.add, "is not a subclass of Actor"),
         (Counter, Confused, "mixes both async and sync endpoints"),
         (Counter, Boss, "endpoint 'reload' would hide"),
-        (Counter, Loop, "Counter run on a thread and actors of Loop on an event loop: "),
-        (Loop, Counter, "Loop run on an event loop and actors of Counter on a thread: "),
-        (Loop, Mixed, "actors of Mixed on an event loop with a thread beside it"),
+        (Counter, Loop, "Counter run on a thread, but those of Loop on an event loop: "),
+        (Loop, Counter, "Loop run on an event loop, but those of Counter on a thread: "),
+        (Loop, Mixed, "those of Mixed on an event loop with a thread beside it"),
     ],
 )
 def test_beyond_7_what_cannot_take_its_place_is_refused_at_the_callers_line(
