@@ -71,7 +71,8 @@ class SshLauncher:
         self, destinations: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str], timeout: float
     ) -> None:
         self._destinations = destinations
-        self._options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout))}", *options]
+        # ssh uses the first value of an option: the user's own go first.
+        self._options = [*options, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout))}"]
         self._environment = environment
 
     def is_local(self, host: str) -> bool:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 # Notebook 7 says these at each start.
-NOISE = ("Cannot read properties of undefined (reading 'schema')", "Command 'filebrowser:open-path' not registered.")
+NOISE = (
+    "Cannot read properties of undefined (reading 'schema')",
+    "Command 'filebrowser:open-path' not registered.",
+    "Could not restore the debugger state: Canceled future",  # the kernel ends while the page asks
+)
 SIZE = {"width": 1280, "height": 800}
 
 
