@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from meshbook.runtime.tensor.fetching import fetch_shard
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0
 STEPS = 3
 

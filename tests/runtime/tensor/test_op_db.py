@@ -26,6 +26,8 @@ if "expecttest" not in sys.modules:  # torch's tests import it, and its list of 
     stand_in.TestCase = unittest.TestCase
 from torch.testing._internal.common_methods_invocations import op_db
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0
 SAMPLES = {torch.float32: 2, torch.int64: 1}
 LEAST = 0.9  # the part of the operators that must hold

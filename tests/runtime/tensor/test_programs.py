@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.recordings import compile as record
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0
 RANKS = 2
 SHAPE = (4, 4)
