@@ -17,10 +17,10 @@ from typing import IO
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import AgentProcess, start_process
 
-# What `salloc` runs: it prints the allocation, and lasts.
-SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec sleep 2147483647'
+# What `salloc` runs: it prints the allocation, and lasts until the end of the input.
+SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 # Runs its arguments until the end of its input.
-HOLD = 'exec 3<&0; "$@" </dev/null & job=$!; (cat <&3; kill $job) >/dev/null 2>&1 & wait $job'
+HOLD = 'exec 3<&0; "$@" <&3 & job=$!; (cat <&3; kill $job) >/dev/null 2>&1 & wait $job'
 RELEASE_SECONDS = 10.0
 # A step has all CPUs and the memory of its node, beside other steps of the same job. Output is not buffered.
 STEP = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
