@@ -17,10 +17,16 @@ from typing import IO
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import AgentProcess, start_process
 
-# What `salloc` runs: it prints the allocation, and lasts until the end of the input.
-SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
-# Runs its arguments until the end of its input.
-HOLD = 'exec 3<&0; "$@" <&3 & job=$!; (cat <&3; kill $job) >/dev/null 2>&1 & wait $job'
+# What `salloc` runs: it prints the allocation, and lasts until the end of the input. Then `salloc` releases the allocation.
+SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; read -r _'
+# Runs its arguments until the end of its input. Only a request that is still pending then needs the signal: `salloc`
+# deadlocks in its handler when a signal arrives while it writes a message, as it does when it releases an allocation.
+HOLD = """
+exec 3<&0
+"$@" <&3 & job=$!
+(read -r _ <&3; trap 'kill $!; exit' TERM; sleep 3 & wait; kill $job) >/dev/null 2>&1 &
+wait $job; kill $!
+"""
 RELEASE_SECONDS = 10.0
 # A step has all CPUs and the memory of its node, beside other steps of the same job. Output is not buffered.
 STEP = ("--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
