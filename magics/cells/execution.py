@@ -32,7 +32,7 @@ from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import collect_whereabouts, locate_ranks
 from meshbook.magics.output.collector import OutputCollector
-from meshbook.magics.output.messages import Stream
+from meshbook.magics.output.messages import StreamText
 from meshbook.magics.output.model import CellOutput
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
 from meshbook.magics.results.costs import summarise_costs
@@ -168,7 +168,7 @@ class CellExecution:
             raise self._error(result)
         if self.cell.by_mode and not (has_shown or result.has_value):
             # The user may have forgotten that the mode is on, and nothing else shows where the cell ran.
-            self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
+            self.cell.publisher.publish([StreamText("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
         return result
 
     def interrupt(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.output.grouping import Block, Group, split_lines
+from meshbook.magics.output.grouping import Block, OutputGroup, split_lines
 from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
 from meshbook.runtime.geometry.ranges import format_label
 
@@ -97,7 +97,9 @@ class _EqualDisplays:
     def text(self) -> str:
         """The labelled plain text."""
         lines = split_lines(str(self.display.data.get("text/plain", ""))) or ("",)
-        return render_text([Group(self.ranks, Block(lines), mesh=self.display.mesh)]).removesuffix("\n").rstrip(" ")
+        return (
+            render_text([OutputGroup(self.ranks, Block(lines), mesh=self.display.mesh)]).removesuffix("\n").rstrip(" ")
+        )
 
     @property
     def is_foreign(self) -> bool:
@@ -162,7 +164,7 @@ def _in_html(own: Sequence[_EqualDisplays]) -> str:
 
 def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
-        return render_html([Group(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
+        return render_html([OutputGroup(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
 
 

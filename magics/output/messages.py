@@ -10,7 +10,7 @@ from meshbook.magics.output.grouping import StreamName
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamText:
     """Plain text, published as a `stream` message."""
 
     name: StreamName
@@ -48,4 +48,4 @@ class Error:
     traceback: tuple[str, ...]
 
 
-Publication: TypeAlias = Stream | Display | LiveDisplay | Error
+Publication: TypeAlias = StreamText | Display | LiveDisplay | Error

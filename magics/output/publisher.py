@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication, Stream
+from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication, StreamText
 
 
 class Publisher(Protocol):
@@ -47,7 +47,7 @@ class KernelPublisher:
 
     def _message(self, publication: Publication) -> tuple[str, dict[str, Any]]:
         match publication:
-            case Stream(name, text):
+            case StreamText(name, text):
                 return "stream", {"name": name, "text": text}
             case Display(data, metadata):
                 return "display_data", _bundle(data, metadata)
@@ -72,7 +72,7 @@ class TerminalPublisher:
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
             match publication:
-                case Stream(name, text):
+                case StreamText(name, text):
                     (sys.stderr if name == "stderr" else sys.stdout).write(text)
                 case Display(data, _):
                     print(data.get("text/plain", ""))
@@ -95,7 +95,7 @@ class CapturedPublisher:
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
             match publication:
-                case Stream(name, text):
+                case StreamText(name, text):
                     self._streams[name].write(text)
                 case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as text
                     self._streams["stdout"].write(data.get("text/plain", ""))

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.gallery import markup_of, side_by_side
-from meshbook.magics.output.grouping import Block, Group, group_texts, split_lines
+from meshbook.magics.output.grouping import Block, OutputGroup, group_texts, split_lines
 from meshbook.magics.output.render import render_text
 from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
@@ -122,7 +122,7 @@ def _rich_parts(mimes: Mapping[int, Mapping[str, Any]], mesh: str) -> list[_Part
     parts: list[_Part] = []
     for markup, ranks in ranks_of.items():
         block = Block(split_lines(str(mimes[ranks[0]].get("text/plain", ""))))
-        parts.append(_Part(tuple(ranks), render_text([Group(tuple(ranks), block, mesh=mesh)]), markup))
+        parts.append(_Part(tuple(ranks), render_text([OutputGroup(tuple(ranks), block, mesh=mesh)]), markup))
     return parts
 
 
@@ -160,7 +160,7 @@ def _format_content(value: CellValue) -> str:
     return "  ".join(f"{name} {number:.4g}" for name, number in numbers if number is not None)
 
 
-def _group_values(texts: Mapping[int, str]) -> list[Group]:
+def _group_values(texts: Mapping[int, str]) -> list[OutputGroup]:
     return group_texts(texts, "same" if len(set(texts.values())) <= MOST_VALUES else "auto")
 
 

@@ -19,7 +19,7 @@ import msgspec
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
-from meshbook.magics.output.messages import Display, Stream
+from meshbook.magics.output.messages import Display, StreamText
 from meshbook.magics.output.publisher import Publisher
 from meshbook.magics.tracing.profile import Profile, SampleProfile, TorchProfile, save
 from meshbook.runtime.amounts import format_bytes, format_seconds
@@ -89,7 +89,7 @@ class ProfilerState:
                     text = save_as(profile, request.out)
                 except MeshError as error:  # printed, so that the cell keeps its result
                     text = str(error)
-                target.publisher.publish([Stream("stdout", f"{text}\n")])
+                target.publisher.publish([StreamText("stdout", f"{text}\n")])
 
     def show(self, profile: Profile, publisher: Publisher) -> None:
         """Show the summary, and keep the profile for `--save`."""

@@ -42,7 +42,7 @@ class Journal:
         self.wanted = dict(wanted)
         self.down: set[str] = set()  # nodes that have ended
         self._messages = _open(folder / MESSAGES)
-        self._outputs: dict[str, _Output] = {}
+        self._outputs: dict[str, _OutputFiles] = {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -57,7 +57,9 @@ class Journal:
             return  # the node reports it
         if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
             if message.sender not in self._outputs:
-                self._outputs[message.sender] = _Output(self._folder / f"{message.sender}.output", self._kept_bytes)
+                self._outputs[message.sender] = _OutputFiles(
+                    self._folder / f"{message.sender}.output", self._kept_bytes
+                )
             self._outputs[message.sender].write(frame)
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
@@ -79,7 +81,7 @@ class Journal:
             output.close()
 
 
-class _Output:
+class _OutputFiles:
     """The output of one process: two files; when the newer one is full, the older one is dropped."""
 
     def __init__(self, path: Path, kept_bytes: int) -> None:

@@ -18,7 +18,7 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.resources import free_port
-from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
+from meshbook.runtime.spmd.environment import RunRendezvous, hosts_of, rank_environment
 from meshbook.runtime.spmd.run_policy import EndRun
 from meshbook.runtime.spmd.script import (
     ending_of,
@@ -112,7 +112,7 @@ class SPMDActor(Actor):
         variables = rank_environment(
             point.rank,
             hosts if hosts is not None else hosts_of(point.extent, spec),
-            Rendezvous(master_addr, master_port, run_id),
+            RunRendezvous(master_addr, master_port, run_id),
         )
         if spec is not None:  # so that a mesh that is spawned from here does not inherit them
             node.place = msgspec.structs.replace(spec, updated_variables=variables)

@@ -71,7 +71,7 @@ class _Batch:
         self.future = future
 
 
-class Recorder(Protocol):
+class CommandRecorder(Protocol):
     """Takes down the commands of a function (`recordings`)."""
 
     def note(self, lane: Lane, command: Command) -> None: ...
@@ -110,7 +110,7 @@ class Engine:
         self.templates = itertools.count()
         self.cache = Cache()
         self.holds = 0  # how many `coalescing` blocks hold the commands back
-        self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
+        self.recorder: CommandRecorder | None = None  # takes the commands down, while a function is recorded
         self.meshes: dict[
             Region, DeviceMesh
         ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tqdm import tqdm
 
-from meshbook.magics.output.grouping import Group, group_texts
+from meshbook.magics.output.grouping import OutputGroup, group_texts
 from meshbook.magics.output.progress_bars import parse_bar
 from meshbook.magics.output.render import render_text
 
@@ -15,7 +15,7 @@ def bar(count: float, total: int | None, elapsed: float, title: str = "", **opti
     return f"{line.rstrip()}\n"
 
 
-def groups(lines: list[str]) -> list[Group]:
+def groups(lines: list[str]) -> list[OutputGroup]:
     """Of ranks that each wrote one of these texts."""
     return group_texts(dict(enumerate(lines)))
 

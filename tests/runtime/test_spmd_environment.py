@@ -10,10 +10,10 @@ import pytest
 from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, inherited_environment
-from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
+from meshbook.runtime.spmd.environment import RunRendezvous, hosts_of, rank_environment
 from meshbook.runtime.wire.messages import Address
 
-MEETING = Rendezvous("node7", 4711, "run-1")
+MEETING = RunRendezvous("node7", 4711, "run-1")
 
 
 def born(extent: Extent, local_size: int) -> WorkerSpec:

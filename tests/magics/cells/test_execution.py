@@ -21,7 +21,7 @@ from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.messages import Publication, Stream
+from meshbook.magics.output.messages import Publication, StreamText
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
@@ -178,7 +178,7 @@ def test_a_cell_ends_with_its_last_answer() -> None:
 
     result = cell.run(script)
     assert (list(result.ranks), result[1].stdout) == ([0, 1, 2], "said\n")
-    assert cell.published == [Stream("stdout", "[0-2] said\n")]
+    assert cell.published == [StreamText("stdout", "[0-2] said\n")]
     assert cell.mesh.last.ok == {0, 1, 2}
     (origin,) = cell.ranks.origins
     assert origin.startswith("7."), "what ranks print is told apart by the cell they print for"
@@ -377,7 +377,7 @@ def test_a_cell_whose_later_ranks_cannot_be_sent_it_shows_what_was_printed(monke
     monkeypatch.setattr(cell.ranks, "begin", refuse_others)
     with pytest.raises(MessageTooLarge):
         cell.run(script)
-    assert cell.published == [Stream("stdout", "[0] here\n")]
+    assert cell.published == [StreamText("stdout", "[0] here\n")]
     assert cell.mesh.queues.at_work() == {}
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.magics.output.ansi import html_of
-from meshbook.magics.output.grouping import Block, Group, group_blocks, group_texts, split_lines
+from meshbook.magics.output.grouping import Block, OutputGroup, group_blocks, group_texts, split_lines
 from meshbook.magics.output.render import render_html, render_text
 
 
@@ -127,7 +127,7 @@ def test_blocks_with_a_cut_are_equal_only_if_the_whole_was():
 
 
 def test_a_cut_is_announced_where_it_is_with_the_way_to_the_rest():
-    group = Group((0, 1), Block(("first", "last"), hidden=999_000, cut=1))
+    group = OutputGroup((0, 1), Block(("first", "last"), hidden=999_000, cut=1))
 
     assert render_text([group], "stderr").splitlines() == [
         "[0-1] first",
