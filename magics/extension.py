@@ -10,7 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from meshbook.magics.cells.background import BackgroundLoop
 from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.runner import CellRunner
-from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.dashboard import DashboardRegistry
 from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector

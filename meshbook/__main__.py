@@ -121,7 +121,7 @@ def debug() -> int:
 def doctor() -> int:
     """Examine this installation; the status is 1 if a problem keeps meshes from working."""
     # Weight: its imports, such as torch, which the other verbs do not need.
-    from meshbook.magics.doctor.examination import CHECKS
+    from meshbook.magics.doctor import CHECKS
     from meshbook.magics.doctor.finding import examine, format_report, worst_of
 
     findings = examine(CHECKS)

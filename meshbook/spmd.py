@@ -25,11 +25,10 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
-from meshbook.runtime.resources import count_cores
+from meshbook.runtime.resources import count_cores, count_gpus
 from meshbook.runtime.spmd.actor import (
     LOOPBACK,
     AddrType,

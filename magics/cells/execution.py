@@ -32,8 +32,8 @@ from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import collect_whereabouts, locate_ranks
 from meshbook.magics.output.collector import OutputCollector
-from meshbook.magics.output.messages import StreamText
 from meshbook.magics.output.model import CellOutput
+from meshbook.magics.output.publisher import StreamText
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
 from meshbook.magics.results.costs import summarise_costs
 from meshbook.magics.results.result import MeshResult, Sources

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.compat import errors
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
-from meshbook.magics.compat.balanced import LoadBalancedView, count_open
-from meshbook.magics.compat.calls import ViewCall
+from meshbook.magics.compat.balanced import LoadBalancedView, count_open, register_joblib
+from meshbook.magics.compat.calls import ViewCall, error_names
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.translation import Rewriting
@@ -313,14 +312,12 @@ def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
 
     def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on the ranks of the mesh."""
-        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
-
-        register(
+        register_joblib(
             functools.cache(lambda: _connect(notebook, rewriting).load_balanced_view()), name, make_default=make_default
         )
 
     module = _StandInModule("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
-    known = dict(errors.names()) | {"UnmetDependency": UnmetDependency}
+    known = dict(error_names()) | {"UnmetDependency": UnmetDependency}
     module.__dict__.update(
         known,
         Cluster=Cluster,

@@ -19,11 +19,10 @@ from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
-from meshbook.runtime.resources import count_cores
+from meshbook.runtime.resources import count_cores, count_gpus
 
 DEFAULT_NAME = "mesh"
 RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar

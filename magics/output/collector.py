@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from meshbook.magics.output.messages import Publication, StreamText
 from meshbook.magics.output.model import CellOutput
-from meshbook.magics.output.publisher import Publisher
+from meshbook.magics.output.publisher import Publication, Publisher, StreamText
 from meshbook.magics.output.render import Ending
 from meshbook.runtime.cells.outcome import ErrorKind, RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from meshbook.magics.output.gallery import MimeBundle, RankDisplay, lay_out
-from meshbook.magics.output.messages import Display, LiveDisplay
+from meshbook.magics.output.publisher import Display, LiveDisplay
 
 MOST_OUTPUTS = 40  # of one cell: JupyterLab shows 50, and trims the rest
 BYTES_PER_SECOND = 200_000  # limit on what is published again

@@ -20,7 +20,7 @@ from meshbook.magics.output.buffer import TextBuffer
 from meshbook.magics.output.displays import DisplayRows
 from meshbook.magics.output.gallery import RankDisplay
 from meshbook.magics.output.grouping import Block, GroupMode, OutputGroup, StreamName, group_blocks, split_lines
-from meshbook.magics.output.messages import Display, LiveDisplay, Publication, StreamText
+from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, StreamText
 from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
 from meshbook.magics.output.truncation import cost_of, fit_details, fit_streams
 from meshbook.runtime.amounts import format_elapsed

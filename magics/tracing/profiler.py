@@ -19,8 +19,7 @@ import msgspec
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
-from meshbook.magics.output.messages import Display, StreamText
-from meshbook.magics.output.publisher import Publisher
+from meshbook.magics.output.publisher import Display, Publisher, StreamText
 from meshbook.magics.tracing.profile import Profile, SampleProfile, TorchProfile, save
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.failures import is_user_code

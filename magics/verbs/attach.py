@@ -11,7 +11,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.status import state_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach

@@ -17,8 +17,8 @@ from meshbook.magics.syntax.argparsing import (
     split_words,
     suggestion,
 )
+from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.attach import AttachVerb
-from meshbook.magics.verbs.base import Verb
 from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
 from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb

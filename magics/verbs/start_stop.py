@@ -11,10 +11,9 @@ from meshbook.magics.cells.rank_errors import format_remedy
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import format_up
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.messages import LiveDisplay
-from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, count, mesh_name, variable
-from meshbook.magics.verbs.base import Verb, add_mesh_name, add_selection, add_size
+from meshbook.magics.verbs import Verb, add_mesh_name, add_selection, add_size
 from meshbook.runtime.geometry import Extent
 
 

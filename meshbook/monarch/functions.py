@@ -17,10 +17,10 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
 from meshbook.runtime.hosts.launchers import CommandLauncher
-from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import current_session, running_session, this_host
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.resources import count_gpus
 
 
 class DebugController(Actor):

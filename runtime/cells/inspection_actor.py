@@ -15,10 +15,10 @@ from meshbook.runtime.actor.endpoint import endpoint
 # threads enter a package with circular imports by different modules, one sees a half-initialized module. With this
 # import, the second thread waits here.
 from meshbook.runtime.cells import actor as _first  # noqa: F401
-from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completion import Match, Snapshot, complete, make_completer, take_snapshot
 from meshbook.runtime.cells.object_info import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell
+from meshbook.runtime.threads import BackgroundThreads
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter

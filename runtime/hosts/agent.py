@@ -24,21 +24,20 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import Clients
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.forkserver_client import ForkServerClient, execute_server, fork_server
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
-from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER, VitalsSender, make_meter
 from meshbook.runtime.hosts.profiler import PROFILER, Profiler
 from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, RendezvousActor
 from meshbook.runtime.hosts.run_lease import RunLease
-from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
+from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
@@ -46,7 +45,7 @@ from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
-from meshbook.runtime.resources import raise_file_limit
+from meshbook.runtime.resources import address_towards, count_gpus, raise_file_limit
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.output import TELEMETRY, UnsentOutput
 from meshbook.runtime.transport.curve import KeyPair

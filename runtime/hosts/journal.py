@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import Buffer, unpack

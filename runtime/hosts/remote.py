@@ -27,14 +27,14 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.controllers import WorkerRegistry
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec
 from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
-from meshbook.runtime.hosts.machine import own_addresses
-from meshbook.runtime.hosts.worker_registry import WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.resources import own_addresses
 from meshbook.runtime.telemetry.stderr_tail import last_lines
 from meshbook.runtime.threads import get_within
 from meshbook.runtime.transport.curve import KeyPair

@@ -18,12 +18,11 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.machine import address_towards, interface_of
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.resources import free_port
+from meshbook.runtime.resources import address_towards, free_port, interface_of
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address

@@ -23,7 +23,7 @@ from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
+from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
 from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
@@ -32,7 +32,6 @@ from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_en
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER
 from meshbook.runtime.hosts.remote import RemoteHosts
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh

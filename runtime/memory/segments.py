@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from meshbook.runtime.clock import monotonic, sleep
-from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.layout import (
     FIRST_WORD,
     FREE,
@@ -33,6 +32,7 @@ from meshbook.runtime.memory.layout import (
     want_huge_pages,
     words_at,
 )
+from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
 
 Part = bytes | bytearray | memoryview
 _HAS_MEMFD = hasattr(os, "memfd_create")

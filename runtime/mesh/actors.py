@@ -14,8 +14,8 @@ from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, check_replacement, find_redefined
 from meshbook.runtime.actor.context import CURRENT, client_context, format_actor
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
+from meshbook.runtime.actor.explicit_calls import PlainMethod
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.actor.undecorated import PlainMethod
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region

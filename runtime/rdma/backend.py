@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshbook.runtime.config import current_settings
-from meshbook.runtime.rdma.backends import TransferBackend
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.backends import BufferHandle, TransferBackend
 from meshbook.runtime.rdma.nixl.agent import is_installed
 
 Backend = Literal["ibverbs", "tcp", "none"]

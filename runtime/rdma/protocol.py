@@ -20,8 +20,7 @@ import struct
 import msgspec
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, RefusedMessage, TransferError, TransferTimeout
-from meshbook.runtime.rdma.backends import Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.backends import BufferHandle, Unsuitable
 
 MAGIC = b"mb-memory"
 VERSION = 3

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshbook.runtime.memory import gpu
+from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
@@ -67,7 +67,7 @@ class StagedTransfer:
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Yield for each piece the memory here and the transfer of the pinned memory."""
-        gpu.settle(job.local)
+        cuda.settle(job.local)
         with self._staging.borrowed() as between:
             for start in range(0, job.local.size, PIECE):
                 size = min(PIECE, job.local.size - start)
@@ -77,7 +77,7 @@ class StagedTransfer:
 
 def _copy(to: LocalMemory, source: LocalMemory) -> None:
     to.tensor.copy_(source.tensor)
-    gpu.settle(to, source)
+    cuda.settle(to, source)
 
 
 def _allocate_pinned(size: int) -> LocalMemory:

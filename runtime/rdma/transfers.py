@@ -22,8 +22,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
 from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.pages import want_large
-from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.threads import Threads

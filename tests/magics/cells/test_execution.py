@@ -21,7 +21,7 @@ from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.messages import Publication, StreamText
+from meshbook.magics.output.publisher import Publication, StreamText
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions

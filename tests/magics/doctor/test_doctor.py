@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from meshbook.magics.doctor.examination import CHECKS
+from meshbook.magics.doctor import CHECKS
 from meshbook.magics.doctor.finding import Finding, examine, format_report, worst_of
 from meshbook.magics.doctor.machine import (
     judge_cores,

@@ -8,7 +8,7 @@ import pytest
 
 from meshbook.magics.output.displays import MOST_OUTPUTS, DisplayRows
 from meshbook.magics.output.gallery import LARGE_IMAGE, MOST_MARKUP, RankDisplay, lay_out
-from meshbook.magics.output.messages import LiveDisplay
+from meshbook.magics.output.publisher import LiveDisplay
 
 
 def image(rank: int, content: str, text: str = "<Figure>", display_id: str = "") -> RankDisplay:

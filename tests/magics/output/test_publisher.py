@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from meshbook.magics.output.messages import Display, LiveDisplay, StreamText
 from meshbook.magics.output.model import CellOutput
-from meshbook.magics.output.publisher import TerminalPublisher, publisher_for
+from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText, TerminalPublisher, publisher_for
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel

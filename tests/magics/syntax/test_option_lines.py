@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.argparsing import HelpText, PullSpec
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options, parse_comment
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.registry import parse_verb

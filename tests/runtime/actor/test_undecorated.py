@@ -24,7 +24,7 @@ from meshbook import (
     send,
 )
 from meshbook.runtime.actor.endpoint import Endpoint, Options
-from meshbook.runtime.actor.undecorated import PlainMethod, find_undecorated
+from meshbook.runtime.actor.explicit_calls import PlainMethod, find_undecorated
 from tests.support import PATIENCE
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
+from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.memory.segments import (
     IDLE_BYTES,
     IDLE_SECONDS,

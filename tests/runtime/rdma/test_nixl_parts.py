@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable, nixl
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable, nixl
 from meshbook.runtime.rdma.backends.nixl import NixlBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl import transfer
 from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 import meshbook
 from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
 from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeout
-from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.action import IntervalSet, Operation, batches_of
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.transfers import INLINE_BYTES
 from meshbook.runtime.wire.messages import Address
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.rdma import backend
 from meshbook.runtime.rdma.backend import Fallback, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.backends import BufferHandle, Lease
 from meshbook.runtime.wire.messages import Address
 
 

@@ -18,13 +18,12 @@ from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endp
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import LocalMemory, TensorForm, form_of, local_memory, shaped
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.broadcast import parents_of
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder, BroadcastProgress, BroadcastReception
 from meshbook.runtime.rdma.copies import Copies, CopyHolders
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
 

@@ -18,13 +18,12 @@ import pytest
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory import identity
-from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
+from meshbook.runtime.memory import process_identity
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, LeaseTable, LentMemory
 from meshbook.runtime.rdma.progress import PLACES, ActiveTransfers, TransferMark, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
@@ -161,7 +160,7 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
 def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
     source = f"""
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.backends import BufferHandle, Lease
 with ActiveTransfers("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
     print(flush=True)
     input()
@@ -220,7 +219,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 
 
 def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_read_stat", lambda pid: [])
+    monkeypatch.setattr(process_identity, "_read_stat", lambda pid: [])
     mark = own_mark()
     assert mark.started == 0
     assert not mark.has_ended

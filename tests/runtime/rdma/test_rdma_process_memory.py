@@ -12,11 +12,10 @@ import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.wire.messages import Address
 

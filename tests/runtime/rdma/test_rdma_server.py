@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma import connection_pool, memory_server, pieces, protocol
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE

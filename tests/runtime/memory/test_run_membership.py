@@ -1,4 +1,4 @@
-"""Which processes an agent takes for those of its run."""
+"""An agent finds out which processes belong to its run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshbook.runtime.hosts.run_membership import RunMembership
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
+from meshbook.runtime.memory.process_identity import ProcessMark, RunMembership, own_mark
 
-# As an agent asks about its parent, which is none of its own processes.
+# Run by a child process, as by an agent: its parent is not a descendant of the agent.
 ASK = """
 import sys
 from pathlib import Path
 import msgspec
-from meshbook.runtime.hosts.run_membership import RunMembership
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
+from meshbook.runtime.memory.process_identity import ProcessMark, RunMembership, own_mark
 parent = msgspec.json.decode(sys.argv[1], type=ProcessMark)
-kinship = RunMembership(Path(sys.argv[2]))
-print(kinship.includes(parent), kinship.includes(own_mark()), kinship.includes(own_mark()))
+membership = RunMembership(Path(sys.argv[2]))
+print(membership.includes(parent), membership.includes(own_mark()), membership.includes(own_mark()))
 """
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from meshbook.runtime.cells.background_threads import BackgroundThreads
+from meshbook.runtime.threads import BackgroundThreads
 
 
 def test_a_value_and_an_error_come_back() -> None:
