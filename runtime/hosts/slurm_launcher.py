@@ -17,7 +17,7 @@ from typing import IO
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import AgentProcess, start_process
 
-# What `salloc` runs: it prints the allocation, and lasts until the end of the input. Then `salloc` releases the allocation.
+# What `salloc` runs: it prints the allocation, and lasts until the end of the input. `salloc` then releases it.
 SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; read -r _'
 # Runs its arguments until the end of its input. Only a request that is still pending then needs the signal: `salloc`
 # deadlocks in its handler when a signal arrives while it writes a message, as it does when it releases an allocation.
