@@ -60,7 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         `defaults` replace those of the class.
         """
-        variables = {name: _variable_of(name) for name in cls.__annotations__}
+        ours = {name: PREFIX + name.upper() for name in cls.__annotations__}
+        variables = {name: own if own in os.environ else _VARIABLES.get(name, own) for name, own in ours.items()}
         found = {
             name: _read(variables[name], str(kind))
             for name, kind in cls.__annotations__.items()
@@ -82,11 +83,6 @@ _SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(
 
 # Monarch's variables for settings of meshbook, which take precedence.
 _VARIABLES = {"enable_log_forwarding": "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING"}
-
-
-def _variable_of(name: str) -> str:
-    ours = PREFIX + name.upper()
-    return ours if ours in os.environ else _VARIABLES.get(name, ours)
 
 
 def _read(variable: str, kind: str) -> Any:

@@ -21,13 +21,14 @@ _NAMES = [state.name.lower() for state in RankState]
 def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
     """Return the section "hosts": an entry for each host, in the mesh's order. Sums; for `gpu` the mean."""
     host_of = np.asarray(mesh.host_of)
-    counts = _count(host_of, states, len(mesh.hosts))
+    hosts, kinds = len(mesh.hosts), len(RankState)
+    counts = np.bincount(host_of * kinds + states, minlength=hosts * kinds).reshape(hosts, kinds).tolist()
     columns = [_summed(metric, mesh, host_of, vitals) for metric in ("cpu", "memory", "gpu", "gpu_memory")]
     return [
         {
             "name": name,
             "ranks": sum(of),
-            "counts": _name_counts(of),
+            "counts": _name_counts(tuple(of)),
             "cpu": cpu,
             "memory": memory,
             "gpu": gpu,
@@ -35,11 +36,6 @@ def roll_up(mesh: MeshFacts, vitals: Vitals, states: States) -> list[HostEntry]:
         }
         for name, of, cpu, memory, gpu, of_gpus in zip(mesh.hosts, counts, *columns, strict=True)
     ]
-
-
-def _count(host_of: npt.NDArray[np.intp], states: States, hosts: int) -> list[tuple[int, ...]]:
-    counts = np.bincount(host_of * len(RankState) + states, minlength=hosts * len(RankState))
-    return list(map(tuple, counts.reshape(hosts, len(RankState)).tolist()))
 
 
 @functools.lru_cache(maxsize=1024)  # most hosts have the same counts as others

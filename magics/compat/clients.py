@@ -262,7 +262,10 @@ def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
             """Start the mesh."""
             notebook.session()
             wanted = n or self.n
-            mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, _free_name(notebook.meshes))
+            taken = {mesh.name for mesh in notebook.meshes}
+            names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
+            free = next(name for name in names if name not in taken)
+            mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, free)
             notebook.bind(mesh)
             notebook.meshes.use(mesh.name)  # a view of the last cluster is the active one
             self._client = Client(notebook.meshes, mesh, rewriting)
@@ -366,9 +369,3 @@ def _connect(notebook: Notebook, rewriting: Rewriting) -> Client:
     if not len(notebook.meshes):
         notebook.bind(notebook.meshes.up())
     return Client(notebook.meshes, notebook.meshes.get(), rewriting)
-
-
-def _free_name(meshes: MeshRegistry) -> str:
-    taken = {mesh.name for mesh in meshes}
-    names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
-    return next(name for name in names if name not in taken)

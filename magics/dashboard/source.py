@@ -83,7 +83,11 @@ class NotebookSource:
             vitals=mark_idle(mesh.session.history.vitals(known.nodes), mesh.queues.seconds_free(known.nodes)),
             conditions=_conditions(mesh, runs),
             cell=cell_of(self._notebook, mesh),
-            pauses=list(_pauses(runs)),
+            pauses=[
+                PausedRanks(each.ranks, "in the debugger" if each.is_debugger else "asks for input", each.place)
+                for run in runs
+                for each in run.pauses
+            ],
             bars=[bar for run in runs for bar in bars_of(run.live_rows)],
             events=list(_events(mesh)),
             stacks=self.stacks,
@@ -162,12 +166,6 @@ def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankCondit
         failed = (failed - answers.keys()) | failures
     paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
     return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
-
-
-def _pauses(runs: Sequence[CellExecution]) -> Iterator[PausedRanks]:
-    for run in runs:
-        for asking in run.pauses:
-            yield PausedRanks(asking.ranks, "in the debugger" if asking.is_debugger else "asks for input", asking.place)
 
 
 def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:

@@ -33,15 +33,14 @@ Check: TypeAlias = Callable[[], Iterable[Finding]]
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
     """Return the findings of all checks; a check that raises is a finding itself."""
-    return [finding for check in checks for finding in _findings_of(check)]
-
-
-def _findings_of(check: Check) -> list[Finding]:
-    try:
-        return list(check())
-    except Exception as error:  # any error: a check that raises must not end the examination
-        name = check.__name__.replace("_", " ")
-        return [Finding("warning", name, f"the check failed: {type(error).__name__}: {error}")]
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # any error: a check that raises must not end the examination
+            name = check.__name__.replace("_", " ")
+            findings.append(Finding("warning", name, f"the check failed: {type(error).__name__}: {error}"))
+    return findings
 
 
 def worst_of(findings: Iterable[Finding]) -> Level:

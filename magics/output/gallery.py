@@ -114,7 +114,11 @@ def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
     own = [each for each in alike if not each.is_foreign]
     if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].display.data:
         foreign, own = [*own, *foreign], []
-    return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
+    bundles = _lay_out_own(own)
+    for each in foreign:
+        heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
+        bundles += [MimeBundle(heading, {}), MimeBundle(each.display.data, each.display.metadata)]
+    return bundles
 
 
 def _join_same(displays: Iterable[RankDisplay]) -> list[_EqualDisplays]:
@@ -166,8 +170,3 @@ def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
         return render_html([OutputGroup(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
-
-
-def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:
-    heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
-    return [MimeBundle(heading, {}), MimeBundle(each.display.data, each.display.metadata)]

@@ -176,7 +176,9 @@ def _align_families(same: Sequence[OutputGroup]) -> list[OutputGroup]:
     """Align blocks with the same skeleton: the same number of lines, and the same words around the numbers."""
     families: dict[Hashable, list[OutputGroup]] = {}
     for group in same:
-        families.setdefault(_skeleton(group.block), []).append(group)
+        block = group.block
+        skeleton = tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
+        families.setdefault(skeleton, []).append(group)
     groups: list[OutputGroup] = []
     for family in families.values():
         if len(family) == 1:
@@ -184,10 +186,6 @@ def _align_families(same: Sequence[OutputGroup]) -> list[OutputGroup]:
         else:
             groups += _factor_common(family) if len(family) <= MOST_DISTINCT else [_collapse(family)]
     return groups
-
-
-def _skeleton(block: Block) -> Hashable:
-    return tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
 
 
 def _factor_common(family: list[OutputGroup]) -> list[OutputGroup]:

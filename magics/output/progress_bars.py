@@ -59,7 +59,10 @@ class MergedBar:
     @property
     def lag(self) -> tuple[float, int, float]:
         """The sort key that puts the slowest last: least progress, then longest elapsed time, then lowest speed."""
-        return -self.progress, _seconds_of(self.elapsed), -self.speed
+        seconds = 0
+        for part in self.elapsed.split(":"):
+            seconds = seconds * 60 + int(part or 0)
+        return -self.progress, seconds, -self.speed
 
 
 def parse_bar(line: str) -> MergedBar | None:
@@ -129,10 +132,3 @@ def _value_of(text: str) -> float:
     if text and text[-1] in _SCALES:
         return float(text[:-1]) * _SCALES[text[-1]]
     return float(text or 0)
-
-
-def _seconds_of(text: str) -> int:
-    total = 0
-    for part in text.split(":"):
-        total = total * 60 + int(part or 0)
-    return total

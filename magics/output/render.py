@@ -122,26 +122,17 @@ def render_area(
     text = [
         *([f"{header}\n"] if header else []),
         render_text(groups["stdout"], "stdout"),
-        *(_render_stderr_text(groups["stderr"])),
+        *(["stderr:\n"] if any(not group.is_bar for group in groups["stderr"]) else []),
+        render_text(groups["stderr"], "stderr"),
         *([f"{footer}\n"] if footer else []),
     ]
     parts = [_render_line(header), render_html(groups["stdout"], "stdout")]
-    parts += _render_stderr_html(groups["stderr"])
+    for is_bar, some in groupby(groups["stderr"], lambda group: group.is_bar):
+        shown = render_html(some, "stderr")
+        # Progress bars also go to stderr, and are not errors.
+        parts.append(shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>')
     parts += [_render_line(footer)]
     return {"text/plain": "".join(text), "text/html": f"<div>{''.join(parts)}</div>"}
-
-
-def _render_stderr_text(groups: Sequence[OutputGroup]) -> Iterable[str]:
-    if any(not group.is_bar for group in groups):
-        yield "stderr:\n"
-    yield render_text(groups, "stderr")
-
-
-def _render_stderr_html(groups: Sequence[OutputGroup]) -> Iterable[str]:
-    """Render stderr on the background of errors, except progress bars, which also go to stderr."""
-    for is_bar, some in groupby(groups, lambda group: group.is_bar):
-        shown = render_html(some, "stderr")
-        yield shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>'
 
 
 def _render_line(text: str) -> str:

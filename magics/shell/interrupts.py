@@ -39,15 +39,12 @@ class CellInterrupts:
     def begin_request(self) -> None:
         """Install our handler as the kernel begins a request; its `post_handler_hook` restores SIGINT."""
         self._is_early = False
-        self._wake_loop()
-        self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
-
-    def _wake_loop(self) -> None:
-        """Let signals wake the loop: ipykernel cancels an awaiting cell by a callback, which does not wake it."""
+        # Signals wake the loop: ipykernel cancels an awaiting cell by a callback, which does not wake it.
         loop = asyncio._get_running_loop()
         if loop is not None and loop is not self._woken:
             self._woken = loop
             let_signals_wake(loop)
+        self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         request = self._kernel.get_parent("shell").get("header", {}).get("msg_type")

@@ -271,7 +271,10 @@ class Agent(HostActor):
                 self._notify_restarted(spec)
         # A new process has received no restart notices, and must not mistake a peer for its previous incarnation.
         incarnations = self._node.routes.incarnations()
-        self._workers.start([_informed(spec, rendezvous, incarnations) for spec in specs])
+        replace = msgspec.structs.replace
+        worlds = [replace(spec.world, rendezvous=rendezvous) for spec in specs]
+        completed = zip(specs, worlds, strict=True)
+        self._workers.start([replace(spec, world=world, incarnations=incarnations) for spec, world in completed])
         if self._node.peers.report_of(owner) is not None:  # the owner died meanwhile, before there was anything to end
             self._workers.stop_owned_by(owner)
 
@@ -370,12 +373,6 @@ class Agent(HostActor):
 
 def _nothing() -> None:
     """Do nothing: no caller waits for the link."""
-
-
-def _informed(spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
-    """Return the worker spec completed with the values that only its agent has."""
-    world = msgspec.structs.replace(spec.world, rendezvous=rendezvous)
-    return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
 
 
 if __name__ == "__main__":

@@ -57,16 +57,14 @@ class Controllers(Actor):
             here.run(self._answer, port, name, mesh)
 
         try:
-            mesh = self._meshes.get(name) or self._spawn(name, cls, args, kwargs)
+            if name not in self._meshes:
+                made = context().actor_instance.proc.spawn(name, cls, *args, **kwargs)
+                self._meshes[name] = cast("ActorMesh", made)
+            mesh = self._meshes[name]
         except Exception as error:
             port.exception(ActorError(f"{type(error).__name__}: {error}", error))
         else:
             mesh.initialized.when_done(answer)
-
-    def _spawn(self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
-        made = context().actor_instance.proc.spawn(name, cls, *args, **kwargs)
-        self._meshes[name] = made
-        return cast("ActorMesh", made)
 
     def _answer(self, port: Port[Any], name: str, mesh: ActorMesh) -> None:
         if name in self._failed:

@@ -58,7 +58,13 @@ class MemoryCgroups:
         self._kills = self._count()
 
     def _count(self) -> dict[Path, int]:
-        return {folder: _read_kills(folder) for folder in self._folders}
+        kills = dict.fromkeys(self._folders, 0)
+        for folder in self._folders:
+            for name in ("memory.oom_control", "memory.events"):  # the latter is of cgroup v2
+                with contextlib.suppress(OSError, ValueError):
+                    counters = dict(line.split() for line in (folder / name).read_text().splitlines())
+                    kills[folder] = int(counters.get("oom_kill", 0))
+        return kills
 
     def killed(self) -> Path | None:
         """Return the innermost group in which processes were killed since the last call, or None."""
@@ -79,14 +85,6 @@ def _find_group(proc: Path, root: Path) -> tuple[Path, Path]:
     first = next((path for controllers, path in paths.items() if "memory" in controllers.split(",")), None)
     top, path = (root / "memory", first) if first is not None else (root, paths.get("", ""))
     return top, top / path if (top / path).is_dir() else top  # in a container the path may be the host's
-
-
-def _read_kills(folder: Path) -> int:
-    for name in ("memory.events", "memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            counters = dict(line.split() for line in (folder / name).read_text().splitlines())
-            return int(counters.get("oom_kill", 0))
-    return 0
 
 
 def read_limit(folder: Path) -> int | None:

@@ -225,7 +225,11 @@ class RemoteHosts:
     def _wait_linked(self, linked: Sequence[tuple[RemoteHost, Future[Any]]], by: str) -> None:
         end = time.monotonic() + self._settings.launch_timeout
         for host, future in linked:
-            while not _is_settled_within(future, LOOK_SECONDS):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    future.get(LOOK_SECONDS)  # raises the error of a host that refuses the link
+                if future.done():
+                    break
                 if host.process.poll() is not None:
                     raise LaunchError(self._why_not(host, "its agent ended while it was being linked"))
                 if time.monotonic() > end:
@@ -346,10 +350,3 @@ class RemoteHosts:
         reply_handler = PerRank(1)
         self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
         return reply_handler.futures[0]
-
-
-def _is_settled_within(future: Future[Any], seconds: float) -> bool:
-    """Wait up to `seconds` for the future; raises the future's error."""
-    with contextlib.suppress(TimeoutError):
-        future.get(seconds)
-    return future.done()

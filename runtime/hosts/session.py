@@ -183,8 +183,14 @@ class Session:
     def _watch_agent(self) -> None:
         """Wait until the agent has ended, then report its end and the end of its workers."""
         answer = self._ask_agent("gpus")
+
+        def end_late_agent() -> None:
+            if not answer.done():
+                self._trouble = f"it did not start within {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+                self._agent.kill()
+
         # The wait has no timeout: with one, `Popen.wait` polls 20 times a second.
-        self.node.loop.call_later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
+        self.node.loop.call_later(self.settings.launch_timeout, end_late_agent)
         returncode = self._agent.wait()
         if self._has_left:  # the run continues without this session
             return
@@ -207,12 +213,6 @@ class Session:
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
-
-    def _end_late_agent(self, answer: Future[Any]) -> None:
-        """Kill an agent that has not answered by now. The node's loop calls this."""
-        if not answer.done():
-            self._trouble = f"it did not start within {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
-            self._agent.kill()
 
     def watch(self, on: bool) -> None:
         """Count one more open dashboard, or one less. While any is open, the agents measure four times a second."""

@@ -128,16 +128,12 @@ def _objects(what: str, kind: object) -> TypeError:
 
 
 def _of_bytes(view: memoryview) -> LocalMemory:
-    return LocalMemory(_address_of(view), view.nbytes, CPU, not view.readonly, view)
-
-
-def _address_of(view: memoryview) -> int:
-    """Return the address of the view; `ctypes` returns it only for writable memory."""
+    # `ctypes` returns the address only for writable memory.
     buffer = _Buffer()
     _get_buffer(ctypes.py_object(view), ctypes.byref(buffer), _SIMPLE)
-    address = buffer.address
+    address = int(buffer.address)
     _release_buffer(ctypes.byref(buffer))
-    return int(address)
+    return LocalMemory(address, view.nbytes, CPU, not view.readonly, view)
 
 
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release

@@ -98,17 +98,12 @@ class RunMembership:
 
 def _is_descendant(pid: int, of: int) -> bool:
     while pid not in (of, 0, 1):
-        pid = _parent(pid)
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:  # the process has ended
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])  # its parent
     return pid == of
-
-
-def _parent(pid: int) -> int:
-    """Return the parent of a process; 0 if the process has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
 
 
 def _holds(pid: int, folder: Path) -> bool:

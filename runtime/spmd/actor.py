@@ -80,7 +80,8 @@ class SPMDActor(Actor):
             with main_restored():
                 run_as_main(script_args)
         except SystemExit as error:
-            failed = explain_exit(error, " ".join(script_args[: 1 + (script_args[0] == "-m")]), _rank())
+            script = " ".join(script_args[: 1 + (script_args[0] == "-m")])
+            failed = explain_exit(error, script, context().message_rank.rank)
             if failed.code:
                 raise failed from None
         except Exception as error:
@@ -190,10 +191,6 @@ def host_address(use_ipaddr: AddrType | str | None) -> str:
         return str(socket.getaddrinfo(name, None, family)[0][4][0])
     except socket.gaierror as error:
         raise OSError(f"the host {name!r} has no {kind.value} address ({error.strerror}); pass master_addr=") from error
-
-
-def _rank() -> int:
-    return context().message_rank.rank
 
 
 def _flush() -> None:
