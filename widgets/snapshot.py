@@ -14,7 +14,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.widgets.hosts import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshSnapshot, PausedRanks
-from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, MarkRow, StateMark, picture_of, states_of
+from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, StateMark, picture_of, states_of
 from meshbook.widgets.worst import worst_of
 
 MOST_HOSTS = 8
@@ -169,13 +169,12 @@ def _text_lines(facts: _Facts) -> Iterator[str]:
 
 def _grid(picture: MarkPicture) -> str:
     width = max((len(row.label) for row in picture.rows), default=0)
-    text = "\n".join(f"{_safe(row.label.ljust(width))}  {_marks(picture, row)}" for row in picture.rows)
+    lines = []
+    for row in picture.rows:
+        marks = " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
+        lines.append(f"{_safe(row.label.ljust(width))}  {marks}")
     remark = f"<div>{_remark(picture)}</div>" if _remark(picture) else ""
-    return f'<pre style="{_GRID}">{text}</pre>{remark}'
-
-
-def _marks(picture: MarkPicture, row: MarkRow) -> str:
-    return " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
+    return f'<pre style="{_GRID}">{chr(10).join(lines)}</pre>{remark}'
 
 
 def _mark(mark: StateMark) -> str:

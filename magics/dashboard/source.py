@@ -19,7 +19,6 @@ from meshbook.magics.output.ansi import strip_colours
 from meshbook.magics.output.progress_bars import MergedBar as RankBar
 from meshbook.magics.output.progress_bars import merge_bars, parse_bar
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import (
@@ -132,21 +131,21 @@ class NotebookSource:
 
 def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
     hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
-    names = tuple(_host_name(mesh.session.history, address) for _, address in sorted(hosts.items()))
+    names = []
+    for _, address in sorted(hosts.items()):
+        # As the host's agent reports it; its address for a mesh that has just started.
+        detail = mesh.session.history.detail(address.node)
+        host = detail.host if detail is not None else urlsplit(address.url).hostname
+        names.append(host or platform.node() or "this host")
     places = {host: place for place, host in enumerate(sorted(hosts))}
-    return MeshFacts(mesh.name, tuple(procs.extent.items()), names, tuple(places[host] for host in procs.host_ranks))
+    hosts_of_ranks = tuple(places[host] for host in procs.host_ranks)
+    return MeshFacts(mesh.name, tuple(procs.extent.items()), tuple(names), hosts_of_ranks)
 
 
 def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
     """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
     is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
     return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
-
-
-def _host_name(history: History, address: Address) -> str:
-    """Return the name that the host's agent reports; its address for a mesh that has just started."""
-    detail = history.detail(address.node)
-    return (detail.host if detail is not None else urlsplit(address.url).hostname) or platform.node() or "this host"
 
 
 def _full(shape: Any, value: float) -> Any:

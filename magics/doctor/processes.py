@@ -134,16 +134,12 @@ def a_worker() -> Iterator[Finding]:
     try:
         procs.initialized.get()
         ready = time.monotonic() - started
-        yield judge_worker(ready, _round_trip(procs.spawn("examined", _ProbeActor)))
+        microseconds = _round_trip(procs.spawn("examined", _ProbeActor)) * 1e6
+        yield Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {microseconds:.0f} µs")
     except (MeshbookError, OSError) as error:
         yield Finding("problem", "a worker", f"failed: {error}")
     finally:
         procs.stop("the check ended").get()
-
-
-def judge_worker(ready: float, round_trip: float) -> Finding:
-    """Judge the seconds until it was ready, and the seconds of a round trip."""
-    return Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
 
 
 def _round_trip(examined: _ProbeActor) -> float:

@@ -27,7 +27,13 @@ def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:
         return str(data["text/html"])
     for name in _IMAGES:
         if name in data:
-            return f'<img src="data:{name};base64,{_as_base64(data[name], name)}"{_size_of(metadata.get(name))}>'
+            # Bundles contain images as base64 and SVG as text; some formatters leave images as bytes.
+            content = data[name]
+            if isinstance(content, str) and name != "image/svg+xml":
+                encoded = html.escape(content.replace("\n", ""))
+            else:
+                encoded = base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+            return f'<img src="data:{name};base64,{encoded}"{_size_of(metadata.get(name))}>'
     return ""
 
 
@@ -41,13 +47,6 @@ def side_by_side(pieces: Sequence[str]) -> str:
 def _grid(pieces: Sequence[str]) -> str:
     # Where styles are removed, as on GitHub, the pieces appear below each other.
     return f'<div style="{_GRID}">{"".join(f"<div>{piece}</div>" for piece in pieces)}</div>'
-
-
-def _as_base64(content: str | bytes, name: str) -> str:
-    # Bundles contain images as base64 and SVG as text; some formatters leave images as bytes.
-    if isinstance(content, str) and name != "image/svg+xml":
-        return html.escape(content.replace("\n", ""))
-    return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
 def _size_of(metadata: Any) -> str:

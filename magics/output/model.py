@@ -209,7 +209,10 @@ class CellOutput:
         """Return what is shown in its final form, and forget it."""
         self._published = now
         if self._is_open:
-            text: list[Publication] = [self._static_area(now, footer())]
+            # Before a prompt the header must not claim permanently that ranks run.
+            so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
+            area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer())
+            text: list[Publication] = [LiveDisplay(area, update=True, is_final=True, name=self._area)]
         else:  # plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot
             text = [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
         self._is_open = False
@@ -243,12 +246,6 @@ class CellOutput:
         groups = {name: self._of_mesh(self._texts[name].last_groups(count)) for name in STREAMS}
         header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
         return render_area(fit_streams(groups, self._limits.live), header)
-
-    def _static_area(self, now: float, footer: str) -> LiveDisplay:
-        # Before a prompt the header must not claim permanently that ranks run.
-        so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
-        area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer)
-        return LiveDisplay(area, update=True, is_final=True, name=self._area)
 
     @property
     def _area(self) -> str:

@@ -120,12 +120,11 @@ def _merge_texts(texts: Sequence[str]) -> str:
     if any(_NUMBER.split(text) != words for text in distinct):
         return " | ".join(text.strip(", ") for text in distinct[:3]) + (" | …" if len(distinct) > 3 else "")
     columns = zip(*(_NUMBER.findall(text) for text in distinct), strict=True)
-    return words[0] + "".join(_range(column) + word for column, word in zip(columns, words[1:], strict=True))
-
-
-def _range(numbers: Sequence[str]) -> str:
-    least, most = min(numbers, key=float), max(numbers, key=float)
-    return least if least == most else f"{least} … {most}"
+    merged = words[0]
+    for column, word in zip(columns, words[1:], strict=True):
+        least, most = min(column, key=float), max(column, key=float)
+        merged += (least if least == most else f"{least} … {most}") + word
+    return merged
 
 
 def _value_of(text: str) -> float:

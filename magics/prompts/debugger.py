@@ -187,7 +187,8 @@ class DebuggerGroups:
         others = {rank: each.place for rank, each in self._stopped.items() if rank not in ranks}
         news = bool(others.items() - self._shown_places.items())
         self._shown_places = others
-        return f"also stopped: {', '.join(format_places(others))}\n" if news else ""
+        places = ", ".join(f"{name_ranks(ranks)} at {place}" for place, ranks in _by_place(others))
+        return f"also stopped: {places}\n" if news else ""
 
     def format_ranks(self, prompt: DebugPrompt, running: Mapping[int, str], done: Collection[int]) -> str:
         """The text of `ranks`: the stopped ranks and their places, the other ranks, and the target of commands."""
@@ -198,11 +199,6 @@ class DebuggerGroups:
         lines += [f"{name_ranks(ranks)} not stopped: {where}" for where, ranks in _by_place(running)]
         lines += [f"{name_ranks(done)} done"] if done else []
         return "".join(f"{line}\n" for line in lines)
-
-
-def format_places(places: Mapping[int, str]) -> list[str]:
-    """Return `ranks 1-3 at cell 12:9`, for each place."""
-    return [f"{name_ranks(ranks)} at {place}" for place, ranks in _by_place(places)]
 
 
 def _by_place(places: Mapping[int, str]) -> list[tuple[str, list[int]]]:

@@ -169,7 +169,11 @@ def _format_places(groups: Iterable[ErrorGroup]) -> str:
 def format_consequences(groups: Sequence[ErrorGroup]) -> str:
     """Return `ranks 1-3 failed as a consequence (KeyboardInterrupt at cell 3:2)`."""
     ranks = {rank for group in groups for rank in group.ranks}
-    kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
+    kinds = []
+    for error in (group.error for group in groups):
+        text = f"{error.type_name} {format_place(error.frames)}".rstrip()
+        kinds.append(f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text)
+    kinds = list(dict.fromkeys(kinds))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
     return f"{name_ranks(ranks)} failed as a consequence ({', '.join(shown)})"
 
@@ -231,11 +235,6 @@ def _one_line(group: ErrorGroup) -> str:
 def format_error(error: RankError) -> str:
     """Return `ValueError: no such thing`."""
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
-
-
-def _kind_and_place(error: RankError) -> str:
-    text = f"{error.type_name} {format_place(error.frames)}".rstrip()
-    return f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text
 
 
 def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:

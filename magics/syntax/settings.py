@@ -133,12 +133,13 @@ class NotebookSettings:
 
     def format(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
-        rows = [(name, _format_value(self._values[name]), SETTINGS[name].meaning) for name in names]
+        rows = []
+        for name in names:
+            value = self._values[name]
+            if isinstance(value, bool):
+                text = "on" if value else "off"
+            else:
+                text = "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            rows.append((name, text, SETTINGS[name].meaning))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,6 +6,7 @@ Its main thread watches two things: standard input, whose end means that the con
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import secrets
@@ -209,9 +210,7 @@ def attend(
     node.data_plane.serve_host(others.ip_towards, RunMembership(folder).includes)
     node.actors.host_inline(RENDEZVOUS, RendezvousActor(others.new_rendezvous))
 
-    def make_agent() -> Agent:
-        return Agent(node, workers, clients, notice_lock, started, others)
-
+    make_agent = functools.partial(Agent, node, workers, clients, notice_lock, started, others)
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
     meter = make_meter(host, folder)
