@@ -39,8 +39,8 @@ from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.rdma.action import RDMAAction
-from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.buffer import RDMABuffer
+from meshbook.runtime.rdma.hardware import get_rdma_backend
 from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"

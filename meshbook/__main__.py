@@ -103,7 +103,7 @@ def debug() -> int:
     """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
     # Weight: as above.
     from meshbook.runtime.config import current_settings, runtime_root
-    from meshbook.runtime.hosts.debugging import serve_terminal
+    from meshbook.runtime.hosts.script_debugger import serve_terminal
 
     def announce() -> None:
         print("waiting for an actor to call breakpoint(); press Ctrl-C to exit", flush=True)

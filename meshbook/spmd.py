@@ -29,15 +29,15 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.resources import count_cores, count_gpus
-from meshbook.runtime.spmd.actor import (
+from meshbook.runtime.spmd.printing import Printer
+from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
+from meshbook.runtime.spmd.spmd_actor import (
     LOOPBACK,
     AddrType,
     SPMDActor,
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
-from meshbook.runtime.spmd.printing import Printer
-from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
 from meshbook.runtime.threads import get_within
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -136,7 +136,7 @@ def signals_to(events: queue.SimpleQueue[Event], policy: RunPolicy) -> Iterator[
 def run(policy: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
     """Start a session and a mesh, and return when every process has ended."""
     settings = Settings.from_environment()
-    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
+    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.spmd_actor")
     session = Session(msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload))
     token = CURRENT.set(session.context)
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.widgets.hosts import roll_up
+from meshbook.widgets.host_sums import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshSnapshot, PausedRanks
 from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, StateMark, picture_of, states_of

@@ -37,7 +37,7 @@ from meshbook.magics.output.publisher import StreamText
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
 from meshbook.magics.results.costs import summarise_costs
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.magics.shell.interrupts import interruptible, run_interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible, run_interruptible
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future

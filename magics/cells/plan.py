@@ -17,7 +17,7 @@ from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
-from meshbook.magics.shell.interrupts import run_interruptible
+from meshbook.magics.shell.cell_interrupts import run_interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.magics.variables.requests import as_usage_errors
 from meshbook.runtime.geometry import Region

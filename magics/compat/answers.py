@@ -21,7 +21,7 @@ from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.packed_values import PackedValues
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 Make = Callable[[list[Any]], Any]
 FOREVER = -1.0  # ipyparallel's timeout for no limit

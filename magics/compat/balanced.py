@@ -27,7 +27,7 @@ from meshbook.runtime.errors import CallCancelled, ItemError
 from meshbook.runtime.mesh.scheduling import Arguments, Scheduler
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 
 _UNMET = "UnmetDependency"

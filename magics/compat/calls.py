@@ -22,7 +22,7 @@ from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError
 from meshbook.runtime.traces import headline, name_cells
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 
 # Keys of a call's metadata.

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.compat.answers import values_of
-from meshbook.magics.compat.clients import make_module
+from meshbook.magics.compat.cluster import make_module
 from meshbook.magics.compat.translation import (
     REFUSE,
     Rewriting,

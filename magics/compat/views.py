@@ -10,7 +10,7 @@ from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.functions import Function, ParallelFunction, ViewExecutor, ViewFunction
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 Targets = int | slice | Sequence[int] | str | None
 

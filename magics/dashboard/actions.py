@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from meshbook.magics.dashboard.source import NotebookSource, blocks_notebook, cell_of, jobs_on
+from meshbook.magics.dashboard.notebook_source import NotebookSource, blocks_notebook, cell_of, jobs_on
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import NotebookMesh

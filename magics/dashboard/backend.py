@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
-from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.dashboard.notebook_source import NotebookSource
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.meshes.registry import NotebookMesh

@@ -17,8 +17,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.session import current_session
-from meshbook.runtime.rdma.backend import why_no_ibverbs
-from meshbook.runtime.rdma.nixl.agent import has_nic, is_installed
+from meshbook.runtime.rdma.hardware import why_no_ibverbs
+from meshbook.runtime.rdma.nixl.nixl_agent import has_nic, is_installed
 
 LEAST_DISK = 1 << 30
 CALLS = 200

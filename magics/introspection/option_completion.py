@@ -26,7 +26,7 @@ from meshbook.magics.syntax.argparsing import (
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.syntax.settings import SETTINGS, UNSET
 from meshbook.magics.variables.reduce import REDUCTIONS
-from meshbook.magics.verbs.registry import VERBS
+from meshbook.magics.verbs.verb_table import VERBS
 from meshbook.runtime.cells.completion import Match
 
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from meshbook.magics.output.buffer import TextBuffer
 from meshbook.magics.output.grouping import Block, group_blocks, split_lines
 from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, Publisher, StreamText, publisher_for
 from meshbook.magics.output.render import render_area
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import fit_details, fit_streams
 from meshbook.runtime.telemetry.forwarding import label_lines, mesh_name
 from meshbook.runtime.telemetry.lines import CompleteLines, DrawnText, Shown

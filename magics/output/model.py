@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.displays import DisplayRows
+from meshbook.magics.output.display_rows import DisplayRows
 from meshbook.magics.output.gallery import RankDisplay
 from meshbook.magics.output.grouping import Block, GroupMode, OutputGroup, StreamName, group_blocks, split_lines
 from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, StreamText
 from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import cost_of, fit_details, fit_streams
 from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.geometry.ranges import format_label

@@ -26,7 +26,7 @@ from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operators import OperatorProfile, OperatorProfiler
 from meshbook.runtime.cells.sampling import Sampler
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.profiler import begin_spying, end_spying
+from meshbook.runtime.hosts.py_spy import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 

@@ -1,6 +1,6 @@
 """The verbs of `%mesh`: for each a frozen dataclass of its arguments, with its parser and `run(notebook)`.
 
-This file has the base class and the arguments that several verbs share, `registry` the table of all verbs and the
+This file has the base class and the arguments that several verbs share, `verb_table` the table of all verbs and the
 parser of a line. The other modules have the verbs by theme:
 
 - `start_stop`: up, use, down, resize, heal, restart

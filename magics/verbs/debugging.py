@@ -14,7 +14,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import keyboard_for
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.argparsing import Parser, selector
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.magics.verbs import Verb, add_selection

@@ -10,7 +10,7 @@ from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
 from meshbook.magics.verbs import Verb

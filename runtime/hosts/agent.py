@@ -32,7 +32,7 @@ from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER, VitalsSender, make_meter
-from meshbook.runtime.hosts.profiler import PROFILER, Profiler
+from meshbook.runtime.hosts.py_spy import PROFILER, Profiler
 from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, RendezvousActor
 from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.spares import OnSpare

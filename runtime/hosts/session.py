@@ -24,14 +24,14 @@ from meshbook.runtime.config import Settings, current_settings, open_private, ru
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
-from meshbook.runtime.hosts.debugging import ScriptDebugger
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
 from meshbook.runtime.hosts.launch import AGENT, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER
-from meshbook.runtime.hosts.remote import RemoteHosts
+from meshbook.runtime.hosts.remote_hosts import RemoteHosts
+from meshbook.runtime.hosts.script_debugger import ScriptDebugger
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
-from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
+from meshbook.runtime.rdma.nixl.nixl_agent import is_loaded as nixl_is_loaded
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.traces import is_ours
 

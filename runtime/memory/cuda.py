@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1

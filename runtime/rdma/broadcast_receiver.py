@@ -18,7 +18,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob
 from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, Copies, Copy, CopyHolders, Source

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import RefusedMessage, TransferTimeout
-from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma.backends import Deadline
 
 PIECE = 8 << 20  # bytes of one call, and between two checks of the deadline

@@ -18,9 +18,9 @@ import mmap
 import threading
 from collections.abc import Iterator
 
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
-from meshbook.runtime.rdma.protocol import TAG
+from meshbook.runtime.rdma.memory_protocol import TAG
 
 PIECE = 4 << 20  # bytes; fastest of 256 KiB to 8 MiB: fits in a socket's buffer and in the CPU cache
 ALIGNMENT = 2 << 20  # of large pages

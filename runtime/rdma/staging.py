@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshbook.runtime.memory import cuda
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
 PIECE = 16 << 20  # bytes staged at a time

@@ -20,12 +20,12 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")

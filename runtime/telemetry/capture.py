@@ -31,8 +31,8 @@ import msgspec
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
+from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import StderrTail
-from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
 from meshbook.runtime.telemetry.terminals import Terminals
 from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS

@@ -10,7 +10,7 @@ from meshbook.runtime.geometry import Slice
 from meshbook.runtime.geometry.region import Region
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS
 from meshbook.testing import fake_mesh
-from meshbook.widgets.model import DashboardModel, ModelUpdate
+from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate
 from meshbook.widgets.sections import answer_logs
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import pytest
 
 from meshbook import Actor, ActorError, HostMesh, endpoint, this_host
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.spmd.actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from meshbook.runtime.spmd.run_policy import TERM_SECONDS
+from meshbook.runtime.spmd.spmd_actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.support import PATIENCE
 
 pytestmark = pytest.mark.process

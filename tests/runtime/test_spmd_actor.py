@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshbook.runtime.errors import ActorError
-from meshbook.runtime.spmd.actor import AddrType, SPMDActor, host_address
 from meshbook.runtime.spmd.script import ScriptExited
+from meshbook.runtime.spmd.spmd_actor import AddrType, SPMDActor, host_address
 from tests.support import PATIENCE
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshbook.runtime.mesh.policies import Respawning, Restarts
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.rdma.memory_server import MemoryServer
 from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
 from tests.support import PATIENCE
 

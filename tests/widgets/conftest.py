@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
-from meshbook.widgets.model import ModelUpdate
+from meshbook.widgets.dashboard_model import ModelUpdate
 from meshbook.widgets.source import MeshFacts, MeshSnapshot
 
 OLDEST_NODE = 20  # of earlier ones `node --test` has no timers that a test can move

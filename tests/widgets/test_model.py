@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
-from meshbook.widgets.model import DashboardModel
+from meshbook.widgets.dashboard_model import DashboardModel
 from meshbook.widgets.protocol import CHANNELS, RankState
 from meshbook.widgets.source import CellFacts, MeshEvent, PausedRanks, ProgressBar, RankConditions
 from meshbook.widgets.states import states_of

@@ -22,7 +22,7 @@ import msgspec
 
 from meshbook.runtime.actor.future import check_timeout
 from meshbook.runtime.errors import TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory, TensorForm
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
 from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.wire.messages import Address
 

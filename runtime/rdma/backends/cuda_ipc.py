@@ -21,7 +21,7 @@ import msgspec
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.cuda import CudaError, Driver, driver
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend

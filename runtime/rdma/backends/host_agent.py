@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma import pieces, protocol
+from meshbook.runtime.rdma import memory_protocol as protocol
+from meshbook.runtime.rdma import pieces
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.connection import DataConnection
 from meshbook.runtime.rdma.connection_pool import AgentConnections, ConnectionPool

@@ -11,7 +11,7 @@ from typing import Any
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob

@@ -8,7 +8,7 @@ from functools import partial
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.progress import ActiveTransfers, TransferMark

@@ -17,7 +17,7 @@ import msgspec
 from meshbook.runtime.errors import TransferError
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import dropped, gone
-from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
+from meshbook.runtime.rdma.nixl.nixl_agent import MemoryRange, NixlAgent, NixlError
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Steps, settle
 

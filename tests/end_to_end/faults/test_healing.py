@@ -30,7 +30,7 @@ from meshbook import (
 )
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.mesh import groups
+from meshbook.runtime.mesh import process_groups
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import ask_for
 from meshbook.runtime.wire.messages import Address
@@ -339,8 +339,8 @@ def test_a_rank_that_is_stopped_holds_up_no_heal(
     spawn_procs: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked whether it is in a group of torch's, and cannot say."""
-    monkeypatch.setattr(groups, "FREEING_S", 0.1)
-    monkeypatch.setattr(groups, "SET_PORT_S", 0.1)
+    monkeypatch.setattr(process_groups, "FREEING_S", 0.1)
+    monkeypatch.setattr(process_groups, "SET_PORT_S", 0.1)
     procs = spawn_procs(3)
     probe = procs.spawn("probe", Probe)
     before = pids(probe)

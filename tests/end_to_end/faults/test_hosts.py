@@ -370,7 +370,7 @@ def test_agents_of_this_machine_are_reached_from_it_alone(
     own_session: Session, hosts: HostMesh, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert listeners(agent_of("h1", session)) == {"127.0.0.1"}
-    monkeypatch.setattr("meshbook.runtime.hosts.remote.own_addresses", lambda: ["192.0.2.1"])
+    monkeypatch.setattr("meshbook.runtime.hosts.remote_hosts.own_addresses", lambda: ["192.0.2.1"])
     launcher = CommandLauncher({"local": [], "remote": ["env"]})
     here = own_session.remote.start(launcher, ["local"], addresses={}, python="")
     with pytest.raises(LaunchError, match=r"remote cannot be linked with host local, .*addresses"):

@@ -23,7 +23,7 @@ from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.publisher import Publication, StreamText
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future

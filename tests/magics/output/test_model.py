@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.displays import MOST_OUTPUTS
+from meshbook.magics.output.display_rows import MOST_OUTPUTS
 from meshbook.magics.output.grouping import Block, OutputGroup
 from meshbook.magics.output.model import CellOutput, OutputLimits
 from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText
 from meshbook.magics.output.render import format_header, render_text
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import LEAST_COST, fit
 from meshbook.runtime.amounts import format_elapsed
 

@@ -15,10 +15,10 @@ from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options,
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.registry import parse_verb
 from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
 from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
 from meshbook.magics.verbs.variables import PullVerb, PushVerb
+from meshbook.magics.verbs.verb_table import parse_verb
 from meshbook.runtime.geometry import Extent
 
 

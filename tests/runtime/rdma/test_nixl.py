@@ -20,7 +20,7 @@ from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.rdma.nixl.agent import has_nic
+from meshbook.runtime.rdma.nixl.nixl_agent import has_nic
 from meshbook.runtime.rdma.nixl.registration import STAGED
 from tests.support import PATIENCE
 

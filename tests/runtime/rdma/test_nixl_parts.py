@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable, nixl
 from meshbook.runtime.rdma.backends.nixl import NixlBackend
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.nixl import transfer
-from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlError
+from meshbook.runtime.rdma.nixl.nixl_agent import MemoryRange, NixlError
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import LONGEST_PAUSE, SPIN, RunningTransfer, TransferScheduler, pause_for
 from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, unpack

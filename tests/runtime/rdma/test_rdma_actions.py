@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import meshbook
 from meshbook import Actor, ProcMesh, RDMAAction, RDMABuffer, endpoint, this_host
 from meshbook.runtime.errors import BufferDropped, CallCancelled, TransferTimeout
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.action import IntervalSet, Operation, batches_of
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob

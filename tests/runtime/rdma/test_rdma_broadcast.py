@@ -18,7 +18,7 @@ from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endp
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.local import LocalMemory, TensorForm, form_of, local_memory, shaped
+from meshbook.runtime.memory.local_memory import LocalMemory, TensorForm, form_of, local_memory, shaped
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.broadcast import parents_of

@@ -23,13 +23,13 @@ from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import cuda as gpu
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma import staging
-from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.hardware import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector

@@ -19,7 +19,7 @@ from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import process_identity
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend

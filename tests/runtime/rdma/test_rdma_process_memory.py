@@ -12,7 +12,7 @@ import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend

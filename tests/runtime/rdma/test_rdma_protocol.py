@@ -10,7 +10,7 @@ import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, RefusedMessage, TransferError, TransferTimeout
 from meshbook.runtime.memory.process_identity import ProcessMark
-from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, Unsuitable
 from meshbook.runtime.wire.messages import Address
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import own_mark
-from meshbook.runtime.rdma import connection_pool, memory_server, pieces, protocol
+from meshbook.runtime.rdma import connection_pool, memory_server, pieces
+from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
@@ -276,7 +277,10 @@ class Relay:
         self._change = change
         self.connections = 0
         # The handshake is none of it.
-        self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
+        self._passed = {
+            True: -protocol.NONCE - protocol.PROOF,
+            False: -protocol.GREETING_BYTES - protocol.PROOF,
+        }
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.server = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], server.key)
         self._threads = [threading.Thread(target=self._accept)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.service import RDMAService, parcel_of, put_bytes
 

@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.rdma import select_backend as select_backend
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import EXCLUDED, SLOWER, BackendSelector, BackendVerdict, explain
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.rdma.transfers import INLINE_BYTES, TransferProgress, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address

@@ -20,8 +20,8 @@ from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
 from meshbook.runtime.telemetry.output import OutputChunk
+from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import read_last_lines
-from meshbook.runtime.telemetry.streams import RankStream
 from tests.support import PATIENCE
 
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it

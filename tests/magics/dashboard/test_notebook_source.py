@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashboard.source import MOST, bars_of, mark_idle
+from meshbook.magics.dashboard.notebook_source import MOST, bars_of, mark_idle
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.widgets.grid_metrics import KINDS, MetricScale, values_of
-from meshbook.widgets.hosts import roll_up
+from meshbook.widgets.host_sums import roll_up
 from meshbook.widgets.protocol import (
     CHANNELS,
     CellSection,

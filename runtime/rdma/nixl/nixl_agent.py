@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 
 PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")  # the first one selects one of the others by torch's CUDA version
 _BACKEND = "UCX"

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from meshbook.magics.shell.interrupts import CellInterrupts, run_interruptible
+from meshbook.magics.shell.cell_interrupts import CellInterrupts, run_interruptible
 
 
 class Request:

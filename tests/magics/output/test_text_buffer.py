@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.output.buffer import TextBuffer
 from meshbook.magics.output.grouping import Block, split_lines
+from meshbook.magics.output.text_buffer import TextBuffer
 
 
 def capture(*chunks: str, limit: int = 1000) -> TextBuffer:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from meshbook.runtime.config import current_settings
 from meshbook.runtime.rdma.backends import BufferHandle, TransferBackend
-from meshbook.runtime.rdma.nixl.agent import is_installed
+from meshbook.runtime.rdma.nixl.nixl_agent import is_installed
 
 Backend = Literal["ibverbs", "tcp", "none"]
 BY_TCP = frozenset({"host agent", "message"})  # the backends that need no NIC

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from meshbook.magics.errors import UserError
-from meshbook.magics.prompts.debugger import GATHER, PATIENCE, Commands, DebuggerGroups, DebugPrompt
+from meshbook.magics.prompts.debugger_groups import GATHER, PATIENCE, Commands, DebuggerGroups, DebugPrompt
 from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.hosts import debugging as module
-from meshbook.runtime.hosts.debugging import ScriptDebugger
+from meshbook.runtime.hosts import script_debugger as module
+from meshbook.runtime.hosts.script_debugger import ScriptDebugger
 from meshbook.runtime.telemetry.prompt_questions import Kind, PromptAnswer, PromptQuestion
 from tests.support import PATIENCE
 

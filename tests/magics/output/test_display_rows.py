@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from meshbook.magics.output.displays import MOST_OUTPUTS, DisplayRows
+from meshbook.magics.output.display_rows import MOST_OUTPUTS, DisplayRows
 from meshbook.magics.output.gallery import LARGE_IMAGE, MOST_MARKUP, RankDisplay, lay_out
 from meshbook.magics.output.publisher import LiveDisplay
 
