@@ -1,6 +1,6 @@
 """Mistakes in a cell or its options: told in a clear line, before anything runs; and the next cell works.
 
-Mistakes in the verbs of `%mesh`, and the selectors and options that `test_meshes` has, are there.
+Mistakes in the verbs of `%mesh`, and the selectors and options that `test_start_stop` has, are there.
 """
 
 from __future__ import annotations
