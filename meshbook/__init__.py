@@ -39,6 +39,7 @@ from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_c
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.rdma.action import RDMAAction
 from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.buffer import RDMABuffer
@@ -83,6 +84,7 @@ __all__ = [
     "events",
     "get_or_spawn_controller",
     "get_rdma_backend",
+    "heal_mesh",
     "returns_future",
     "send",
     "shutdown_context",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshbook.runtime.actor.endpoint import Endpoint
+from meshbook.runtime.actor.future import Future
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def heal_mesh(mesh: Any) -> Future[list[int]]:
+    """Restart the dead processes of a mesh of processes or tensors; messages and commands reach the new ones then.
+
+    Resolves to the ranks that were healed; raises what `mesh.heal` raises. Waits for a mesh of the global view, whose
+    tensors are restored: see `Mesh.heal`.
+    """
+    healed = mesh.heal()
+    return healed if isinstance(healed, Future) else Future.completed(healed)
 
 
 class TensorEndpoint(Endpoint[P, R]):

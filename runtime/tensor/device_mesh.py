@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.engine import Engine
@@ -136,6 +137,10 @@ class DeviceMesh(MeshTrait):
                 number = number * self.extent[name] + point[name]
             numbers[rank] = number
         return make_numbers(numbers, self.place(get_active_stream()))
+
+    def heal(self) -> Future[list[int]] | list[int]:
+        """Restart the dead processes: see `ProcMesh.heal`. `procs.device_mesh` is another mesh then."""
+        return self._engine.procs.heal()
 
     def exit(self) -> None:
         """Stop the tensor engine: tensors of this mesh and its slices cannot be used any more."""

@@ -15,7 +15,7 @@ import logging
 import pickle
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -28,7 +28,7 @@ from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import handle_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
-from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.templates import Command
@@ -112,6 +112,9 @@ class Engine:
         self.has_stopped = False
         self.templates = itertools.count()
         self.cache = Cache()
+        # Connects the ranks again after one has left its process groups because of a failure (global view).
+        self.reconnect: Callable[[], None] | None = None
+        self.must_reconnect = False
         self._random: torch.Tensor | None = None  # the controller's random state when the ranks last got one
         self.holds = 0  # how many `coalescing` blocks hold the commands back
         self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
@@ -165,6 +168,9 @@ class Engine:
         with self._sending:
             self._send()
             self._collect()
+            if self.must_reconnect and self.reconnect is not None and self.trouble is None:
+                self.must_reconnect = False
+                self.reconnect()
             while self._is_too_far_ahead:
                 _wait_for(self._outstanding[0].future)
                 self._collect()
@@ -205,6 +211,8 @@ class Engine:
 
     def _transmit(self, lane: Lane, run: list[_Item]) -> None:
         if self.trouble is not None:
+            # The values of the other commands are lost as well; `heal_mesh` finds out.
+            lane.dead.extend(each for item in run if item[1][0] == "delete" for each in item[1][1])
             return
         commands = [item[1] for item in run]
         nbytes = [item[3] for item in run if item[3] is not None]
@@ -233,6 +241,7 @@ class Engine:
 
     def _note_failure(self, failed: Failed, batch: _Batch) -> None:
         place = batch.places[failed.command - batch.first]
+        self.must_reconnect |= failed.has_left
         known = self._failures.get(failed.command)
         if known is None or (known[0].is_of_peer and not failed.is_of_peer):
             if len(self._failures) >= MOST_FAILURES:  # the oldest one loses its line
@@ -300,6 +309,23 @@ class Engine:
         _wait_for(fetched)
         return fetched.get()
 
+    def fetch_whole(self, issue: Callable[[], Ref]) -> Any:
+        """Return a value that all ranks put together on the first one; waits. `issue` issues the command for that.
+
+        If a rank has left the process groups meanwhile, because something else had failed, they try again.
+        """
+        self.check_can_wait()
+        for is_last in (False, True):
+            ref = issue()
+            fetched = self.ask(0, "fetch", [ref.id])
+            _wait_for(fetched)
+            [value] = fetched.get()
+            if is_last or not (type(value) is Failed and value.is_of_peer):
+                break
+            self.wait()
+            self.flush()
+        return self.check_all([value])[0]
+
     def describe(self, lane: Lane, value: int) -> list[Any]:
         """Return the description of a whole result by each rank; waits."""
         self.check_can_wait()
@@ -361,8 +387,10 @@ class Engine:
             raise self.explain(min(failed, key=lambda each: each.command))
         return values
 
-    def explain(self, failed: Failed) -> RemoteException:
+    def explain(self, failed: Failed) -> RemoteException | DeviceMeshError:
         """Return the error of a failure, with the controller's line."""
+        if failed.is_lost:
+            return DeviceMeshError(failed.trace)
         with self._sending:
             if failed.is_of_peer:  # the other rank's own failure is in an acknowledgement, or will be
                 self.wait()
@@ -427,13 +455,28 @@ class Engine:
     def _members(self) -> tuple[str, ...]:
         return tuple(map(self.member, range(len(self.actors))))
 
+    def start_again(self) -> None:
+        """Forget what was under way, and what the ranks know, after a rank has died."""
+        with self._sending:
+            self._pending.clear()
+            self._outstanding.clear()
+            self._ahead = self._ahead_bytes = 0
+            for lane in list(self._lanes.values()):
+                for known in (lane.known, lane.functions, lane.groupings):
+                    known.clear()
+            self._rendezvous.clear()
+            self.must_reconnect = False
+            self.trouble = None
+
     def _note_heal(self, ranks: Sequence[int]) -> None:
         """After a heal or a resize, on the receiving thread: new processes have none of the values."""
         if ranks:
             listed = ", ".join(map(str, ranks))
+            advice = (
+                "Create the tensors again in `with procs.activate():`" if self.layout is None else "Call mesh.heal()"
+            )
             self.trouble = DeviceMeshError(
-                f"this tensor was lost: rank {listed} of {self.procs.name} runs in a new process. Create the "
-                "tensors again in `with procs.activate():`"
+                f"this tensor was lost: rank {listed} of {self.procs.name} runs in a new process. {advice}"
             )
 
     def close(self) -> None:

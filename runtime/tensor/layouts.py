@@ -6,11 +6,13 @@ names, or None. Placements are torch's, one for each dimension of the mesh. Both
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.geometry.region import UnknownDimension
+from meshbook.runtime.tensor.metadata import Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,36 @@ class Layout:
 
     shape: tuple[int, ...]
     dims: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """A tensor among a function's results on one rank."""
+
+    meta: Meta
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What one rank says of a call: the tree of its results, and the first sharded argument, if there is one."""
+
+    tree: Any  # a `ShardResult` in place of each tensor
+    placements: tuple[Any, ...] | None
+    shape: tuple[int, ...]  # of the argument's shard
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """On a rank: the results of a function, until the controller says what tensors they are parts of."""
+
+    report: ShardReport
+    results: Any
 
 
 def placements_of(spec: Any, ndim: int, dims: Sequence[str]) -> tuple[Any, ...]:
@@ -81,3 +113,24 @@ def _checked(placements: Sequence[Any], ndim: int, dims: Sequence[str]) -> tuple
             raise ValueError(f"{each} is not supported; Partial() is a sum")
         checked.append(each)
     return tuple(checked)
+
+
+def coordinates_of(rank: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the coordinates of a rank on a mesh of these sizes."""
+    coordinates = []
+    for size in reversed(sizes):
+        coordinates.append(rank % size)
+        rank //= size
+    return tuple(reversed(coordinates))
+
+
+def local_shape(
+    shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int], coordinates: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the shape of the part that the rank with these coordinates has, on a mesh of these sizes."""
+    local = list(shape)
+    for placement, size, coordinate in zip(placements, sizes, coordinates, strict=True):
+        if placement.is_shard():
+            part = -(-local[placement.dim] // size)  # as torch.chunk cuts
+            local[placement.dim] = min(part, max(0, local[placement.dim] - coordinate * part))
+    return tuple(local)

@@ -78,8 +78,12 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
 
     def fetch_first(self) -> torch.Tensor:
         """Return the value of the first rank, or the whole one of a tensor of the global view; waits."""
-        ref = self._issue_for("whole") if self._place.is_global else self._ref
-        value: torch.Tensor = self._place.engine.fetch_now(self._place.lane.ranks[0], [ref.id])[0]
+        engine = self._place.engine
+        value: torch.Tensor
+        if self._place.is_global:
+            value = engine.fetch_whole(lambda: self._issue_for("whole"))
+        else:
+            value = engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
         return value
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry.region import Extent, Region
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.tensor.device_mesh import DeviceMesh
 from meshbook.runtime.tensor.engine import COLLECTIVE_SECONDS, LOCALLY, Engine
+from meshbook.runtime.tensor.failures import DeviceMeshError
 from meshbook.runtime.tensor.layouts import Layout
+from meshbook.runtime.tensor.recovery import Recovery, plan_recovery
+from meshbook.runtime.tensor.shard_functions import execute_on_shards
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.hosts import HostMesh
@@ -78,6 +85,8 @@ class Mesh(DeviceMesh):
         super().__init__(engine, engine.actors)
         self._region = Extent(layout.dims, layout.shape).region
         engine.meshes[self._region] = self
+        itself = weakref.ref(self)
+        engine.reconnect = lambda: found._reconnect() if (found := itself()) is not None else None
         self._join(device)
 
     def _join(self, device: str | None) -> None:
@@ -86,11 +95,76 @@ class Mesh(DeviceMesh):
         with LOCALLY():
             found = [answer for _, answer in actors.survey.call().get()]
             engine.device = device or ("cuda" if all(has_gpu for has_gpu, _ in found) else "cpu")
+            self._backend = "gloo" if engine.device == "cpu" else "cpu:gloo,cuda:nccl"
             if not all(is_member for _, is_member in found):
-                backend = "gloo" if engine.device == "cpu" else "cpu:gloo,cuda:nccl"
-                engine.procs.init_process_group(backend, timeout=COLLECTIVE_SECONDS).get()
+                engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS).get()
         engine.issue(engine.whole, ("join_mesh", engine.device), None, 0)
         engine.wait()
+
+    def execute(
+        self, function: Callable[..., Any], /, *args: Any, sharding_spec: Sequence[Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run a function on every rank with the shards of the arguments; return its results as tensors of this mesh.
+
+            doubled = mesh.execute(lambda t: t * 2, batch)
+
+        The function gets plain tensors: a copy of the rank's shard for each tensor of this mesh, the whole tensor for a
+        replicated or a local one. It may use `torch.distributed`, in the same way on all ranks. Its results may be
+        lists, tuples and dicts. A tensor in them with the shape of the first sharded argument's shard gets the
+        placements of that argument. If no argument is sharded, the result is replicated, and must be equal on all
+        ranks. Otherwise `sharding_spec`, which is that of `distribute`, says which parts the ranks have returned. What
+        is no tensor in the results is that of the first rank. Autograd does not record the call.
+
+        Waits for the function. Raises RemoteException if it fails, DeviceMeshError if a rank has died, and ValueError
+        if its results are no parts of one tensor. After `heal()`, the same call works again.
+        """
+        return execute_on_shards(self.place(), function, args, kwargs, sharding_spec)
+
+    def _reconnect(self) -> None:
+        """Connect the ranks again after an operation has failed on some of them, and make their values agree."""
+        engine, actors = self._engine, cast("Any", self._actors)
+        with LOCALLY():
+            engine.wait()
+            stocks = [stock for _, stock in actors.take_stock.call().get()]
+            self._recover(plan_recovery(stocks, self.shape))
+
+    def _recover(self, plan: Recovery) -> None:
+        engine = self._engine
+        engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS).get()
+        engine.issue(engine.whole, ("recover", engine.device, plan), None, 0)
+        engine.wait()
+
+    def heal(self) -> list[int]:
+        """Restart the ranks that have died, and restore the tensors; return the ranks that were restarted. Waits.
+
+        A tensor comes from ranks that have the same part of it: any rank if it is replicated, its replicas if it is
+        sharded along some dimensions of the mesh only. Tensors without such ranks are lost: their fetch raises
+        DeviceMeshError. The same holds for results of operations that ran while the rank died. The ranks get a new
+        default process group. Raises what `ProcMesh.heal` raises.
+        """
+        engine = self._engine
+        with LOCALLY():
+            if engine.has_stopped:
+                raise DeviceMeshError(f"{self!r} has been stopped: make another mesh")
+            # The ranks that live may wait for those that died; they run what they still have to, which fails.
+            engine.procs.abort_process_groups().get()
+            asked = [self._rank(rank).take_stock.call_one() for rank in range(len(self))]
+            for future in asked:
+                with contextlib.suppress(SupervisionError):  # it has died
+                    future.wait_here()
+            engine.procs.heal().get()
+            stocks = [None if future.exception() is not None else future.get() for future in asked]
+            plan = plan_recovery(stocks, self.shape)
+            engine.start_again()
+            source = next((rank for rank in range(len(self)) if rank not in plan.new), None)
+            if source is not None:
+                definitions = self._rank(source).definitions.call_one().get()
+                plan = dataclasses.replace(plan, definitions=definitions)
+            self._recover(plan)
+        return sorted(plan.new)
+
+    def _rank(self, rank: int) -> Any:
+        return self._actors.slice(**dict(self._actors.extent.point(rank)))
 
     @property
     def dims(self) -> tuple[str, ...]:

@@ -306,6 +306,8 @@ def _ask_ranks(
     constant = tensors[0]._constant if tensors else None
     if operator.func is aten._local_scalar_dense.default and constant is not None and constant.valid[0]:
         return constant.value.item()
+    if operator.func is aten._local_scalar_dense.default and place.is_global:
+        return tensors[0].fetch_first().item()
     engine, lane = place.engine, place.lane
     number = engine.new_ids(1)
     template = next(engine.templates)

@@ -19,7 +19,7 @@ from meshbook.runtime.collectives.membership import GroupMembership, has_gpu
 from meshbook.runtime.tensor.executor import Executor, ValueRef
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups
-from meshbook.runtime.tensor.layouts import Layout
+from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.traces import headline
@@ -44,13 +44,16 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
         """Return these values."""
-        return [_materialized(self._executor.values[each]) for each in ids]
+        return [_materialized(self._executor.find(each)) for each in ids]
 
     @endpoint(instrument=False)
     def describe(self, value: int) -> Any:
         """Return a whole result, with its metadata in place of each tensor."""
+        found = self._executor.find(value)
+        if isinstance(found, Executed):
+            return found.report
         try:
-            return tree_map_only(torch.Tensor, Meta.of, self._executor.values[value])
+            return tree_map_only(torch.Tensor, Meta.of, found)
         except NotImplementedError as error:
             return Failed(0, self._executor.rank, headline(error), str(error))
 
@@ -63,8 +66,20 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def placements(self, value: int) -> Any:
         """Return the placements of a value of the global view."""
-        found = self._executor.values[value]
+        found = self._executor.find(value)
         return found if type(found) is Failed else found.placements
+
+    @endpoint(instrument=False)
+    def take_stock(self) -> Any:
+        """Return what this rank of a global mesh has, once it has run all commands before; None for a new process."""
+        executor: Any = self._executor
+        return executor.take_stock()
+
+    @endpoint(instrument=False)
+    def definitions(self) -> Any:
+        """Return what a new rank of a global mesh has to know."""
+        executor: Any = self._executor
+        return executor.definitions()
 
     @endpoint(instrument=False)
     def survey(self) -> tuple[bool, bool]:
