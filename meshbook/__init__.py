@@ -95,6 +95,7 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh as DeviceMesh
     from meshbook.runtime.tensor.device_mesh import get_active_mesh as get_active_mesh
     from meshbook.runtime.tensor.device_mesh import no_mesh as no_mesh
+    from meshbook.runtime.tensor.distributing import distribute as distribute
     from meshbook.runtime.tensor.failures import DeviceMeshError as DeviceMeshError
     from meshbook.runtime.tensor.failures import RemoteException as RemoteException
     from meshbook.runtime.tensor.fetching import fetch_shard as fetch_shard
@@ -103,6 +104,7 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.gradients import grad_generator as grad_generator
     from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
     from meshbook.runtime.tensor.remote import remote as remote
+    from meshbook.runtime.tensor.sharded_mesh import Mesh as Mesh
     from meshbook.runtime.tensor.streams import Stream as Stream
     from meshbook.runtime.tensor.tensor import MeshTensor as MeshTensor
     from meshbook.runtime.tensor.trees import slice_mesh as slice_mesh
@@ -112,10 +114,12 @@ if typing.TYPE_CHECKING:
 _TENSORS = {
     "DeviceMesh": "device_mesh",
     "DeviceMeshError": "failures",
+    "Mesh": "sharded_mesh",
     "MeshTensor": "tensor",
     "RemoteException": "failures",
     "Stream": "streams",
     "call_on_shard_and_fetch": "remote",
+    "distribute": "distributing",
     "fetch_shard": "fetching",
     "get_active_mesh": "device_mesh",
     "grad_generator": "gradients",

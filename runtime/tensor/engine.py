@@ -29,6 +29,7 @@ from meshbook.runtime.mesh.procs import handle_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.tensor.user_lines import frame_of, user_place
@@ -79,16 +80,18 @@ class Recorder(Protocol):
 
 
 class Engine:
-    """The tensors and commands of one process mesh."""
+    """The tensors and commands of one process mesh; with a layout, those of the global view."""
 
     _serial = itertools.count(1)
 
-    def __init__(self, procs: ProcMesh) -> None:
+    def __init__(self, procs: ProcMesh, layout: Layout | None = None) -> None:
         self.procs = procs
+        self.layout = layout
+        self.device = "cpu"  # the type of the ranks' device, in the global view
         self.name = f"{procs.name}-{next(self._serial)}"
         self.node = current_node()
         self._context = contextvars.copy_context()
-        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
+        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS, layout)
         handle_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
         note_heal = weakref.WeakMethod(self._note_heal)
@@ -106,9 +109,10 @@ class Engine:
         self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
         self.trouble: BaseException | None = None  # why no command can run any more
         self._rendezvous: dict[bool, Rendezvous] = {}  # by whether it is for one host alone
-        self._has_stopped = False
+        self.has_stopped = False
         self.templates = itertools.count()
         self.cache = Cache()
+        self._random: torch.Tensor | None = None  # the controller's random state when the ranks last got one
         self.holds = 0  # how many `coalescing` blocks hold the commands back
         self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
         self.meshes: dict[
@@ -244,6 +248,22 @@ class Engine:
             lane.known.clear()
         self.issue(self.whole, ("forget", limit), None)
 
+    def share_random(self) -> None:
+        """Give the ranks the random state of this process, if the program has changed it: by a seed, by local draws.
+
+        A mesh then draws what this process would draw. This process continues with another seed, made from that state:
+        what it draws later must not be what the mesh has drawn.
+        """
+        with LOCALLY():
+            present = torch.default_generator.get_state()
+            if self._random is not None and torch.equal(present, self._random):
+                return
+            # A state is of one type of device.
+            state = present if self.device == "cpu" else torch.initial_seed()
+            self.issue(self.whole, ("random_state", state), None, 0)
+            torch.default_generator.manual_seed(int(torch.randint(1 << 62, ())))
+            self._random = torch.default_generator.get_state()
+
     # -- waiting ----------------------------------------------------------------------
 
     def wait(self) -> None:
@@ -272,7 +292,7 @@ class Engine:
     def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
         """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
         self.check_can_wait()
-        return self._ask(rank, "fetch", list(ids)).then(self._check_all)
+        return self.ask(rank, "fetch", list(ids)).then(self.check_all)
 
     def fetch_now(self, rank: int, ids: Sequence[int]) -> list[Any]:
         """Return values of one rank; waits. Raises what `fetch` raises."""
@@ -293,9 +313,10 @@ class Engine:
     def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
         """Return a future of a remote function's result on one rank."""
         self.check_can_wait()
-        return self._ask(rank, "call", function, tree).then(lambda value: self._check_all([value])[0])
+        return self.ask(rank, "call", function, tree).then(lambda value: self.check_all([value])[0])
 
-    def _ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+    def ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+        """Send everything, and return a future of what an endpoint returns on one rank."""
         self.flush()
         if self.trouble is not None:
             return Future.failed(self._explain_trouble())
@@ -333,7 +354,8 @@ class Engine:
 
     # -- failures ---------------------------------------------------------------------
 
-    def _check_all(self, values: list[Any]) -> list[Any]:
+    def check_all(self, values: list[Any]) -> list[Any]:
+        """Return the values; raise the first failure among them."""
         failed = [value for value in values if type(value) is Failed]
         if failed:
             raise self.explain(min(failed, key=lambda each: each.command))
@@ -371,7 +393,7 @@ class Engine:
         hosts = {host_of(node) for engine in (self, other or self) for node in engine.procs.nodes}
         is_local = len(hosts) == 1
         if is_local not in self._rendezvous:
-            opened = self._ask(0, "open_store", is_local)
+            opened = self.ask(0, "open_store", is_local)
             _wait_for(opened)
             host, port = opened.get()
             self._rendezvous[is_local] = Rendezvous(host, port, is_local)
@@ -421,8 +443,8 @@ class Engine:
                 self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
             self._pending.clear()
             self._outstanding.clear()
-        if not self._has_stopped:
-            self._has_stopped = True
+        if not self.has_stopped:
+            self.has_stopped = True
             self.actors.stop("the tensor engine ends")
 
 

@@ -66,13 +66,14 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _Step:
     """A template, ready to run. An operator that this rank lacks fails when it runs."""
 
-    __slots__ = ("build", "func", "mutated", "outputs", "values")
+    __slots__ = ("build", "func", "mutated", "outputs", "reshapes", "values")
 
     def __init__(self, template: Template) -> None:
         try:
             self.func = find_operator(template.name)
         except LookupError as error:
             self.func = _Missing(str(error))
+        self.reshapes = torch.Tag.inplace_view in getattr(self.func, "tags", ())
         self.build: Build = compile_template(template)
         self.outputs = template.outputs
         self.values = template.values
@@ -143,6 +144,9 @@ class Executor:
                     leaves = flatten_result(result)
                     for output, leaf in enumerate(outputs, command[1]):
                         values[output] = leaves[leaf]
+                elif step.reshapes:
+                    # A DTensor cannot change its shape: the result is another one.
+                    values[command[FIRST_SLOT]] = result
             except Exception as error:
                 self._fail_step(number, step, command, error)
 
