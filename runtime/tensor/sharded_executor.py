@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from meshbook.runtime.tensor.executor import Executor
+from meshbook.runtime.tensor.executor import Executor, ValueRef
 from meshbook.runtime.tensor.failures import Failed
-from meshbook.runtime.tensor.groups import Groups
+from meshbook.runtime.tensor.groups import Groups, PeerFailed
 from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.sharded import placing, views
@@ -43,6 +43,8 @@ class ShardedExecutor(Executor):
             "align": self._align,
             "whole": self._keep_whole,
             "shard": self._keep_shard,
+            "module": self._make_module,
+            "method": self._call_method,
         }
 
     def _join_mesh(self, number: int, device: str) -> None:
@@ -114,6 +116,42 @@ class ShardedExecutor(Executor):
             self.values[output] = placing.local_of(self.values[source])
         except Exception as error:
             self._fail(number, error, (source,), (output,))
+
+    # -- modules ----------------------------------------------------------------------
+
+    def _make_module(self, number: int, output: int, source: Any, plan: Any, outputs: str) -> None:
+        from meshbook.runtime.tensor.modules.hosted import HostedModule  # weight: 0.4 s for FSDP
+
+        try:
+            self.values[output] = HostedModule(source, plan, outputs, self.operators)
+        except Exception as error:
+            self._fail(number, error, (), (output,), is_between_ranks=isinstance(error, PeerFailed))
+
+    def _call_method(
+        self, number: int, target: int, name: str, tree: Any, outputs: Sequence[int] | int, kept: int
+    ) -> None:
+        """Call a method of a module. Its result gets ids as that of a function; `kept`, if not zero, what it keeps.
+
+        A method that keeps something, or has a backward, gets `failed=True` if an argument has failed: the ranks go
+        through its collectives together.
+        """
+        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        made = [*([outputs] if isinstance(outputs, int) else outputs), *([kept] if kept else [])]
+        try:
+            method = getattr(self.values[target], name)
+            args, kwargs = tree_map_only(ValueRef, lambda ref: self.values[ref.id], tree)
+            if name in ("forward", "backward"):
+                kwargs["failed"] = self.find_failed(ids) is not None
+            result = method(*args, **kwargs)
+            if kept:
+                result, self.values[kept] = result
+            if isinstance(outputs, int):
+                self.values[outputs] = result
+            else:
+                leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                self.values.update(zip(outputs, leaves, strict=True))
+        except Exception as error:
+            self._fail(number, error, (target, *ids), made, is_between_ranks=isinstance(error, PeerFailed))
 
     def apply_function(self, function: Any, tree: Any) -> Any:
         """Call a remote function with DTensors; a plain tensor in its result is equal on all ranks."""

@@ -6,9 +6,9 @@
 
 controller:
 
-- `proxies`       `module_to_mesh`, and `MeshModule`: parameters and buffers as mesh tensors, forward as an autograd node
-- `plans`         `ModulePlan`: what each dimension of the mesh does to the module; checked on the controller, applied on
-                  the ranks by torch's `parallelize_module` and `fully_shard`
+- `proxies`       `module_to_mesh`, and `MeshModule`: parameters and buffers as mesh tensors, forward as one command
+- `plans`         `ModulePlan`: what each dimension of the mesh does to the module; checked on the controller, applied
+                  on the ranks by torch's `parallelize_module` and `fully_shard`
 
 ranks:
 

@@ -326,8 +326,8 @@ class HostedModule:
             return [OutputLayout(None)] * len(own)
         try:
             parts = [each.shape for each in tree_leaves(given) if isinstance(each, Tensor)]
-            expected = self._twin.shapes_of(path, *given, parts)
-            whole = self._twin.shapes_of(path, *given, [each.shape for each in tensors])
+            expected = self._twin.shapes_of(path, given, parts)
+            whole = self._twin.shapes_of(path, given, [each.shape for each in tensors])
         except Exception as error:
             raise RuntimeError(
                 "the module cannot be run on fake tensors, which tells where the batch is in its outputs: pass "
@@ -449,9 +449,7 @@ class HostedModule:
             if isinstance(part, FSDPModule):
                 part.reshard()
 
-    def _input_gradient(
-        self, gradient: Tensor | None, source: DTensor, batch: _Batch
-    ) -> DTensor | None:
+    def _input_gradient(self, gradient: Tensor | None, source: DTensor, batch: _Batch) -> DTensor | None:
         """Return the gradient of an input on the whole mesh."""
         if gradient is None:
             return None

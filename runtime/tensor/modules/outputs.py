@@ -40,15 +40,15 @@ class Twin:
             memo[id(buffer)] = self._mode.from_tensor(buffer)
         self.module = copy.deepcopy(module, memo)
 
-    def shapes_of(self, path: str, args: Any, kwargs: Any, shapes: Sequence[torch.Size]) -> list[torch.Size]:
-        """Return the shapes of the outputs for tensor arguments of these shapes."""
-        given = iter(shapes)
+    def shapes_of(self, path: str, given: tuple[Any, Any], shapes: Sequence[torch.Size]) -> list[torch.Size]:
+        """Return the shapes of the outputs for arguments like these, with tensors of these shapes."""
+        sizes = iter(shapes)
 
         def fake(tensor: Tensor) -> Tensor:
-            return torch.empty(next(given), dtype=tensor.dtype, device=tensor.device)
+            return torch.empty(next(sizes), dtype=tensor.dtype, device=tensor.device)
 
         with torch.no_grad(), self._mode:
-            args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, fake, given)
             result = self.module.get_submodule(path)(*args, **kwargs)
         return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
@@ -72,7 +72,7 @@ def _layout_of(index: int, own: torch.Size, whole: torch.Size, rows: tuple[int, 
             return OutputLayout(None, is_mean=True)
         if not changed:
             raise ValueError(
-                f"output {index} of the module, of shape {tuple(own)}, has no dimension for the batch, and the batch is "
+                f"output {index} of the module, of shape {tuple(own)}, has no dimension for the batch, which is "
                 "sharded: return values for each entry and reduce them outside of the module, or pass outputs='mean' "
                 "to module_to_mesh() if it is a mean over the batch"
             )

@@ -84,7 +84,7 @@ class ModulePlan:
         if self.units is not None:
             return _matching(module, self.units)
         lists = [name for name, each in module.named_modules() if isinstance(each, nn.ModuleList)]
-        return [f"{name}.{index}" for name in lists for index in range(len(module.get_submodule(name)))]  # type: ignore[arg-type]
+        return [f"{name}.{index}" for name in lists for index in range(len(module.get_submodule(name)))]
 
 
 def _sorted_by_kind(

@@ -65,7 +65,9 @@ def module_to_mesh(
     """
     place: Place = mesh.place()
     if not place.is_global:
-        raise TypeError("module_to_mesh() takes a mesh of the global view: meshbook.Mesh(...), or procs.as_device_mesh()")
+        raise TypeError(
+            "module_to_mesh() takes a mesh of the global view: meshbook.Mesh(...), or procs.as_device_mesh()"
+        )
     if not (isinstance(module, nn.Module) or callable(module)):
         raise TypeError(f"module_to_mesh() takes a module, or a function that makes it, not {module!r}")
     if isinstance(module, nn.Module) and any(isinstance(each, MeshTensor) for each in module.state_dict().values()):
@@ -126,7 +128,7 @@ class _RemoteModule:
         modes = [part.training for part in self.root.unique_parts]
         trained = [each.requires_grad for each in parameters]
         has_grad = torch.is_grad_enabled() and any(each.requires_grad for each in (*tensors, *parameters))
-        device = self.place.mesh.device_type
+        device = self.place.engine.device
         autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         described = (each._meta if isinstance(each, MeshTensor) else (type(each), each) for each in leaves)
         wanted = [each.requires_grad for each in tensors]
@@ -137,7 +139,9 @@ class _RemoteModule:
                 key = self._keys[case] = next(self._numbers)
         except TypeError:  # an argument that cannot be part of a key
             key = next(self._numbers)
-        tree = tree_unflatten([ValueRef(each._ref.id) if isinstance(each, MeshTensor) else each for each in leaves], spec)
+        tree = tree_unflatten(
+            [ValueRef(each._ref.id) if isinstance(each, MeshTensor) else each for each in leaves], spec
+        )
         changes = [new if new != old else None for new, old in zip((modes, trained), self._sent, strict=True)]
         self._sent = modes, trained
         forward = _ForwardCall(self, key, path, tree, wanted, Setting(autocast, has_grad, *changes))
@@ -164,7 +168,7 @@ class _RemoteModule:
         engine, lane = self.place.engine, self.place.lane
         engine.share_random()
         known = self._results.get(call.key) if self._is_cached else None
-        arguments = (call.path, call.tree, call.wanted, call.setting, call.key, known is not None), {}
+        arguments: Any = (call.path, call.tree, call.wanted, call.setting, call.key, known is not None), {}
         if known is None:
             number, kept = self._call("forward", arguments, keep=True)
             tree, has_gradient = self._describe("forward of a module", number)
@@ -188,7 +192,7 @@ class _RemoteModule:
         known = self._gradients.get(case) if self._is_cached else None
         assert call.ref is not None
         refs = [None if each is None else ValueRef(each._ref.id) for each in gradients]
-        arguments = (ValueRef(call.ref.id), refs, keep, known is not None), {}
+        arguments: Any = (ValueRef(call.ref.id), refs, keep, known is not None), {}
         if known is None:
             number, _ = self._call("backward", arguments)
             known = self._gradients[case] = self._describe("backward of a module", number)
@@ -275,7 +279,7 @@ class _Forward(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Any) -> Any:
         return None, *ctx.call.issue_backward(gradients)
 
@@ -326,7 +330,11 @@ class ModulePart(nn.Module):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, (nn.Module, nn.Parameter)) and "_remote" in self.__dict__ and self._remote.root is not None:
+        if (
+            isinstance(value, (nn.Module, nn.Parameter))
+            and "_remote" in self.__dict__
+            and self._remote.root is not None
+        ):
             raise RuntimeError(f"{name} cannot be replaced on the ranks: change the module, then call module_to_mesh()")
         super().__setattr__(name, value)
 
