@@ -149,7 +149,7 @@ class HostedModule:
     def convert(self, dtype: torch.dtype) -> None:
         """Convert floating-point parameters and buffers, which are new tensors from then on."""
         self._module.to(dtype)
-        self._twin.module.to(dtype)
+        self._twin.convert(dtype)
         self._collect()
 
     def _spread(self, tensor: Tensor) -> DTensor:

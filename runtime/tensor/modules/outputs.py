@@ -40,6 +40,16 @@ class Twin:
             memo[id(buffer)] = self._mode.from_tensor(buffer)
         self.module = copy.deepcopy(module, memo)
 
+    def convert(self, dtype: torch.dtype) -> None:
+        """Convert floating-point parameters and buffers. `Module.to` cannot: fake tensors are referred to weakly."""
+        with self._mode:
+            for part in self.module.modules():
+                for name, each in [*part._parameters.items(), *part._buffers.items()]:
+                    if each is not None and each.is_floating_point():
+                        into = part._parameters if name in part._parameters else part._buffers
+                        made = each.detach().to(dtype)
+                        into[name] = nn.Parameter(made, each.requires_grad) if into is part._parameters else made
+
     def shapes_of(self, path: str, given: tuple[Any, Any], shapes: Sequence[torch.Size]) -> list[torch.Size]:
         """Return the shapes of the outputs for arguments like these, with tensors of these shapes."""
         sizes = iter(shapes)

@@ -111,7 +111,8 @@ class _RemoteModule:
         return outline, [self._make(meta, number) for meta, number in zip(outline.metas, numbers, strict=True)]
 
     def convert(self, dtype: torch.dtype) -> None:
-        self._issue("convert", ((dtype,), {}), [], 0)
+        number, _ = self._call("convert", ((dtype,), {}))
+        self._describe("the conversion of a module", number)
         self._results.clear()
         self._keys.clear()
 

@@ -22,7 +22,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before_attention(x)
-        query, key, value = (part(y).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        query, key, value = (
+            part(y).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(-2)))
         return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
