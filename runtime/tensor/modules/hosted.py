@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,6 +109,9 @@ class HostedModule:
             self._module.to(self._mesh.device_type)
             self._twin = Twin(self._module)
             plan.apply(self._module, self._mesh)
+            # It warns of changes of the output in place, and here these change a detached tensor.
+            kind = type(self._module).__name__
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({kind}\) returned a view")
             self._collect()
         except Exception as caught:
             error = caught

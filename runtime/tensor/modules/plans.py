@@ -12,6 +12,7 @@ Dimensions that a plan does not mention replicate.
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,6 +32,10 @@ from torch.distributed.tensor.parallel import (
 from meshbook.runtime.geometry.region import UnknownDimension
 
 STYLES: Final = ("colwise", "rowwise", "sequence", "replicate")
+# Every rank has the same module, so none has to get it from another one. torch 2.6 sends it all the same.
+_OPTIONS: Final[dict[str, Any]] = (
+    {"src_data_rank": None} if "src_data_rank" in inspect.signature(parallelize_module).parameters else {}
+)
 Policy = Callable[[str, nn.Module], bool]
 
 
@@ -71,12 +76,12 @@ class ModulePlan:
                 for name in _matching(module, [pattern]):
                     torch_style = _style_of(style, module.get_submodule(name))
                     if torch_style is not None:
-                        parallelize_module(module, mesh[dim], {name: torch_style})
+                        parallelize_module(module, mesh[dim], {name: torch_style}, **_OPTIONS)
         if self.fsdp is not None:
             shards = mesh[self.fsdp]
             for name in reversed(self._units_of(module)):  # inner ones first
-                fully_shard(module.get_submodule(name), mesh=shards)
-            fully_shard(module, mesh=shards)
+                fully_shard(module.get_submodule(name), mesh=shards, reshard_after_forward=True)
+            fully_shard(module, mesh=shards, reshard_after_forward=True)
 
     def _units_of(self, module: nn.Module) -> list[str]:
         if callable(self.units):
