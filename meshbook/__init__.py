@@ -94,6 +94,8 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
+    from meshbook.runtime.tensor.checkpoints import load_checkpoint as load_checkpoint
+    from meshbook.runtime.tensor.checkpoints import save_checkpoint as save_checkpoint
     from meshbook.runtime.tensor.device_mesh import DeviceMesh as DeviceMesh
     from meshbook.runtime.tensor.device_mesh import get_active_mesh as get_active_mesh
     from meshbook.runtime.tensor.device_mesh import no_mesh as no_mesh
@@ -104,6 +106,7 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.fetching import inspect as inspect
     from meshbook.runtime.tensor.fetching import show as show
     from meshbook.runtime.tensor.gradients import grad_generator as grad_generator
+    from meshbook.runtime.tensor.modules.proxies import module_to_mesh as module_to_mesh
     from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
     from meshbook.runtime.tensor.remote import remote as remote
     from meshbook.runtime.tensor.sharded_mesh import Mesh as Mesh
@@ -126,8 +129,11 @@ _TENSORS = {
     "get_active_mesh": "device_mesh",
     "grad_generator": "gradients",
     "inspect": "fetching",
+    "load_checkpoint": "checkpoints",
+    "module_to_mesh": "modules.proxies",
     "no_mesh": "device_mesh",
     "remote": "remote",
+    "save_checkpoint": "checkpoints",
     "show": "fetching",
     "slice_mesh": "trees",
     "to_mesh": "trees",

@@ -22,6 +22,7 @@ _NAMES = {
     "get_active_stream": ("device_mesh", "get_active_stream"),
     "grad_generator": ("gradients", "grad_generator"),
     "inspect": ("fetching", "inspect"),
+    "module_to_mesh": ("modules.proxies", "module_to_mesh"),
     "no_mesh": ("device_mesh", "no_mesh"),
     "reduce": ("trees", "reduce"),
     "reduce_": ("trees", "reduce_"),

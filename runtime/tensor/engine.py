@@ -394,11 +394,10 @@ class Engine:
         with self._sending:
             if failed.is_of_peer:  # the other rank's own failure is in an acknowledgement, or will be
                 self.wait()
-                earlier = [number for number in self._failures if number <= failed.command]
-                origin = next(
-                    (self._failures[n][0] for n in sorted(earlier) if not self._failures[n][0].is_of_peer), failed
-                )
-                failed = origin
+                own = [n for n, (each, _) in self._failures.items() if n <= failed.command and not each.is_of_peer]
+                # The other rank has failed at the same command, or earlier.
+                if own:
+                    failed = self._failures[failed.command if failed.command in own else min(own)][0]
             place = self._place_of(failed.command)
         frames = None if place is None else [frame_of(place)]
         return RemoteException(failed.trace, frames, failed.rank)

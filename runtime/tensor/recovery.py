@@ -23,6 +23,10 @@ LOST = (
     "checkpoint"
 )
 
+LOST_MODULE = (
+    "this module was lost with a rank that died: make it again with module_to_mesh(), and load its state from the old "
+    "module's parameters or a checkpoint"
+)
 LOST_VIEW = "this tensor was a view of another one when a rank died: make it again from that"
 
 
@@ -42,7 +46,12 @@ class Spread:
     is_detached: bool  # a view that does not share the memory of its base: see `sharded.views`
 
 
-Stock: TypeAlias = Mapping[int, Failed | Spread]
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A value that is no tensor, such as a module: it cannot be copied to another rank."""
+
+
+Stock: TypeAlias = Mapping[int, Failed | Spread | Opaque]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,9 @@ def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recov
         senders = _find_senders(found, shape)
         if own or (senders is None and failures and not new):
             failed[value] = min(own or failures, key=lambda each: each.command)
+        elif any(isinstance(each, Opaque) for each in found):
+            if new:
+                failed[value] = Failed(0, min(new), "", LOST_MODULE, is_lost=True)
         elif senders is None:
             failed[value] = Failed(0, min(new, default=0), "", LOST, is_lost=True)
         elif senders and any(isinstance(each, Spread) and each.is_detached for each in found):

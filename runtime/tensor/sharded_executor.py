@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.tensor.executor import Executor, Step, ValueRef
 from meshbook.runtime.tensor.failures import Failed
-from meshbook.runtime.tensor.groups import Groups
+from meshbook.runtime.tensor.groups import Groups, PeerFailed
 from meshbook.runtime.tensor.layouts import Executed, Layout, ShardReport, ShardResult
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.recovery import LOST, Definitions, Recovery, Spread
+from meshbook.runtime.tensor.recovery import LOST, Definitions, Opaque, Recovery, Spread, Stock
 from meshbook.runtime.tensor.sharded import placing, views
 from meshbook.runtime.tensor.sharded.operators import OperatorRefused, ShardedOperators
 from meshbook.runtime.tensor.sharded.rules import Way, way_of
@@ -57,6 +57,8 @@ class ShardedExecutor(Executor):
             "align": self._align,
             "whole": self._keep_whole,
             "shard": self._keep_shard,
+            "module": self._make_module,
+            "method": self._call_method,
         }
 
     def _join_mesh(self, number: int, device: str) -> None:
@@ -83,12 +85,20 @@ class ShardedExecutor(Executor):
 
     def _describe(self, number: int, error: Exception, is_between_ranks: bool) -> Failed:
         """Describe a failure. Unless all ranks fail alike, leave the process groups: the others may wait there."""
-        is_of_peer = self._has_left or _is_of_groups(error)
-        if not (self._has_left or (self._fails_alike and not is_of_peer) or self._layout.size == 1):
+        is_broken = self._has_left or _is_of_groups(error)
+        if (is_broken or not self._fails_alike) and not self._has_left and self._layout.size > 1:
             abort_groups()
             self._has_left = True
-        failed = super()._describe(number, error, is_of_peer)
+        failed = super()._describe(number, error, is_broken or is_between_ranks)
         return dataclasses.replace(failed, has_left=self._has_left)
+
+    def _fail_together(self, number: int, error: Exception, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+        """Fail where the other ranks know of it: they raise PeerFailed, and no rank waits."""
+        self._fails_alike = True
+        try:
+            self._fail(number, error, inputs, outputs, is_between_ranks=isinstance(error, PeerFailed))
+        finally:
+            self._fails_alike = False
 
     # -- recovery ---------------------------------------------------------------------
 
@@ -101,7 +111,7 @@ class ShardedExecutor(Executor):
         found = [value for each in ids if type(value := self.find(each)) is Failed]
         return min(found, key=lambda failed: failed.command, default=None)
 
-    def take_stock(self) -> dict[int, Failed | Spread] | None:
+    def take_stock(self) -> Stock | None:
         """Return the placements of each tensor and the failures; None if this process is new."""
         if not self._has_joined:
             return None
@@ -259,6 +269,42 @@ class ShardedExecutor(Executor):
             layout = {"shape": torch.Size(shape), "stride": stride}
             self.values[output] = DTensor.from_local(local, self.operators.mesh, placements, run_check=False, **layout)
 
+    # -- modules ----------------------------------------------------------------------
+
+    def _make_module(self, number: int, output: int, source: Any, plan: Any, outputs: str) -> None:
+        from meshbook.runtime.tensor.modules.hosted import HostedModule  # weight: 0.4 s for FSDP
+
+        try:
+            self.values[output] = HostedModule(source, plan, outputs, self.operators)
+        except Exception as error:
+            self._fail_together(number, error, (), (output,))
+
+    def _call_method(
+        self, number: int, target: int, name: str, tree: Any, outputs: Sequence[int] | int, kept: int
+    ) -> None:
+        """Call a method of a module. Its result gets ids as that of a function; `kept`, if not zero, what it keeps.
+
+        A method that keeps something, or has a backward, gets `failed=True` if an argument has failed: the ranks go
+        through its collectives together.
+        """
+        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        made = [*([outputs] if isinstance(outputs, int) else outputs), *([kept] if kept else [])]
+        try:
+            method = getattr(self.values[target], name)
+            args, kwargs = tree_map_only(ValueRef, lambda ref: self.values[ref.id], tree)
+            if name in ("forward", "backward"):
+                kwargs["failed"] = self.find_failed(ids) is not None
+            result = method(*args, **kwargs)
+            if kept:
+                result, self.values[kept] = result
+            if isinstance(outputs, int):
+                self.values[outputs] = result
+            else:
+                leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                self.values.update(zip(outputs, leaves, strict=True))
+        except Exception as error:
+            self._fail_together(number, error, (target, *ids), made)
+
     def apply_function(self, function: Any, tree: Any) -> Any:
         """Call a remote function with DTensors; a plain tensor in its result is equal on all ranks."""
         result = super().apply_function(function, tree)
@@ -288,7 +334,7 @@ def _is_of_groups(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or any(text in str(error) for text in texts)
 
 
-def _stock_of(value: Any) -> Failed | Spread | None:
+def _stock_of(value: Any) -> Failed | Spread | Opaque | None:
     if isinstance(value, DTensor):
         try:
             local = placing.local_of(value)  # may still wait for other ranks
@@ -300,7 +346,10 @@ def _stock_of(value: Any) -> Failed | Spread | None:
             *(tuple(local.shape), local.stride(), local.storage_offset()),
             *(storage._cdata, storage.nbytes(), views.detached(value) is not None),
         )
-    return value if isinstance(value, Failed) else None
+    if isinstance(value, Failed):
+        return value
+    # Plain tensors are on their way to a fetch.
+    return None if value is None or isinstance(value, (torch.Tensor, Executed)) else Opaque()
 
 
 def _describe_result(tensor: torch.Tensor) -> ShardResult:

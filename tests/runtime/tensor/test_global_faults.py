@@ -14,7 +14,7 @@ from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard
-from meshbook.runtime.tensor.recovery import Spread, plan_recovery
+from meshbook.runtime.tensor.recovery import Opaque, Spread, plan_recovery
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 
 PATIENCE = 60.0
@@ -172,6 +172,8 @@ OWN = Failed(1, 0, "", "")
         pytest.param([PEER] * 4, PEER, id="all wait for another failure"),
         pytest.param([spread(Replicate(), Replicate(), is_detached=True)] * 3 + [None], "lost", id="a view"),
         pytest.param([spread(Shard(0), Replicate())] * 4, None, id="nothing to do"),
+        pytest.param([Opaque()] * 3 + [None], "lost", id="a module"),
+        pytest.param([Opaque()] * 4, None, id="a module that all have"),
     ],
 )
 def test_the_plan_of_a_recovery(found, expected):
