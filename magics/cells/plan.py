@@ -65,11 +65,6 @@ class CellPlanner:
             ),
         )
 
-    def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
-        """How prompts of its ranks are answered."""
-        breaks, select = self._ranks_of(options.breaks, mesh), mesh.resolve
-        return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
-
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
             if options.on_error == "debug":
