@@ -47,7 +47,7 @@ def hosts_from_config(name: str) -> HostMesh:
     """
     names = [f"{name}-{number}" for number in range(LOCAL_HOSTS)]
     launcher = CommandLauncher({each: [] for each in names})
-    return current_session().remote.start(launcher, names, addresses={}, python="")
+    return current_session().remote.start(launcher, names)
 
 
 def proc_mesh(

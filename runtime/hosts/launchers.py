@@ -67,21 +67,17 @@ class CommandLauncher:
 class SshLauncher:
     """Starts agents by OpenSSH's client. `destinations` are its arguments by host, such as `user@gpu1`."""
 
-    def __init__(
-        self, destinations: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str], timeout: float
-    ) -> None:
+    def __init__(self, destinations: Mapping[str, str], options: Sequence[str], timeout: float) -> None:
         self._destinations = destinations
         # ssh uses the first value of an option: the user's own go first.
         self._options = [*options, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout))}"]
-        self._environment = environment
 
     def is_local(self, host: str) -> bool:
         return False
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         # The remote shell splits the words again. sshd does not pass the environment on.
-        environment = {"PYTHONPATH": str(PACKAGE.parent), **self._environment}
-        words = ["exec", "env", *(f"{name}={value}" for name, value in environment.items()), *agent]
+        words = ["exec", "env", f"PYTHONPATH={PACKAGE.parent}", *agent]
         return start_process(["ssh", *self._options, "--", self._destinations[host], shlex.join(words)], log)
 
     def close(self) -> None:

@@ -92,6 +92,17 @@ class SlurmLauncher:
         _output(holder).close()
 
 
+def can_request_gpus() -> bool:
+    """Whether a new allocation can be asked for GPUs: Slurm refuses the request if the cluster has none."""
+    if "SLURM_JOB_ID" in os.environ:
+        return False  # a step has all GPUs of its allocation
+    try:
+        done = subprocess.run(["sinfo", "-h", "-o", "%G"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return False  # the launcher reports that Slurm is not installed
+    return "gpu" in done.stdout
+
+
 def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdout is not None
     return process.stdout

@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 HOST = "host"  # the name of the host actor on every agent
 
 
+def name_agent(host: str, mark: str) -> str:
+    """Return the name of the node of a host's agent; `mark` tells agents of equal hosts apart."""
+    return f"agent-{host}-{mark}"
+
+
 class HostActor(Actor):
     """The endpoints of a host agent; `runtime.hosts.agent` implements them."""
 
@@ -121,6 +126,16 @@ class HostMesh(MeshTrait):
     def stream_logs(self) -> bool:
         """Whether the client shows the output of processes that are spawned now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
         return OVERRIDES.applied_to_mesh(current_node().settings).enable_log_forwarding
+
+    @property
+    def agents(self) -> tuple[Address, ...]:
+        """The addresses of the agents, in rank order."""
+        return tuple(self._picked())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the hosts, in rank order: those given to their launcher. Empty for the controller's own host."""
+        return tuple(agent.node.removeprefix("agent").removeprefix("-").rpartition("-")[0] for agent in self._picked())
 
     @property
     def initialized(self) -> Future[bool]:
@@ -274,6 +289,7 @@ class HostMesh(MeshTrait):
             labels=extent.dims[0],
             sizes=extent.dims[1],
             environment=inherited_environment(env, node.place),
+            chosen_variables=dict(env or {}),
             directory=str(Path.cwd()),
             search_path=search_path,
             prefix=sys.prefix,
@@ -355,6 +371,10 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     # -- for the meshes on them ----------------------------------------------------
+
+    def count_gpus(self) -> Future[int]:
+        """Return the number of GPUs that every host has: the least of them."""
+        return self._hosts().gpus.call().then(lambda counts: min(counts.values()))
 
     def count_spares(self, mesh: str) -> Future[int]:
         return self._hosts().spares.call(mesh).then(lambda counts: sum(counts.values()))

@@ -43,6 +43,7 @@ class SshCluster:
     """Three machines with sshd, each a network namespace of its own."""
 
     launcher = "ssh"
+    environment: dict[str, str] = {}
 
     def __init__(self, scratch: Path) -> None:
         need("sshd", "ssh", "ssh-keygen", "ip")
@@ -62,6 +63,7 @@ class SshCluster:
             "PermitRootLogin": "prohibit-password",
             "PidFile": "none",
             "PermitUserEnvironment": "no",
+            "SetEnv": f"MESHBOOK_TEST_ID={os.environ['MESHBOOK_TEST_ID']} CUDA_VISIBLE_DEVICES=3",
         }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         self._daemons = [
@@ -87,8 +89,11 @@ class SshCluster:
         return {
             "hosts": self.addresses,
             "options": ["-i", str(self.key), *options],
-            "environment": {"MESHBOOK_TEST_ID": os.environ["MESHBOOK_TEST_ID"]},
         }
+
+    def variables(self, host: int) -> dict[str, str]:
+        """The variables of that host that a worker there has, of those that the program shows."""
+        return {"CUDA_VISIBLE_DEVICES": "3"}
 
     def lose_second(self, pids: list[int]) -> None:
         """Cut the second host off."""
@@ -193,6 +198,9 @@ class SlurmCluster:
     def arguments(self) -> dict[str, Any]:
         return {"nodes": 3}
 
+    def variables(self, host: int) -> dict[str, str]:
+        return {"SLURMD_NODENAME": f"n{host + 1}"}
+
     def lose_second(self, pids: list[int]) -> None:
         """Kill all that runs on the second node, but for what Slurm could notice: its slurmd."""
         for process in family_of_agent(pids):
@@ -240,6 +248,9 @@ class RayCluster:
     @property
     def arguments(self) -> dict[str, Any]:
         return {"num_hosts": 3, "address": self.address}
+
+    def variables(self, host: int) -> dict[str, str]:
+        return {}
 
     def lose_second(self, pids: list[int]) -> None:
         """Stop all processes of the second host, without their connections being closed."""

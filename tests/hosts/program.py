@@ -18,6 +18,8 @@ import meshbook
 from meshbook import Actor, endpoint
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook
 
+SHOWN = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "RAY_", "SLURMD_NODENAME")
+
 
 class Trainer(Actor):
     """One rank of the training."""
@@ -46,7 +48,8 @@ class Trainer(Actor):
         weights = sum(float(parameter.double().sum()) for parameter in model.parameters())
         del model, optimizer
         dist.destroy_process_group()
-        return {"rank": rank, "first": losses[0], "last": losses[-1], "weights": weights, "pid": os.getpid()}
+        found = {"rank": rank, "first": losses[0], "last": losses[-1], "weights": weights, "pid": os.getpid()}
+        return {**found, "environment": {name: os.environ[name] for name in os.environ if name.startswith(SHOWN)}}
 
     @endpoint
     def wait(self) -> None:

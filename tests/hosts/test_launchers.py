@@ -30,7 +30,7 @@ class Program:
         arguments = json.dumps(cluster.arguments | changed)
         self.process = subprocess.Popen(
             [sys.executable, PROGRAM, cluster.launcher, arguments, *words],
-            env=os.environ | getattr(cluster, "environment", {}),
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", **cluster.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -105,6 +105,10 @@ def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
     assert [each["rank"] for each in ranks] == list(range(6))
     assert all(each["last"] < each["first"] / 3 for each in ranks)
     assert len({each["weights"] for each in ranks}) == 1
+    for rank, each in enumerate(ranks):
+        assert each["environment"].pop("LOCAL_RANK") == str(rank % 2)
+        each["environment"].pop("GLOO_SOCKET_IFNAME")
+        assert each["environment"] == cluster.variables(rank // 2)
     program.go_on()
     assert program.read() == {"closed": True}
     assert program.process.wait(PATIENCE) == 0

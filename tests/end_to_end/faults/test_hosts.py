@@ -26,7 +26,7 @@ from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
-from tests.support import PATIENCE, Probe, await_death, died, pids, wait_forever
+from tests.support import PATIENCE, Probe, await_death, died, environment, pids, wait_forever
 
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 pytestmark = pytest.mark.process
@@ -342,6 +342,15 @@ def test_hosts_that_are_shut_down(session: Session):
         hosts.spawn_procs()
 
 
+def test_each_host_has_its_own_environment(session: Session):
+    hosts = meshbook.hosts.local(2, environment={"COMMON": "1", "OWN": "1", "local-1": {"OWN": "2"}})
+    probe = hosts.spawn_procs(env={"COMMON": "chosen"}).spawn("probe", Probe)
+    found = probe.run.call(environment, "COMMON", "OWN").get(PATIENCE)
+    assert list(found.values()) == [["chosen", "1"], ["chosen", "2"]]
+    assert hosts.names == ("local-0", "local-1")
+    hosts.shutdown().get(PATIENCE)
+
+
 # -- hosts that do not come up --------------------------------------------------------------------
 
 
@@ -358,7 +367,7 @@ def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(own_session: S
     before = set(psutil.Process().children())
     launcher = CommandLauncher({"good": [], "bad": command})
     with pytest.raises(LaunchError, match=f"(?s){said}"):
-        own_session.remote.start(launcher, ["good", "bad"], addresses={}, python="")
+        own_session.remote.start(launcher, ["good", "bad"])
     assert psutil.wait_procs(set(psutil.Process().children()) - before, timeout=AT_ONCE)[1] == []
 
 
@@ -372,9 +381,9 @@ def test_agents_of_this_machine_are_reached_from_it_alone(
     assert listeners(agent_of("h1", session)) == {"127.0.0.1"}
     monkeypatch.setattr("meshbook.runtime.hosts.remote_hosts.own_addresses", lambda: ["192.0.2.1"])
     launcher = CommandLauncher({"local": [], "remote": ["env"]})
-    here = own_session.remote.start(launcher, ["local"], addresses={}, python="")
+    here = own_session.remote.start(launcher, ["local"])
     with pytest.raises(LaunchError, match=r"remote cannot be linked with host local, .*addresses"):
-        own_session.remote.start(launcher, ["remote"], addresses={}, python="")
+        own_session.remote.start(launcher, ["remote"])
     here.shutdown().get(PATIENCE)
 
 
@@ -403,7 +412,7 @@ def test_only_the_client_starts_hosts(spawn):
 
 
 def test_closing_the_session_ends_all_hosts(own_session: Session):
-    hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"], addresses={}, python="")
+    hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"])
     agent = agent_of("c1", own_session)
     pids(hosts.spawn_procs().spawn("probe", Probe))
     family = [agent, *agent.children(recursive=True)]
