@@ -49,6 +49,7 @@ from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
+from meshbook.runtime.mesh.workspaces import WORKSPACE, WorkspaceActor
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
@@ -221,6 +222,7 @@ def attend(
     make_agent = functools.partial(Agent, node, workers, clients, notice_lock, started, others, spec.away)
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
+    node.actors.host(WORKSPACE, WorkspaceActor).start(lambda error: None)
     meter = make_meter(host, folder)
     node.actors.host(VITALS_SENDER, lambda: VitalsSender(node, workers.living, meter)).start(lambda error: None)
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)

@@ -13,6 +13,7 @@ import msgspec
 
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import LaunchError
+from meshbook.runtime.hosts.launchers import DEVICES
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.wire.messages import Address
 
@@ -49,8 +50,7 @@ class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 # Variables that describe a machine, or its part of a job. The controller's values are wrong on other hosts.
 _OF_A_HOST = re.compile(
-    "(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|(SLURM|SLURMD|SSH|PMI|PMIX|PBS)_.*"
-    "|HOME|HOSTNAME|LOGNAME|SHELL|TMPDIR|USER|XDG_RUNTIME_DIR"
+    f"{DEVICES}|(SLURM|SLURMD|SSH|PMI|PMIX|PBS)_.*|HOME|HOSTNAME|LOGNAME|SHELL|TMPDIR|USER|XDG_RUNTIME_DIR"
 )
 _IS_LEFT_OUT = re.compile(f"{_OF_A_HOST.pattern}|RAY_.*")  # Ray's are for its own workers
 

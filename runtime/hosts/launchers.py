@@ -15,6 +15,8 @@ from typing import IO, Protocol
 
 from meshbook.runtime.config import PACKAGE, open_private
 
+# Variables that select devices of one machine.
+DEVICES = "(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 # A script and its argument: the module that it imports and runs once it has started the fork server.
 START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
 
@@ -84,15 +86,20 @@ class SshLauncher:
         """Do nothing: a connection ends with its agent."""
 
 
-def start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a program on this machine that passes standard input and output on to an agent. OSError on failure."""
+def start_process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program on this machine that passes standard input and output on to an agent. OSError on failure.
+
+    `environment` is by default that of an agent on this machine.
+    """
     with open(log, "wb", opener=open_private) as errors:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=agent_environment(),
+            env=agent_environment() if environment is None else environment,
             start_new_session=True,  # Ctrl-C on a terminal is for the controller only
         )
 

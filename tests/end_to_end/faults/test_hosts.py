@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import meshbook
-from meshbook import HostMesh, RDMABuffer, TransferError, context, current_rank, this_host
+from meshbook import ActorError, HostMesh, RDMABuffer, TransferError, context, current_rank, this_host
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.errors import LaunchError
@@ -349,6 +349,41 @@ def test_each_host_has_its_own_environment(session: Session):
     assert list(found.values()) == [["chosen", "1"], ["chosen", "2"]]
     assert hosts.names == ("local-0", "local-1")
     hosts.shutdown().get(PATIENCE)
+
+
+def test_a_workspace_is_copied_and_its_modules_are_imported_again(hosts: HostMesh, spawn, tmp_path: Path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "recipe.py").write_text("VALUE = 1\n")
+    (here / "old.py").touch()
+    workspace = {here: str(there)}
+    first = hosts.sync_workspace(workspace).get(PATIENCE)
+    # Both hosts are this machine, so the second one has the files already.
+    assert {name: sorted(files) for name, files in first.items()} == {
+        "h1": [str(there / "old.py"), str(there / "recipe.py")],
+        "h2": [],
+    }
+    (there / "theirs.py").touch()
+
+    def value() -> int:
+        sys.path.insert(0, str(there))
+        import recipe  # type: ignore[import-not-found]
+
+        return int(recipe.VALUE)
+
+    _, probe = spawn()
+    assert list(probe.run.call(value).get(PATIENCE).values()) == [1, 1]
+    (here / "recipe.py").write_text("VALUE = 23\n")
+    (here / "old.py").unlink()
+    changed = hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
+    assert changed["h1"] == [str(there / "recipe.py"), str(there / "old.py")]
+    assert list(probe.run.call(value).get(PATIENCE).values()) == [23, 23]
+    assert (there / "theirs.py").exists(), "no sync has written it"
+    (here / "recipe.py").write_text("1 / 0\n")
+    with pytest.raises(ActorError, match="ZeroDivisionError"):
+        hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
+    with pytest.raises(RuntimeError, match="slice"):
+        hosts.slice(hosts=0).sync_workspace(workspace).get(PATIENCE)
 
 
 # -- hosts that do not come up --------------------------------------------------------------------
