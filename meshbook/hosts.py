@@ -38,9 +38,10 @@ from meshbook.runtime.hosts.ray_launcher import RayLauncher
 from meshbook.runtime.hosts.remote_hosts import Progress
 from meshbook.runtime.hosts.session import Session, current_session
 from meshbook.runtime.hosts.slurm_launcher import SlurmLauncher, can_request_gpus
+from meshbook.runtime.hosts.worker_loop import AttachLauncher
 from meshbook.runtime.mesh.hosts import HostMesh
 
-__all__ = ["command", "load", "local", "ray", "slurm", "ssh", "start"]
+__all__ = ["attach", "command", "load", "local", "ray", "slurm", "ssh", "start"]
 
 AnyPath = str | os.PathLike[str]
 Python = AnyPath | Mapping[str, AnyPath]
@@ -173,6 +174,31 @@ def _use_ray(num_hosts: int, resources: Mapping[str, float], address: str, gpus_
     return launch
 
 
+def attach(
+    workers: Sequence[str],
+    *,
+    name: str = "worker",
+    environment: Environment | None = None,
+    addresses: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> HostMesh:
+    """Return the hosts of the worker loops at these addresses: `tcp://gpu1:22222`, or `ipc://name` on this machine.
+
+    A machine runs such a loop by `python -m meshbook worker tcp://gpu1:22222`. It must have the client's key,
+    `worker.key` in `~/.config/meshbook`, which either side makes, or MESHBOOK_WORKER_KEY. The loop outlives its client,
+    and serves the next one. `HostMesh.shutdown` ends it. The hosts are called NAME-0, NAME-1, ...
+    """
+    if isinstance(workers, str) or not all(isinstance(worker, str) for worker in workers):
+        raise ValueError(f"workers must be a list of addresses such as ['tcp://gpu1:22222'], not {workers!r}")
+    by_name = {f"{name}-{index}": address for index, address in enumerate(workers)}
+    names = _checked_names(by_name)
+
+    def launch(session: Session) -> tuple[Launcher, Sequence[str]]:
+        return AttachLauncher(by_name, session.settings.launch_timeout), names
+
+    return _start(launch, "", environment, addresses, progress)
+
+
 def load(file: AnyPath, name: str = "", *, progress: Progress | None = None) -> HostMesh:
     """Start the hosts that a TOML file describes: a launcher's name, and its arguments.
 
@@ -200,6 +226,7 @@ def load(file: AnyPath, name: str = "", *, progress: Progress | None = None) -> 
 
 
 _LAUNCHERS: dict[str, Callable[..., HostMesh]] = {
+    "attach": attach,
     "command": command,
     "local": local,
     "ray": ray,

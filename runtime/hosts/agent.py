@@ -44,6 +44,7 @@ from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, Rende
 from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
+from meshbook.runtime.hosts.worker_loop import CONTROLLER_LOST
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
@@ -149,7 +150,8 @@ def serve(
         workers.serve(line)
     others.close("its agent has ended")
     folder.close()
-    os._exit(0)  # every worker is gone and no peer listens: there is nothing to clean up or wait for
+    # Every worker is gone and no peer listens: there is nothing to clean up or wait for.
+    os._exit(CONTROLLER_LOST if others.has_lost_first else 0)
 
 
 def answer(line: AgentAnswer) -> None:
