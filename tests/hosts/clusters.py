@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from meshbook.runtime.hosts.ray_launcher import AgentRunner
 from tests.end_to_end.faults.test_network import Network
 
 PATIENCE = 60.0
@@ -90,6 +91,15 @@ class SshCluster:
             "hosts": self.addresses,
             "options": ["-i", str(self.key), *options],
         }
+
+    @property
+    def second(self) -> str:
+        """The name of the second host."""
+        return self.addresses[1]
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        """The process by which the controller has started the second host, which has these workers."""
+        return child_with(controller, "ssh", self.second)
 
     def variables(self, host: int) -> dict[str, str]:
         """The variables of that host that a worker there has, of those that the program shows."""
@@ -198,6 +208,11 @@ class SlurmCluster:
     def arguments(self) -> dict[str, Any]:
         return {"nodes": 3}
 
+    second = "n2"
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        return child_with(controller, "srun", "--nodelist=n2")
+
     def variables(self, host: int) -> dict[str, str]:
         return {"SLURMD_NODENAME": f"n{host + 1}"}
 
@@ -249,6 +264,15 @@ class RayCluster:
     def arguments(self) -> dict[str, Any]:
         return {"num_hosts": 3, "address": self.address}
 
+    @property
+    def second(self) -> str:
+        return f"{AgentRunner().host()}-1"
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        parent = family_of_agent(pids)[0].parent()
+        assert parent is not None
+        return parent
+
     def variables(self, host: int) -> dict[str, str]:
         return {}
 
@@ -271,6 +295,12 @@ def family_of_agent(pids: list[int]) -> list[psutil.Process]:
         each for each in psutil.Process(pids[0]).parents() if "meshbook.runtime.hosts.agent" in each.cmdline()
     ]
     return [agent, *agent.children(recursive=True)]
+
+
+def child_with(parent: int, name: str, word: str) -> psutil.Process:
+    """The child of this name that has this word in its command."""
+    [found] = [each for each in psutil.Process(parent).children() if each.name() == name and word in each.cmdline()]
+    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -404,6 +406,24 @@ def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(own_session: S
     with pytest.raises(LaunchError, match=f"(?s){said}"):
         own_session.remote.start(launcher, ["good", "bad"])
     assert psutil.wait_procs(set(psutil.Process().children()) - before, timeout=AT_ONCE)[1] == []
+
+
+def test_a_host_that_never_answers_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
+    own_session.remote._open_gateway()
+    monkeypatch.setattr(
+        own_session.remote, "_settings", msgspec.structs.replace(own_session.settings, launch_timeout=0.2)
+    )
+    launcher = CommandLauncher({"silent": ["sh", "-c", "exec sleep 1000", "sh"]})
+    with pytest.raises(LaunchError, match=r"host silent: .* did not answer within 0\.2 s \(MESHBOOK_LAUNCH_TIMEOUT\)"):
+        own_session.remote.start(launcher, ["silent"])
+    assert list(own_session.remote) == []
+
+
+def test_a_host_with_another_version_of_python_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
+    others = SimpleNamespace(version_info=(3, 9, 0), executable=sys.executable)
+    monkeypatch.setattr("meshbook.runtime.hosts.remote.sys", others)
+    with pytest.raises(LaunchError, match=r"host old: .* is Python 3\.1\d, and the controller's is 3\.9: .*python="):
+        own_session.remote.start(CommandLauncher({"old": []}), ["old"])
 
 
 def listeners(agent: psutil.Process) -> set[str]:
