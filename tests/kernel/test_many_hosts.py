@@ -42,6 +42,10 @@ def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> 
     status = bare_notebook.run("%mesh status judge").stdout.splitlines()
     assert status[1] == "  hosts: local-0 (ranks 0-1), local-1 (ranks 2-3)"
 
+    shown = str(bare_notebook.run("%mesh dash judge").displays)
+    assert "local-0" in shown
+    assert "local-1" in shown
+
     bare_notebook.run("%mesh down mesh")
     assert len(agents(bare_notebook)) == 2, "the other mesh needs them"
     bare_notebook.run("%mesh down judge")
