@@ -131,12 +131,13 @@ class NotebookSource:
 
 def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
     hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
+    known = procs.host_mesh.names
     names = []
-    for _, address in sorted(hosts.items()):
-        # As the host's agent reports it; its address for a mesh that has just started.
+    for index, address in sorted(hosts.items()):
+        # The controller's own host, as its agent reports it.
         detail = mesh.session.history.detail(address.node)
         host = detail.host if detail is not None else urlsplit(address.url).hostname
-        names.append(host or platform.node() or "this host")
+        names.append(known[index] or host or platform.node() or "this host")
     places = {host: place for place, host in enumerate(sorted(hosts))}
     hosts_of_ranks = tuple(places[host] for host in procs.host_ranks)
     return MeshFacts(mesh.name, tuple(procs.extent.items()), tuple(names), hosts_of_ranks)

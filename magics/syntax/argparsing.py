@@ -45,6 +45,11 @@ def mesh_name(text: str) -> str:
     return text
 
 
+def hosts_text(text: str) -> str:
+    """A description of hosts, such as slurm:4; starting them checks it."""
+    return text
+
+
 def job_name(text: str) -> str:
     """The number of a job, or the variable that holds it; the lookup checks whether the job exists."""
     return text

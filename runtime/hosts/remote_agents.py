@@ -40,6 +40,7 @@ class RemoteAgents:
         self._node = node
         self._home = home
         self.end: Callable[[], None] = lambda: None
+        self.has_lost_first = False  # the first host is gone, or has dropped this one
         self._gateway: Gateway | None = None
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
@@ -147,7 +148,7 @@ class RemoteAgents:
 
     def silent(self, host: str, seconds: float) -> None:
         if host == self._home.first:
-            self.end()
+            self._end_without_first()
             return
         worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
@@ -155,11 +156,15 @@ class RemoteAgents:
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:
-            self.end()
+            self._end_without_first()
 
     def left(self, host: str, why: str) -> None:
         if host == self._home.first:
-            self.end()
+            self._end_without_first()
+
+    def _end_without_first(self) -> None:
+        self.has_lost_first = True
+        self.end()
 
     def stranded(self, request: LaneRequest) -> None:
         node = request.to.node

@@ -16,7 +16,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WorkerRegistry
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec
 from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
-from meshbook.runtime.mesh.hosts import HOST, HostMesh
+from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
@@ -45,6 +45,7 @@ NOWHERE = Extent((), ())
 AGENT_MODULE = "meshbook.runtime.hosts.agent"
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1  # polling interval for the end of an agent that is being linked
+Progress = Callable[[int, int], None]  # (hosts that are up, all hosts)
 
 
 @dataclass(eq=False)
@@ -95,19 +96,38 @@ class RemoteHosts:
 
     # -- starting ----------------------------------------------------------------------
 
-    def start(self, launcher: Launcher, names: Sequence[str], *, addresses: Mapping[str, str], python: str) -> HostMesh:
+    def start(
+        self,
+        launcher: Launcher,
+        names: Sequence[str],
+        *,
+        addresses: Mapping[str, str] | None = None,
+        python: Mapping[str, str] | None = None,
+        environment: Mapping[str, dict[str, str]] | None = None,
+        progress: Progress | None = None,
+    ) -> HostMesh:
         """Start these hosts, wait until all are linked with each other, and return their mesh.
 
-        Raises LaunchError with the name of the host if one does not come up in time; then all of them are ended.
+        The interpreter and the variables of a host are looked up by its name. Raises LaunchError with the name of the
+        host if one does not come up in time; then all of them are ended.
         """
         with self._starting:
-            own = {**self._addresses_of(launcher, names), **addresses}
+            own = {**self._addresses_of(launcher, names), **(addresses or {})}
             keys = self._open_gateway()
             begun: list[RemoteHost] = []
             try:
                 for name in names:
-                    begun.append(self._launch(launcher, name, keys, own.get(name, ""), python))
-                self._wait_for_answers(begun)
+                    away = RemoteAgentSpec(
+                        host=name,
+                        keys=keys,
+                        address=own.get(name, ""),
+                        towards=tuple(own_addresses()),
+                        python=sys.version_info[:2],
+                        is_local=launcher.is_local(name),
+                        environment=(environment or {}).get(name, {}),
+                    )
+                    begun.append(self._launch(launcher, away, (python or {}).get(name, "")))
+                self._wait_for_answers(begun, progress or _nothing)
                 self._link(begun)
             except BaseException:
                 self._give_up(begun)
@@ -146,12 +166,10 @@ class RemoteHosts:
             self._keys = keys
         return self._keys
 
-    def _launch(self, launcher: Launcher, name: str, keys: KeyPair, address: str, python: str) -> RemoteHost:
-        node = f"agent-{name}-{secrets.token_hex(2)}"
+    def _launch(self, launcher: Launcher, away: RemoteAgentSpec, python: str) -> RemoteHost:
+        name = away.host
+        node = name_agent(name, secrets.token_hex(2))
         log = self._folder / f"{node}.log"
-        away = RemoteAgentSpec(
-            host=name, keys=keys, address=address, towards=tuple(own_addresses()), python=sys.version_info[:2]
-        )
         spec = AgentSpec(
             run=self._node.run,
             node=node,
@@ -168,9 +186,9 @@ class RemoteHosts:
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(spec) + b"\n")
             process.stdin.flush()
-        return RemoteHost(name, node, process, log, launcher, next(self._numbers), is_local=launcher.is_local(name))
+        return RemoteHost(name, node, process, log, launcher, next(self._numbers), is_local=away.is_local)
 
-    def _wait_for_answers(self, hosts: Sequence[RemoteHost]) -> None:
+    def _wait_for_answers(self, hosts: Sequence[RemoteHost], progress: Progress) -> None:
         lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()
 
         def read(host: RemoteHost) -> None:
@@ -181,6 +199,7 @@ class RemoteHosts:
             threading.Thread(target=read, args=(host,), name="meshbook agent answer", daemon=True).start()
         end = time.monotonic() + self._settings.launch_timeout
         waiting = list(hosts)
+        progress(0, len(hosts))
         while waiting:
             try:
                 host, line = get_within(lines, end - time.monotonic())
@@ -189,6 +208,7 @@ class RemoteHosts:
                 raise LaunchError(self._why_not(waiting[0], f"its agent did not answer within {limit}")) from None
             self._take_answer(host, line)
             waiting.remove(host)
+            progress(len(hosts) - len(waiting), len(hosts))
 
     def _take_answer(self, host: RemoteHost, line: bytes) -> None:
         try:
@@ -350,3 +370,7 @@ class RemoteHosts:
         reply_handler = PerRank(1)
         self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
         return reply_handler.futures[0]
+
+
+def _nothing(up: int, total: int) -> None:
+    """Do nothing: no caller follows the progress."""

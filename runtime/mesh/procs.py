@@ -102,6 +102,10 @@ class ProcMesh(TensorMesh, MeshTrait):
         """The hosts that these processes run on."""
         return self._hosts
 
+    def sync_workspace(self, *args: Any, **kwargs: Any) -> Future[None]:
+        """Raise NotImplementedError: hosts have files, and their processes share them."""
+        raise NotImplementedError("copy the workspace to the hosts: procs.host_mesh.sync_workspace(...)")
+
     @property
     def nodes(self) -> tuple[Address, ...]:
         """The addresses of the processes of this mesh or slice, in rank order."""

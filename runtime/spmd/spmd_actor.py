@@ -58,6 +58,16 @@ class SPMDActor(Actor):
         return host_address(use_ipaddr), free_port()
 
     @endpoint
+    def get_rendezvous(self) -> tuple[str, int]:
+        """Return the address at which the other ranks of its mesh reach this host, and a port that was free just now.
+
+        For one host this is the loopback address.
+        """
+        spec = context().actor_instance.spec
+        address = LOOPBACK if spec is None else spec.world.rendezvous["MASTER_ADDR"]
+        return address, free_port(address)
+
+    @endpoint
     def setup_env(self, master_addr: str, master_port: int, hosts: Sequence[int] | None = None) -> None:
         """Set the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, ...) in this process.
 

@@ -211,6 +211,24 @@ def test_an_all_reduce(launch: Launch, size: int) -> None:
     assert (run.status, run.told) == (0, [])
 
 
+def test_several_hosts(launch: Launch) -> None:
+    names = "'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE', 'MASTER_ADDR'"
+    source = REDUCE + f"print(*[os.environ[name] for name in ({names})])\n"
+    run = finish(launch("--hosts", "local:2", "--procs", "2", "train.py", train=source, **TORCH))
+    assert run.out == sorted(
+        line
+        for rank in range(4)
+        for line in (f"[rank {rank}] sum 10.0 of 4", f"[rank {rank}] {rank % 2} 2 {rank // 2} 2 127.0.0.1")
+    )
+    assert (run.status, run.told) == (0, [])
+
+
+def test_hosts_that_are_not_there(launch: Launch) -> None:
+    run = finish(launch("--hosts", "nowhere", "train.py", train=""))
+    assert run.status == 1
+    assert run.told[0].startswith("no hosts are known as 'nowhere'")
+
+
 def test_arguments_and_a_module_beside_the_script(launch: Launch) -> None:
     source = """
         import sys, beside

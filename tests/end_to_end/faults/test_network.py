@@ -140,7 +140,7 @@ class Hosts:
         self.session = Session(Settings(runtime_dir=folder, preload="", rdma_backends=rdma_backends))
         self.token = CURRENT.set(self.session.context)
         launcher = CommandLauncher({host: [*before, *network.command(host)] for host in ("h1", "h2")})
-        self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"], addresses={}, python="")
+        self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"])
         self.procs = self.mesh.spawn_procs()
         self.probe: Any = self.procs.spawn("probe", Probe)
         self.pids = pids(self.probe)

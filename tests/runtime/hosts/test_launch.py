@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts.launch import MARK, RunFolder, remove_if_unused, sweep
+from meshbook.runtime.hosts.launch import MARK, RunFolder, environment_on_host, remove_if_unused, sweep
 
 RUN = "0123abcd"
 
@@ -121,3 +121,40 @@ def test_runs_that_begin_while_others_sweep_keep_their_folders(tmp_path: Path) -
         ended.set()
         sweeper.join(10.0)
     assert sweep(tmp_path) == 0
+
+
+# -- the environment on other hosts --------------------------------------------------
+
+CONTROLLER = {
+    "CUDA_VISIBLE_DEVICES": "0,1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "RAY_ADDRESS": "auto",
+    "HOME": "/home/me",
+    "HF_HOME": "/data",
+    "PATH": "/bin",
+}
+
+
+def test_variables_of_a_machine_are_those_of_the_host() -> None:
+    host = {"SLURM_JOB_ID": "9", "SLURMD_NODENAME": "n2", "HOME": "/root", "HF_HOME": "/other", "RAY_JOB_ID": "1"}
+    assert environment_on_host(CONTROLLER, host, configured={}, chosen={}) == {
+        "SLURM_JOB_ID": "9",
+        "SLURMD_NODENAME": "n2",
+        "HOME": "/root",
+        "HF_HOME": "/data",
+        "PATH": "/bin",
+    }
+
+
+def test_the_users_own_choice_comes_first() -> None:
+    found = environment_on_host(
+        CONTROLLER,
+        {"CUDA_VISIBLE_DEVICES": "2", "SLURM_JOB_ID": "9"},
+        configured={"CUDA_VISIBLE_DEVICES": "4", "HF_HOME": "/scratch"},
+        chosen={"CUDA_VISIBLE_DEVICES": "5", "RAY_ADDRESS": "here"},
+    )
+    assert found["CUDA_VISIBLE_DEVICES"] == "5"
+    assert found["HF_HOME"] == "/scratch"
+    assert found["SLURM_JOB_ID"] == "9"
+    assert found["RAY_ADDRESS"] == "here"

@@ -10,6 +10,11 @@ from meshbook.monarch.keys import ChannelTransport as ChannelTransport
 from meshbook.monarch.modules import ActorModule
 from meshbook.monarch.telemetry import get_meter as get_meter
 from meshbook.monarch.telemetry import traced as traced
+from meshbook.monarch.workers import attach_to_workers as attach_to_workers
+from meshbook.monarch.workers import enable_transport as enable_transport
+from meshbook.monarch.workers import run_worker_loop_forever as run_worker_loop_forever
+from meshbook.monarch.workers import run_worker_loop_until_shutdown as run_worker_loop_until_shutdown
+from meshbook.monarch.workers import start_worker_loop_forever as start_worker_loop_forever
 from meshbook.runtime.actor.base import Actor as Actor
 from meshbook.runtime.actor.context import Context as Context
 from meshbook.runtime.actor.context import Instance as Instance
