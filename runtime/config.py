@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_bytes: int = 64 << 20  # the same in bytes; below the limit, one more message of any size is sent
     # Message size in bytes from which messages to processes of the same host use shared memory; 0: none does.
     shared_bytes: int = 1 << 19
+    # Ranks from which a call goes through the agents of the hosts, which also gather the replies; 0: none does.
+    cast_ranks: int = 48
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not exited by then is killed
     host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s

@@ -19,8 +19,8 @@ from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
-from meshbook.runtime.wire.frames import Buffer, unpack
-from meshbook.runtime.wire.messages import Call, Down, Reply
+from meshbook.runtime.wire.frames import Buffer, pack, unpack
+from meshbook.runtime.wire.messages import Call, Down, Gathered, Reply
 
 KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
@@ -61,6 +61,9 @@ class Journal:
                     self._folder / f"{message.sender}.output", self._kept_bytes
                 )
             self._outputs[message.sender].write(frame)
+        elif isinstance(message, Gathered):
+            for each in message.replies:
+                self.note(pack(Reply(each.node, each.call, each.status, each.rank), (each.body,), len(frame)))
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
                 _write(self._messages, frame)

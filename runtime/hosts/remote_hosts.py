@@ -262,6 +262,8 @@ class RemoteHosts:
         for host in hosts:
             host.mesh = mesh
             self._hosts.append(host)
+            if host.address is not None:
+                self._node.casts.add_agent(host.address)
             host.watcher = threading.Thread(target=self._watch, args=(host,), name="meshbook host watcher", daemon=True)
             host.watcher.start()
         return mesh
@@ -332,6 +334,7 @@ class RemoteHosts:
     def _notify_lost(self, host: RemoteHost, why: str) -> None:
         """Make every other host drop its link to this one."""
         assert host.address is not None
+        self._node.casts.remove_agent(host.address)
         for agent in (self._first, *(other.address for other in self if other.address is not None)):
             with contextlib.suppress(MeshbookError):
                 self._node.calls.send([Target(agent, HOST)], "lose", ((host_of(host.address), why), {}), NOWHERE, None)

@@ -101,6 +101,7 @@ class Session:
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.worker_registry, self._agent_address)
         self.node.places = LocalHandles(self.host, self.node.address)
+        self.node.casts.add_agent(self._agent_address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)

@@ -5,6 +5,7 @@ A sender is known once its Hello has arrived; messages of unknown senders are dr
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +15,14 @@ import msgspec
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable
+from meshbook.runtime.node.casts import CastReceiver
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.replies import rebuild_error
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, unpack
-from meshbook.runtime.wire.messages import Hello, Reply
+from meshbook.runtime.wire.messages import Fence, Hello, Message, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Dispatch:
         calls: Outbound,
         bulk: Bulk,
         recorder: Recorder,
+        casts: CastReceiver,
         handlers: dict[type, Handler],
     ) -> None:
         self.messages = self.bytes = 0  # received
@@ -59,6 +62,8 @@ class Dispatch:
         self._bulk = bulk
         self._recorder = recorder
         self._handlers: dict[type, Handler] = {Reply: self._on_reply, **handlers}
+        self._casts = casts
+        self._held = casts.held
         self._logged: set[str] = set()
         self.load = pickling.loads  # makes values of the bodies of replies
 
@@ -76,6 +81,16 @@ class Dispatch:
                 body = self._bulk.open(packed)
             else:
                 body = packed
+            if self._held and message.sender in self._held and not _is_urgent(message):
+                self._casts.hold(message.sender, functools.partial(self.handle, message, body))
+            else:
+                self._handlers[type(message)](message, body)
+        except RefusedMessage as error:
+            self._refuse(error)
+
+    def handle(self, message: Message, body: Body) -> None:
+        """Handle a message of another node that has had to wait, or that agents have relayed."""
+        try:
             self._handlers[type(message)](message, body)
         except RefusedMessage as error:
             self._refuse(error)
@@ -100,3 +115,8 @@ class Dispatch:
         else:
             reply_handler.refuse(index, rebuild_error(reply.status, body))
         return None
+
+
+def _is_urgent(message: Any) -> bool:
+    """Whether a message does not wait for casts."""
+    return isinstance(message, Hello) or (isinstance(message, Fence) and message.is_lost)
