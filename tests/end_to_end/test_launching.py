@@ -395,7 +395,7 @@ def test_detaching_leaves_the_host_and_what_others_spawned(own_session):
     host = own_session.host
     others = pickle.loads(pickle.dumps(host)).spawn_procs()
     meshes = [host.spawn_procs(), host.rename().spawn_procs()]
-    host.spawn_procs().stop()  # ends by itself: nobody need wait for it
+    host.spawn_procs().stop()  # ends by itself: no wait is needed
     pids = [pid for mesh in meshes for pid in ask(mesh, os.getpid)]
     assert host.stop().get(PATIENCE) is None
     assert not any(map(psutil.pid_exists, pids))

@@ -157,14 +157,14 @@ def test_a_cell_that_runs_and_one_that_asks_are_seen(
     asked = threading.Event()
 
     class Patient:
-        """Answers when it is told to."""
+        """Answers on request."""
 
         def take(self, question: Any, reply: Any) -> None:
             replies.append(reply)
             asked.set()
 
         def withdraw(self, rank: int, number: int) -> None:
-            """Nobody does."""
+            """Never answer."""
 
     cells = mesh.slice(gpus=0).spawn_on_main("cells", CellActor)
     cells.prepare.call_one().get(PATIENCE)

@@ -125,7 +125,9 @@ def test_a_breakpoint_without_a_prompt_is_an_error(notebook: Notebook) -> None:
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "breakpoint(): this front end does not support input requests" in failed.error["evalue"]
     assert "debugger.py" not in failed.traceback
-    assert notebook.run("%%mesh --break 0\nif rank: breakpoint()\nrank").result  # who does not stop there passes
+    assert notebook.run(
+        "%%mesh --break 0\nif rank: breakpoint()\nrank"
+    ).result  # a rank that does not stop there continues
 
 
 def test_an_error_is_looked_at_where_it_was_raised(notebook: Notebook) -> None:

@@ -101,7 +101,7 @@ class Host:
 
 @pytest.fixture
 def hosts(folder: Path) -> Iterator[Callable[[int], list[Host]]]:
-    """So many hosts, each linked to each; the first is the only one that nobody can connect to."""
+    """So many hosts, each linked to each; the first is the only one that accepts no connections."""
     made: list[Host] = []
 
     def make(count: int) -> list[Host]:
@@ -177,7 +177,7 @@ def test_a_slow_receiver_slows_its_own_sender_only(hosts: Callable[[int], list[H
 
 
 def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Callable[[int], list[Host]]) -> None:
-    """Whether it was there already, or comes only now: from a sender who has not heard of the end yet."""
+    """Whether it was there already, or comes only now: from a sender that does not know of the end yet."""
     first, second = hosts(2)
     one, two, marker = first.node("one"), first.node("two"), second.node("marker")
     there = second.home.address("there")
@@ -236,7 +236,7 @@ def test_a_stream_that_is_over_leaves_nothing_and_does_no_harm(hosts: Callable[[
 
 
 class Relay:
-    """A TCP relay that can be cut: nothing goes through any more, and nobody is told."""
+    """A TCP relay that can be cut: nothing passes any more, and no side gets a notice."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -279,7 +279,7 @@ class Relay:
         self._open.set()
 
     def wait_for_another_connection(self) -> None:
-        """Until somebody connects from now on."""
+        """Wait for the next connection."""
         while not self._asked.empty():
             self._asked.get()
         self._asked.get(timeout=PATIENCE)
@@ -386,7 +386,7 @@ def test_a_leaving_host_says_so(hosts: Callable[[int], list[Host]]) -> None:
 
 
 def test_a_busy_host_is_notified_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
-    """What came last on a connection is gone where ZeroMQ sees its end before somebody has read it."""
+    """The last data of a connection is lost if ZeroMQ sees its end before it was read."""
     first, second = hosts(2)
     entered, goes_on = threading.Event(), threading.Event()
 

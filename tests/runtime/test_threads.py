@@ -1,4 +1,4 @@
-"""Queues that are waited at for a limited time; and tables that others change while somebody reads them."""
+"""Queues that are waited at for a limited time; and tables that change while they are read."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def kill(procs: ProcMesh, session: Session) -> None:
 
 
 class Gate:
-    """Two FIFOs: bootstraps tell who they are, and wait until the test lets one go on."""
+    """Two FIFOs: bootstraps write their pid, and wait until the test lets one continue."""
 
     def __init__(self, folder: Path) -> None:
         self._held = {}
@@ -111,7 +111,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_one_of_eight_is_healed_soon(spawn_procs: Any, spares: int) -> None:
-    """From the kill to the end of `heal`, the death being told in between."""
+    """From the kill to the end of `heal`, with the notice of the death in between."""
     procs = spawn_procs(8, spares=spares)
     probe = procs.spawn("probe", Probe)
     taken = []
@@ -199,11 +199,11 @@ class Owner(Actor):
 
 
 def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate: Gate) -> None:
-    """With it goes everything: who lives, who is being born, and who waits as a spare."""
+    """Everything ends with it: running, starting and spare processes."""
     owners = spawn_procs(1)
     owner = owners.spawn("owner", Owner, gate.bootstrap())
     gate.open(2)
-    first = {gate.wait_told() for _ in range(3)}  # one of them is the spare, which may be who went through
+    first = {gate.wait_told() for _ in range(3)}  # one of them is the spare, which may be the one that continued
     gate.open()
     members = owner.pids.call_one().get(PATIENCE)
     processes = [psutil.Process(pid) for pid in first]
@@ -217,7 +217,7 @@ def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate:
 
 
 def test_requests_of_a_dead_owner_are_not_started(spawn_procs: Any, session: Session) -> None:
-    """His request may come after the news of his end: nobody would ever stop what it asks for."""
+    """Its request may come after the notice of its end: no owner would ever stop these processes."""
     owner, procs = spawn_procs(1), spawn_procs(1)
     for mesh in (owner, procs):
         mesh.initialized.get(PATIENCE)

@@ -140,7 +140,7 @@ def test_a_broadcast_reads_each_host_once(spawn):
     assert read == [
         (f"rank {rank}", owner, data.nbytes) for rank, owner in enumerate(("controller", "rank 0", "rank 0", "rank 2"))
     ]
-    # Who fetches from one that does not go on, goes on from the source.
+    # A receiver whose predecessor does not continue fetches from the source.
     stopped = pids(probe)[0]
     os.kill(stopped, signal.SIGSTOP)
     try:

@@ -105,7 +105,7 @@ class Network:
         self._ip("-n", self._space(host), "link set eth0 up")
 
     def part(self, one: str, other: str) -> None:
-        """These two do not reach each other any more, and everybody else does."""
+        """These two do not reach each other any more; all others do."""
         self._ip("-n", self._space(one), "route add blackhole", f"{self._net}.{other.removeprefix('h')}/32")
 
     def unite(self, one: str, other: str) -> None:
@@ -304,7 +304,7 @@ def test_memory_of_other_hosts_is_read_and_written_by_their_agents(hosts: Hosts)
 
 
 def test_hosts_whose_processes_have_numbers_of_their_own(network: Network) -> None:
-    """As on other machines. Nobody has to be told which way to take."""
+    """As on other machines. The address is found without any setting."""
     hosts = Hosts(network, ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], rdma_backends="")
     try:
         buffer = hosts.on("h1").run.call_one(lend, 1_000_003).get(PATIENCE)
@@ -420,7 +420,7 @@ def test_a_killed_controller_leaves_nothing_on_any_host(
     launched = [process for process in script.processes() if process not in family]
     [own] = [agent for agent in agents if agent.ppid() == script.process.pid and "ip" not in agent.cmdline()]
     script.process.kill()
-    if with_agent:  # nobody says good-bye: the others find out by themselves
+    if with_agent:  # without a notice: the others detect it by themselves
         own.send_signal(signal.SIGKILL)
     is_over = gone(family)
     for process in launched:

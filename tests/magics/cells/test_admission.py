@@ -1,4 +1,4 @@
-"""Who begins a cell when: `--first`, `--seq`, and who waits behind another cell. Tables, without a rank."""
+"""Which ranks begin a cell when: `--first`, `--seq`, and waits for other cells. Tables, without a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running cell over ranks that answer when the test says so; and who may run one."""
+"""A running cell over ranks that answer when the test says so; and which ranks may run one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of many ranks as one: which are the same, which comes first, what is told of the rest."""
+"""Errors of many ranks as one: which are the same, which comes first, how the rest is summarized."""
 
 import pickle
 import re

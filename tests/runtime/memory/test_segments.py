@@ -1,4 +1,4 @@
-"""Shared memory for messages: which segment is taken, who reads it, and when it is used again."""
+"""Shared memory for messages: which segment is taken, its readers, and when it is used again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases, the marks of who is at one, and memory that is kept until nobody is."""
+"""Leases, the marks of their users, and memory that is kept until it is unused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_an_actor_has_lent() -> None:
 
 
 class DroppedMeanwhile(LeaseTable):
-    """Lends no more what somebody has just found."""
+    """Ends a lease that a reader has just found."""
 
     def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
@@ -230,7 +230,7 @@ def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyP
 
 
 class Clock:
-    """Calls back when told to."""
+    """Calls back when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []

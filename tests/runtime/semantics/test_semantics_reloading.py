@@ -160,7 +160,7 @@ def test_beyond_7_a_class_that_was_changed_in_place_is_renewed(world: Any, monke
 
 
 class _Open:
-    """A gate that holds nobody."""
+    """An open gate."""
 
     def pass_through(self) -> None: ...
 

@@ -200,7 +200,7 @@ def test_without_torch_no_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Talkative:
-    """As much of a node as a heartbeat needs, whose actors cannot be told of."""
+    """As much of a node as a heartbeat needs, whose actors cannot be described."""
 
     def __init__(self) -> None:
         self.status = StatusWriter()
