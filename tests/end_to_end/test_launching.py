@@ -133,7 +133,7 @@ def test_a_binding_for_each_process_is_asked_for_at_the_call(host):
         host.spawn_procs(per_host={"rows": 2, "gpus": 2}, proc_bind=[{"cpus": "0"}])
 
 
-def test_numactl_stands_in_front(spawn_procs, tmp_path):
+def test_numactl_precedes_the_command(spawn_procs, tmp_path):
     """One of ours: whether the machine has it, and memory nodes, is not the question."""
     script(tmp_path / "numactl", f'echo "$1 $2 $3" > {tmp_path}/options; shift 3; exec "$@"')
     path = f"{tmp_path}:{os.environ['PATH']}"

@@ -86,7 +86,7 @@ def pipe() -> Iterator[tuple[str, int]]:
         os.close(end)
 
 
-def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_of_life(
+def test_a_rank_that_holds_the_gil_and_a_stopped_one_send_no_heartbeat(
     mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]
 ) -> None:
     probe = mesh.spawn("probe", Probe)

@@ -136,7 +136,7 @@ def run_beside(notebook: Notebook, code: str) -> str:
     return cell.stdout
 
 
-def test_a_cell_that_runs_is_looked_at_and_interrupted_from_a_subshell(mesh: Notebook, signs: Signs) -> None:
+def test_a_running_cell_is_inspected_and_interrupted_from_a_subshell(mesh: Notebook, signs: Signs) -> None:
     cell = mesh.start(
         "%%mesh\ndef wait():\n    threading.Event().wait()\n\ntell('there')\n"
         "if rank == 1:\n    await __import__('asyncio').sleep(600)\nwait()"

@@ -99,7 +99,7 @@ class Lingering(Probe):
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: Any, gate: Gate, follows: bool) -> None:
+def test_an_actor_that_is_cancelled_before_its_turn_is_never_made(make_session: Any, gate: Gate, follows: bool) -> None:
     """It was to replace one that is still at its cleanup, which stays the only one of that name until it is over."""
     session, made = make_session(stop_timeout=0.01), Gate()
     (worker,) = session.workers(1)
@@ -162,7 +162,7 @@ class Farewell(Actor):
         self.do()
 
 
-def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> None:
+def test_an_actor_may_be_spawned_while_earlier_ones_are_released(session: Any) -> None:
     """Their finalizers may take any time, and the spawning node does not know yet that the process leaves."""
     (worker,) = session.workers(1)
     late: list[Any] = []

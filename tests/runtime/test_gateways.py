@@ -506,7 +506,7 @@ def knock(prefix: str, keys: KeyPair | None) -> None:
 @pytest.mark.parametrize(
     "stranger", [knock_with_garbage, knock_without_a_key, knock_with_another_key, knock_with_another_client_key]
 )
-def test_strangers_are_refused_counted_and_logged_once(
+def test_unauthenticated_connections_are_refused_counted_and_logged_once(
     hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture, stranger: Callable[[str], None]
 ) -> None:
     first, second = hosts(2)
@@ -542,7 +542,7 @@ def is_open(connection: socket.socket) -> bool:
     return not waiting.poll(0)
 
 
-def test_connections_that_never_speak_are_limited_and_hosts_come_through(
+def test_silent_connections_are_limited_and_hosts_connect(
     hosts: Callable[[int], list[Host]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshbook.runtime.transport.gateway_connections.HANDSHAKE_MS", 3_600_000)
@@ -596,7 +596,7 @@ def test_an_entrance_closes_while_events_are_unread() -> None:
     context.destroy(0)
 
 
-def test_many_strangers_are_noted_a_few_at_a_time() -> None:
+def test_many_unauthenticated_connections_are_logged_a_few_at_a_time() -> None:
     """Whatever they do, the thread that notes them has time for other hosts."""
     context: Any = zmq.Context()
     entrance = GatewayListener(context, "127.0.0.1", KEYS, RejectedPeers())

@@ -162,7 +162,7 @@ sys.stdin.read()
 """
 
 
-def test_thousands_of_connections_that_never_speak(hosts: HostMesh, session: Session, spawn):
+def test_thousands_of_silent_connections(hosts: HostMesh, session: Session, spawn):
     _, probe = spawn()
     living, agent = pids(probe), agent_of("h1", session)
     [address] = [each.address for each in session.remote if each.name == "h1"]

@@ -252,7 +252,7 @@ def test_busy_or_stopped_processes_are_not_silent(hosts: Hosts) -> None:
     assert pids(hosts.probe) == hosts.pids
 
 
-def test_a_stranger_at_the_door_is_refused(hosts: Hosts) -> None:
+def test_an_unauthenticated_connection_is_refused(hosts: Hosts) -> None:
     [address, _] = [host.address for host in hosts.session.remote]
     assert address is not None
     ip, _, port = describe(host_of(address)).rpartition(":")
@@ -363,7 +363,7 @@ def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(det
         network.mend("h1")
 
 
-def test_a_host_that_was_given_up_ends_itself_when_it_comes_back(detached: Hosts) -> None:
+def test_an_abandoned_host_ends_itself_when_it_returns(detached: Hosts) -> None:
     family = detached.family("h1")
     waiting = detached.on("h1").run.call_one(wait_forever)
     family[0].suspend()

@@ -92,7 +92,7 @@ def test_processes_are_forked_unless_more_is_requested() -> None:
     assert [(start.command, start.binding.cpus) for start in bound] == [(None, (0,)), (None, (1,))]
 
 
-def test_numactl_needs_a_command_to_stand_in_front_of() -> None:
+def test_numactl_needs_a_command() -> None:
     starts = plan_starts(PAIR, 2, proc_bind=[{"membind": 0}, {}])
     assert [start.command for start in starts] == [default_bootstrap_cmd(), None]
 

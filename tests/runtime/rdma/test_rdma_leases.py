@@ -135,7 +135,7 @@ def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypa
     assert leases_in_use(tmp_path / "moving") == set()
 
 
-def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
+def test_a_mark_is_visible_to_others_while_it_is_set(tmp_path: Path) -> None:
     moving = ActiveTransfers("worker")
     leases = [Lease(0, number, str(tmp_path / "moving")) for number in (11, 12)]
     assert leases_in_use(tmp_path / "moving") == set()

@@ -297,7 +297,9 @@ def test_an_owner_that_was_killed(mortal: Any, small_pieces: None) -> None:
 
 
 @pytest.mark.parametrize("is_write", [False, True])
-def test_memory_that_is_dropped_in_the_midst_is_kept_until_then(owner: Any, small_pieces: None, is_write: bool) -> None:
+def test_memory_that_is_dropped_during_a_transfer_is_kept_until_its_end(
+    owner: Any, small_pieces: None, is_write: bool
+) -> None:
     buffer = lend(owner)
     found: list[bool] = []
 
@@ -367,7 +369,7 @@ def test_an_actor_that_ends_drops_what_it_lent(shared: tuple[Session, Any, Any],
     assert (read(theirs) == 1).all()
 
 
-def test_memory_of_an_actor_that_ends_in_the_midst_is_kept_until_then(
+def test_memory_of_an_actor_that_ends_during_a_transfer_is_kept_until_its_end(
     shared: tuple[Session, Any, Any], owner: Any, small_pieces: None
 ) -> None:
     other: Any = shared[1].spawn("other", Owner)

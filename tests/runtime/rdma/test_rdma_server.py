@@ -415,7 +415,7 @@ def test_a_read_whose_pieces_were_rearranged_is_repeated(
     assert relay.connections == 2
 
 
-def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
+def test_an_old_answer_is_not_mistaken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
     relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
     data = np.zeros(PIECE, np.uint8)
     for _ in range(2):

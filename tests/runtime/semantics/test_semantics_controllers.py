@@ -104,7 +104,7 @@ def failed(future: Any, name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", [Seeker, AsyncSeeker])
-def test_38_a_controller_lives_in_the_clients_process(world: Any, kind: type[Actor]) -> None:
+def test_38_a_controller_is_in_the_clients_process(world: Any, kind: type[Actor]) -> None:
     """For any caller; in the node of the client also where all nodes are in one process."""
     seekers: Any = world.spawn(kind)
     found = set(seekers.identity.call("single").get(PATIENCE).values())

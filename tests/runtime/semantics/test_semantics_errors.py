@@ -85,7 +85,7 @@ class AsyncCounter(Actor):
 
 @pytest.mark.parametrize("kind", [Counter, AsyncCounter])
 @pytest.mark.parametrize("error", [ValueError("no"), OwnError(7), TimeoutError()])
-def test_08_an_exception_goes_to_the_caller_and_the_actor_lives(
+def test_08_an_exception_goes_to_the_caller_and_the_actor_continues(
     world: Any, kind: type[Actor], error: Exception
 ) -> None:
     """The caller gets an ActorError with the original and its traceback; the actor keeps its state."""

@@ -231,7 +231,7 @@ class Broken(Actor):
     def hear(self) -> None: ...
 
 
-def test_beyond_1_a_constructor_that_always_fails_is_given_up(world: Any, faults: Any) -> None:
+def test_beyond_1_a_constructor_that_always_fails_reaches_the_restart_limit(world: Any, faults: Any) -> None:
     procs, gate = world.procs(1, on_failure="respawn", restarts=Restarts(most=2)), world.gate()
     broken = procs.spawn("broken", Broken, gate)
     failure = faults.get(timeout=PATIENCE)

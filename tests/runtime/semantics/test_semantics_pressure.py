@@ -309,7 +309,7 @@ def test_the_death_of_the_receiver_wakes_waiting_senders(narrow: World, gate: An
     assert {type(future.exception(PATIENCE)) for future in sending.outcome()} == {ProcessDied}
 
 
-def test_a_call_that_has_failed_while_it_waited_is_not_sent_to_the_next_life(
+def test_a_call_that_failed_while_it_waited_is_not_sent_to_the_next_incarnation(
     narrow: World, gate: Any, waits: Waits
 ) -> None:
     """Its caller got an error, and may have made it again."""
