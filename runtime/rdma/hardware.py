@@ -5,7 +5,6 @@ Within one host, data always moves through process memory; `RDMABuffer.explain()
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -85,8 +84,8 @@ class Fallback:
 
     def __init__(self, own_system: Callable[[], str]) -> None:
         self._own_system = own_system
-        self._first = threading.Lock()  # acquired once, by the thread that warns first; so are the next two
-        self._first_read, self._first_write = threading.Lock(), threading.Lock()
+        # The warnings that were not given yet. `pop` is atomic, so that of several threads only the first one warns.
+        self._due = dict.fromkeys((RDMATcpFallbackWarning, RDMAReadTransferWarning, RDMAWriteTransferWarning), True)
 
     def forbid(self, backend: TransferBackend, handle: BufferHandle) -> str:
         """Return why a backend that reaches this buffer may not be used; empty if it may."""
@@ -96,7 +95,7 @@ class Fallback:
 
     def note(self, backend: str, handle: BufferHandle) -> None:
         """Warn once per process when a transfer used TCP."""
-        if self._is_by_tcp(backend, handle) and self._first.acquire(blocking=False):
+        if self._is_by_tcp(backend, handle) and self._due.pop(RDMATcpFallbackWarning, False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
                 f"data from and to {owner} moves over TCP: {why_no_ibverbs() or 'its host uses no RDMA NIC'}. "
@@ -107,13 +106,13 @@ class Fallback:
 
     def note_gpu(self, backend: str, handle: BufferHandle, *, is_write: bool) -> None:
         """Warn when a transfer between a GPU here and a GPU buffer used messages: once for reads, once for writes."""
-        first = self._first_write if is_write else self._first_read
-        if backend == "message" and handle.is_on_gpu and first.acquire(blocking=False):
+        warning = RDMAWriteTransferWarning if is_write else RDMAReadTransferWarning
+        if backend == "message" and handle.is_on_gpu and self._due.pop(warning, False):
             owner = f"{handle.actor} on {handle.owner.node}"
             warnings.warn(
                 f"data between a GPU here and a GPU of {owner} moves through CPU memory and by messages, which the "
                 "owner's process must answer; buffer.explain() shows why no other backend is used",
-                RDMAWriteTransferWarning if is_write else RDMAReadTransferWarning,
+                warning,
                 stacklevel=2,
             )
 

@@ -67,13 +67,13 @@ def unpack_greeting(data: bytes | bytearray) -> bytes:
     return bytes(nonce)
 
 
-def prove(key: bytes, who: str, asked: bytes, own: bytes) -> bytes:
-    """Return the proof that `who` ("agent", "process") has the key; `asked` is the nonce of the other side."""
-    return hmac.digest(key, b"%s %s %s" % (who.encode(), asked, own), "sha256")
+def prove(key: bytes, side: str, asked: bytes, own: bytes) -> bytes:
+    """Return the proof that `side` ("agent", "process") has the key; `asked` is the nonce of the other side."""
+    return hmac.digest(key, b"%s %s %s" % (side.encode(), asked, own), "sha256")
 
 
-def is_proof(proof: bytes, key: bytes, who: str, asked: bytes, own: bytes) -> bool:
-    return hmac.compare_digest(proof, prove(key, who, asked, own))
+def is_proof(proof: bytes, key: bytes, side: str, asked: bytes, own: bytes) -> bool:
+    return hmac.compare_digest(proof, prove(key, side, asked, own))
 
 
 class DamagedData(ConnectionError):
@@ -87,13 +87,13 @@ class Seal:
     AES-GCM does not allow.
     """
 
-    def __init__(self, key: bytes, who: str, nonces: bytes) -> None:
+    def __init__(self, key: bytes, side: str, nonces: bytes) -> None:
         # Weight: 40 ms, only for data of other hosts.
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._invalid = InvalidTag
-        self._cipher = AESGCM(hmac.digest(key, b"seal " + who.encode() + nonces, "sha256"))
+        self._cipher = AESGCM(hmac.digest(key, b"seal " + side.encode() + nonces, "sha256"))
         self._count = 0
 
     def seal(self, data: Buffer, sealed: Buffer) -> None:

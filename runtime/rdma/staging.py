@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +21,7 @@ class Staging:
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
         """`allocate` makes memory that the GPU can access; by default pinned memory."""
         self._allocate = allocate or _allocate_pinned
-        self._lock = threading.Lock()  # guards the next
-        self._free: list[LocalMemory] = []
+        self._free: deque[LocalMemory] = deque(maxlen=KEPT)  # any thread appends and pops
 
     def transfer_by(self, backend: Transfer) -> Transfer:
         """Return a transfer by the same backend, for GPU memory of this process."""
@@ -31,15 +30,14 @@ class Staging:
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
         """Yield a piece of pinned memory."""
-        with self._lock:
-            found = self._free.pop() if self._free else None
-        found = found or self._allocate(PIECE)
+        try:
+            found = self._free.pop()
+        except IndexError:
+            found = self._allocate(PIECE)
         try:
             yield found
         finally:
-            with self._lock:
-                if len(self._free) < KEPT:
-                    self._free.append(found)
+            self._free.append(found)
 
 
 class StagedTransfer:

@@ -47,7 +47,7 @@ class Counter(Actor):
 
 @pytest.fixture(autouse=True)
 def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever has a run at the end of a test, it ends. What workers import at birth does not matter here."""
+    """End all runs at the end of a test. What workers import when they start does not matter here."""
     monkeypatch.setenv("MESHBOOK_PRELOAD", "")
     yield
     for run in detached_runs():
@@ -127,7 +127,7 @@ def test_what_is_printed_meanwhile_is_kept(trainers: ProcMesh, tmp_path: Path) -
     def talk(lines: int) -> None:
         for line in range(lines):
             print(f"before {line}", flush=True)
-        started.write_text("now")  # waits for who reads it
+        started.write_text("now")  # waits for the reader
         for line in range(lines):
             print(f"between {line}", flush=True)
         print("the end", flush=True)
@@ -320,7 +320,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_its_time_is_limited(trainers: ProcMesh) -> None:
-    """A GPU is not held for ever by nobody."""
+    """A run without a controller does not hold a GPU for ever."""
     session = current_session()
     family = family_of(session)
     run = detach(0.3)

@@ -313,7 +313,7 @@ SLEEPS = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
     ("source", "preload", "told"),
     [
         (SLEEPS, "", r"ranks? 0(-1)? interrupted at train.py:[23]"),
-        # Who is deaf in a collective is freed by the end of the one that it waits for.
+        # A rank that is stuck in a collective is freed by the end of the rank that it waits for.
         (
             BEGIN + "print('ready')\nwhile rank == 0: time.sleep(0.01)\n" + STUCK,
             "torch.distributed",

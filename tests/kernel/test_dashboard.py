@@ -24,7 +24,7 @@ PROMISED = 1.0  # seconds in which a dead rank is seen
 
 
 class View:
-    """A view of the dashboard of `mesh`. What it was told is merged as the front end does."""
+    """A view of the dashboard of `mesh`. It merges updates as the front end does."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
@@ -44,7 +44,7 @@ class View:
         return str(message["header"]["msg_id"])
 
     def open(self) -> dict[str, Any]:
-        """Everything, as it is told to a view that opens."""
+        """The full state, as a new view gets it."""
         before = len(self.states)
         self.say(kind="open", view=self.name)
         self.notebook.wait_until(lambda: any(state["full"] for state in self.states[before:]))

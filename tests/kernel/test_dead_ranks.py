@@ -1,4 +1,4 @@
-"""Ranks that die, and a kernel that does: who is told what, what lives on, and that nothing is left."""
+"""Ranks that die, and a kernel that dies: which errors appear, what continues, and that nothing is left."""
 
 from __future__ import annotations
 

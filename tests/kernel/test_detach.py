@@ -55,7 +55,7 @@ def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., Notebo
 
 
 def restart(notebook: Notebook) -> None:
-    """As a person does who restarts the kernel; a stock one has to be told of the extension again."""
+    """Restart the kernel; a stock one has to load the extension again."""
     is_ours = notebook.manager.kernel_name == "meshbook"
     notebook.restart()
     if not is_ours:
@@ -87,7 +87,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     assert "variables: buffer, counters, first, late, mesh" in attached.stdout
     assert "detached again when this notebook ends" in attached.stdout
     assert "job 1 of cell" in notebook.run("%mesh jobs").stdout
-    os.close(descriptor)  # who reads comes to the end
+    os.close(descriptor)  # the reader gets the end of the file
     signs.wait_for("ended", 2)
     assert notebook.evaluate("late.result().values") == [1, 11]
     assert notebook.evaluate("late.result()[1].stdout") == "before\nafter\n"
@@ -128,7 +128,7 @@ def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: Notebook,
 
 
 def check_deaths(notebook: Notebook) -> None:
-    """Who died meanwhile is told, and can be healed. The same kernel may attach again."""
+    """Ranks that died meanwhile are reported, and can be healed. The same kernel may attach again."""
     cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
     victim = psutil.Process(int(cell.stdout.split()[-1]))
     assert "is detached: mesh (2 ranks)\n" in notebook.run("%mesh detach").stdout
@@ -147,7 +147,7 @@ def check_deaths(notebook: Notebook) -> None:
 
 
 def check_refusals(notebook: Notebook) -> None:
-    """What cannot be is told in a line, and changes nothing."""
+    """Impossible requests are errors of one line, and change nothing."""
     for line, why in {
         "%mesh attach": "this notebook already has mesh",
         "%mesh detach --for ever": "invalid duration 'ever'",

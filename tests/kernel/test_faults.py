@@ -1,4 +1,4 @@
-"""Failures that nobody handles: in a notebook an error of the cell that spawned the mesh, and the kernel lives."""
+"""Unhandled failures: in a notebook an error of the cell that spawned the mesh, and the kernel continues."""
 
 from __future__ import annotations
 

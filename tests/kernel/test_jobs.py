@@ -115,7 +115,7 @@ def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs:
 def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Notebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a -o job\ntell('there'); hold()\nrank")
     signs.wait_for("there", 3)
-    notebook.interrupt()  # nobody waits: it is for nobody
+    notebook.interrupt()  # no cell waits: it has no effect
     for line in ("%%mesh --timeout 600\nran = True", "await job", "job.result()", "%mesh result"):
         cell = notebook.start(line)
         notebook.wait_until(lambda cell=cell: bool(cell.contents("execute_input")))

@@ -136,14 +136,14 @@ def run_beside(notebook: Notebook, code: str) -> str:
     return cell.stdout
 
 
-def test_a_cell_that_runs_is_looked_at_and_interrupted_from_a_subshell(mesh: Notebook, signs: Signs) -> None:
+def test_a_running_cell_is_inspected_and_interrupted_from_a_subshell(mesh: Notebook, signs: Signs) -> None:
     cell = mesh.start(
         "%%mesh\ndef wait():\n    threading.Event().wait()\n\ntell('there')\n"
         "if rank == 1:\n    await __import__('asyncio').sleep(600)\nwait()"
     )
     signs.wait_for("there", 3)
     stacks = ""
-    # Each may have just told, and be on its way yet.
+    # Each has just written, and may still be on its way.
     while not re.search(r"(?s)^\[0,2\] main thread\n.* in wait\b.*\n\[1\] main thread\n +cell \d+:7\b", stacks):
         stacks = run_beside(mesh, "%mesh stack")
     lines = stacks.splitlines()
@@ -167,7 +167,7 @@ def test_stacks_include_the_users_actors(mesh: Notebook, signs: Signs) -> None:
     mesh.run("loading = loaders.load.call()")
     signs.wait_for("loading", 3)
     stacks = ""
-    while "[0-2] actor loaders" not in stacks or "in load" not in stacks:  # each may have just told
+    while "[0-2] actor loaders" not in stacks or "in load" not in stacks:  # each may have just written
         stacks = mesh.run("%mesh stack").stdout
     assert stacks.splitlines()[:2] == ["[0-2] main thread: idle", "[0-2] actor loaders"]
     mesh.run("%%mesh\ngo_on.set()")

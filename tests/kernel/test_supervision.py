@@ -168,7 +168,7 @@ def test_a_third_interrupt_kills_a_rank_that_ignores_the_others(
     notebook.run("%%mesh 0\nmodel = 1")
     notebook.run("%%mesh !0\nkept = rank")
     cell = notebook.start(
-        # An interrupt may come as soon as the rank has told: so it tells inside the `try`.
+        # An interrupt may come as soon as the rank has written: so it writes inside the `try`.
         "%%mesh\ntold = []\nwhile rank == 0:\n"
         "    try:\n        told or told.append(tell('there'))\n        time.sleep(600)\n"
         "    except KeyboardInterrupt: tell('deaf')\n"

@@ -1,4 +1,4 @@
-"""Mistakes in a cell or its options: told in a clear line, before anything runs; and the next cell works.
+"""Mistakes in a cell or its options: an error of one clear line, before anything runs; and the next cell works.
 
 Mistakes in the verbs of `%mesh`, and the selectors and options that `test_start_stop` has, are there.
 """
@@ -146,7 +146,7 @@ def test_the_error_of_an_actor_names_the_cells_that_called_and_that_raised(noteb
 
 
 def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: Notebook) -> None:
-    """For who wants to know."""
+    """On request."""
     notebook.run("%xmode Verbose")
     assert "/meshbook/" in notebook.run_failing("counters.add.call(1, 2)").traceback
     notebook.run("%xmode Context")

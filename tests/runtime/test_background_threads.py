@@ -1,4 +1,4 @@
-"""Work on threads of its own: who waits for it gets its value, its error, or a TimeoutError."""
+"""Work on threads of its own: the caller gets its value, its error, or a TimeoutError."""
 
 from __future__ import annotations
 

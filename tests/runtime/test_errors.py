@@ -67,7 +67,7 @@ def test_cause_and_signal(made: ExitReport, cause: str, signal_name: str) -> Non
         # Without a return code the hint's first line is the cause, and is not said twice.
         (report(None, 0, hint="fork failed\nulimit -u"), f"{FAILED}fork failed (procs.3)\nulimit -u"),
         (report(None, 0), f"{FAILED}ended for an unknown reason (procs.3)"),
-        # Of a process that was told to leave nobody wants to know how it went.
+        # How a process ended that was asked to leave is of no interest.
         (
             report(-9, stderr=("noise",), stopped="enough"),
             "actor mesh is stopped due to proc mesh shutdown: enough",

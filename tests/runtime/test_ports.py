@@ -65,7 +65,7 @@ class Opener(Actor):
 
 
 class Answering(Actor):
-    """Keeps the ports of its callers until it is told to answer."""
+    """Keeps the ports of its callers until it is asked to answer."""
 
     def __init__(self) -> None:
         self._ports: list[Port[Any]] = []

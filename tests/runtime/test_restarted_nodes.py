@@ -25,7 +25,7 @@ BEFORE = ExitReport("worker-0", 4711, -9, incarnation=0)  # the end of the first
 
 @pytest.fixture
 def rebirth(session: Any) -> Callable[..., Node]:
-    """Ends a worker, which nobody is told, and starts it again."""
+    """Ends a worker, without a notice, and starts it again."""
 
     def make(node: Node, incarnation: int = 1) -> Node:
         node.close()
@@ -62,7 +62,7 @@ def test_notified_of_the_end_and_then_of_the_new_incarnation(session: Any, rebir
 
 
 def test_notified_of_the_new_incarnation_first(session: Any, rebirth: Any, gate: Any) -> None:
-    """Then who waits for the one before is told at once, and news of its end is no news of the next one's."""
+    """Callers of the previous incarnation get an error at once, and a notice of its end does not concern the next."""
     [node] = session.workers(1)
     held = session.spawn_probe(node).run.call_one(gate.pass_through)
     gate.wait_entered()
@@ -95,7 +95,7 @@ def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -
 
 
 def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: Any, rebirth: Any) -> None:
-    """It was written to by its address alone, and stopped, or cut off. The next one has not heard who writes there."""
+    """It was known by its address alone, and stopped, or cut off. The next one does not know its senders."""
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
@@ -111,7 +111,7 @@ def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: A
 
 
 def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_session: Any) -> None:
-    """Also where the next one spoke before the end was told."""
+    """Also where the next one sent before the end was known."""
     session = make_session(queue_messages=1)
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())
     session.refer(Probe, "nobody@controller", deaf).run.broadcast(len, "")
@@ -163,7 +163,7 @@ def test_actors_that_are_stopped_while_they_are_healed(session: Any, stopped: li
 
 
 def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any) -> None:
-    """A message may come before its actor does, but for that somebody must be about to create it."""
+    """A message may come before its actor does, but only if a process is about to create it."""
     [node] = session.workers(1)
     again = rebirth(node)
     session.controller.peers.begin_again(again.address, 1)

@@ -1,4 +1,4 @@
-"""`send`: answers that go to a port of the caller's choosing, of this process or another, or to nobody."""
+"""`send`: answers that go to a port of the caller's choosing, of this process or another, or are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is who in an SPMD program: ranks, local ranks and groups of meshes and slices, as torchrun counts them."""
+"""Ranks, local ranks and groups of meshes and slices in an SPMD program, as torchrun counts them."""
 
 from __future__ import annotations
 

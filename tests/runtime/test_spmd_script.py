@@ -1,4 +1,4 @@
-"""A script as `__main__` of this very process, and how its end is told."""
+"""A script as `__main__` of this very process, and how its end is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues that are waited at for a limited time; and tables that others change while somebody reads them."""
+"""Queues that are waited at for a limited time; and tables that change while they are read."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Odd:
         return Odd
 
 
-def test_the_names_of_a_process_that_ends_are_let_go_though_a_thread_makes_one_more() -> None:
+def test_the_names_of_an_ending_process_are_released_though_a_thread_makes_one_more() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "number": 1}
     namespace["odd"] = Odd(namespace)
     worker_exit._clear(namespace)

@@ -172,7 +172,7 @@ def test_what_goes_wrong_with_it_is_raised_at_the_end(procs: ProcMesh) -> None:
 
     with pytest.raises(LookupError, match="no more"):
         enter()
-    assert len(procs.spawn("members", Member).pid.call().get(PATIENCE)) == 3  # and who was stopped goes on
+    assert len(procs.spawn("members", Member).pid.call().get(PATIENCE)) == 3  # and the stopped one continues
 
 
 @pytest.mark.parametrize(

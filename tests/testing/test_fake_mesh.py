@@ -136,7 +136,7 @@ def test_on_a_dashboard_its_time_passes_while_a_view_is_open() -> None:
     mesh = fake_mesh(8)
     board = FakeBackend(mesh, clock=lambda: next(times))
     passed = [mesh.seconds for _ in range(4) if board.snapshot()]
-    assert passed == [0.0, 0.5, 2.5, 2.75]  # who has not looked for long has missed what was
+    assert passed == [0.0, 0.5, 2.5, 2.75]  # a reader that has not looked for long has missed some
 
 
 def test_the_buttons_of_its_dashboard_do_something() -> None:

@@ -1,4 +1,4 @@
-"""The model without a browser, a kernel or a process: what views are told, and that it is enough."""
+"""The model without a browser, a kernel or a process: what views get, and that it suffices."""
 
 from __future__ import annotations
 

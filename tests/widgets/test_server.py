@@ -61,7 +61,7 @@ class Board:
 
 
 class Views:
-    """What all views are told, in order."""
+    """What all views get, in order."""
 
     def __init__(self, board: Board) -> None:
         self.time = 1000.0
@@ -202,7 +202,7 @@ def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) ->
     board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={0}))
     views.time += 1.0
     views.conversation.wake()
-    assert views.hear()["full"]  # what was not told meanwhile comes with it
+    assert views.hear()["full"]  # what was not sent meanwhile comes with it
 
 
 def test_a_view_without_acknowledgements_gets_nothing_more(board: Board, views: Views) -> None:

@@ -1,4 +1,4 @@
-"""When a dashboard speaks: its ticks, who listens, and how much goes out."""
+"""When a dashboard sends: its ticks, its listeners, and how much goes out."""
 
 from __future__ import annotations
 

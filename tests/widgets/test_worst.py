@@ -24,9 +24,9 @@ def stragglers(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
         ([(0, [C, C, R]), (1, [C, C, R])], {}),
         ([(0, [C, C, R]), (3, [C, C, R])], {2: "others have waited 3 s for it"}),
         ([(0, [C, C, R]), (3, [C, C, R]), (3.5, [C, C, C])], {}),
-        ([(0, [R, R, C]), (3, [R, R, C])], {}),  # one is early, and nobody late
+        ([(0, [R, R, C]), (3, [R, R, C])], {}),  # one is early, and none late
         ([(0, [R, R, R]), (3, [R, R, R])], {}),
-        ([(0, [C, C, D]), (9, [C, C, D])], {}),  # that it is dead is told anyway
+        ([(0, [C, C, D]), (9, [C, C, D])], {}),  # its death is reported anyway
         ([(0, [C, R]), (4, [C, R])], {1: "others have waited 4 s for it"}),
         ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited 4 s for it"}),
     ],

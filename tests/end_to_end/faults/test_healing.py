@@ -61,7 +61,7 @@ def kill(procs: ProcMesh, session: Session) -> None:
 
 
 class Gate:
-    """Two FIFOs: bootstraps tell who they are, and wait until the test lets one go on."""
+    """Two FIFOs: bootstraps write their pid, and wait until the test lets one continue."""
 
     def __init__(self, folder: Path) -> None:
         self._held = {}
@@ -189,11 +189,11 @@ class Owner(Actor):
 
 
 def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate: Gate) -> None:
-    """With it goes everything: who lives, who is being born, and who waits as a spare."""
+    """Everything ends with it: running, starting and spare processes."""
     owners = spawn_procs(1)
     owner = owners.spawn("owner", Owner, gate.bootstrap())
     gate.open(2)
-    first = {gate.wait_told() for _ in range(3)}  # one of them is the spare, which may be who went through
+    first = {gate.wait_told() for _ in range(3)}  # one of them is the spare, which may be the one that continued
     gate.open()
     members = owner.pids.call_one().get(PATIENCE)
     processes = [psutil.Process(pid) for pid in first]
@@ -207,7 +207,7 @@ def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate:
 
 
 def test_requests_of_a_dead_owner_are_not_started(spawn_procs: Any, session: Session) -> None:
-    """His request may come after the news of his end: nobody would ever stop what it asks for."""
+    """Its request may come after the notice of its end: no owner would ever stop these processes."""
     owner, procs = spawn_procs(1), spawn_procs(1)
     for mesh in (owner, procs):
         mesh.initialized.get(PATIENCE)

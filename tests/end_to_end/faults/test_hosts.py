@@ -142,7 +142,7 @@ def test_a_broadcast_reads_each_host_once(spawn):
     assert read == [
         (f"rank {rank}", owner, data.nbytes) for rank, owner in enumerate(("controller", "rank 0", "rank 0", "rank 2"))
     ]
-    # Who fetches from one that does not go on, goes on from the source.
+    # A receiver whose predecessor does not continue fetches from the source.
     stopped = pids(probe)[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -164,7 +164,7 @@ sys.stdin.read()
 """
 
 
-def test_thousands_of_connections_that_never_speak(hosts: HostMesh, session: Session, spawn):
+def test_thousands_of_silent_connections(hosts: HostMesh, session: Session, spawn):
     _, probe = spawn()
     living, agent = pids(probe), agent_of("h1", session)
     [address] = [each.address for each in session.remote if each.name == "h1"]

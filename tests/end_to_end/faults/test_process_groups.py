@@ -84,7 +84,7 @@ def test_a_group_is_made_from_outside_and_made_again(spawn_procs):
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_heal_makes_the_group_again(spawn_procs, victim: int):
-    """Whoever died, the one with the store included. A survivor may wait for another that has failed: it is freed."""
+    """Any rank may die, also the one with the store. A survivor may wait for another that has failed: it is freed."""
     procs = spawn_procs(3)
     ranks = procs.spawn("ranks", Rank)
     procs.init_process_group().get(PATIENCE)

@@ -23,7 +23,7 @@ def supervisor(events: Sequence[Event], *, stops_on_error: bool = True, until: f
         while (planned := policy.next_at) <= at:
             now = max(planned, last)
             due += [(round(now, 3), *_written(action)) for action in policy.due(now)]
-            if policy.next_at == planned:  # it is due to nobody
+            if policy.next_at == planned:  # it is due for no rank
                 break
         last = at
         if what == "press":
@@ -124,7 +124,7 @@ def _written(action: EscalationAction) -> tuple[str, str]:
         ),
         # errors because of an interrupt change nothing
         ([(1, "press", 0), (1.1, "raised", 0), (3, "done", 1), (3, "done", 2)], [(1, "interrupt", "012")]),
-        # a time limit: nobody is there to press again
+        # a time limit: no person presses again
         (
             [(1, "time is up", 0)],
             [(1, "interrupt", "012"), (2, "abort", "012"), (4.5, "abort!", "012"), (7, "leave", "012")],

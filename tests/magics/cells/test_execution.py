@@ -1,4 +1,4 @@
-"""A running cell over ranks that answer when the test says so; and who may run one."""
+"""A running cell over ranks that answer when the test says so; and which ranks may run one."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_a_cell_that_waits_for_another_is_interrupted_at_once() -> None:
     assert cell.mesh.queues.at_work() == {"job 1 of cell 1": ["mesh.1"]}
 
 
-def test_a_cell_that_cannot_be_sent_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_cannot_be_sent_delays_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell()
 
     def refuse(ranks: Sequence[int]) -> list[Future[CellOutcome]]:

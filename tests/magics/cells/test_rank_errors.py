@@ -1,4 +1,4 @@
-"""What is said of ranks without an answer, and who can run a cell."""
+"""Errors of ranks without an answer, and which ranks can run a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meshes of a notebook over a session without processes: names, the default, what is told of starts and deaths."""
+"""The meshes of a notebook over a session without processes: names, the default, messages about starts and deaths."""
 
 from __future__ import annotations
 

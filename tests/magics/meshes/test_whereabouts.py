@@ -1,4 +1,4 @@
-"""Where ranks are, in a line; and when ranks that are apart are told."""
+"""Where ranks are, in a line; and when ranks that are apart are reported."""
 
 from __future__ import annotations
 

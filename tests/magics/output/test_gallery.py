@@ -30,7 +30,7 @@ def test_equal_pictures_are_one() -> None:
     assert bundle.data["text/html"].endswith('>[0-1]</div><img src="data:image/png;base64,A">')
 
 
-def test_different_pictures_stand_side_by_side() -> None:
+def test_different_pictures_are_side_by_side() -> None:
     assert texts(image(1, "B"), image(0, "A"), image(2, "B")) == ["[0] <Figure>\n[1-2] <Figure>"]
     assert markup(image(1, "B"), image(0, "A")) == (
         '<div><div><div>[0]</div><img src="data:image/png;base64,A"></div>'
@@ -79,7 +79,7 @@ def test_every_kind_carries_its_label(data: dict[str, str], bundles: list[dict[s
     assert shown == bundles
 
 
-def test_what_only_a_front_end_can_draw_stands_for_itself() -> None:
+def test_content_that_only_a_front_end_can_draw_is_an_output_of_its_own() -> None:
     plot = RankDisplay(1, {"application/vnd.plotly.v1+json": {"a": 1}, "text/plain": "plot"}, {})
     assert texts(text(0, "a"), plot) == ["[0] a", "[1]", "plot"]
 

@@ -512,7 +512,7 @@ def test_after_a_prompt_there_is_another_area():
 # --- around a prompt ---
 
 
-def test_what_was_printed_before_a_prompt_stands_above_it_and_the_rest_is_another_part() -> None:
+def test_output_before_a_prompt_is_above_it_and_the_rest_is_another_part() -> None:
     output = CellOutput([0, 1], started=0.0)
     output.add(0, "stdout", "before\n")
     output.add(1, "stdout", "before\n")

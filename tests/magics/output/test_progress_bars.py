@@ -82,7 +82,7 @@ def test_bars_stay_between_the_lines_where_they_are() -> None:
     ]
 
 
-def test_bars_stand_below_text_that_not_all_ranks_wrote() -> None:
+def test_bars_are_below_text_that_not_all_ranks_wrote() -> None:
     texts = [bar(20, 20, 3, "a"), f"careful\n{bar(20, 20, 3, 'a')}{bar(1, 20, 3, 'a')}", "other\n"]
     assert shown(texts) == [
         "[1] careful",

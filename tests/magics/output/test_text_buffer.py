@@ -79,7 +79,7 @@ def test_halves_of_characters_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("limit", [6, 1000])
-def test_rows_that_may_still_change_stand_at_the_end(limit: int) -> None:
+def test_rows_that_may_still_change_are_at_the_end(limit: int) -> None:
     kept = capture("aa\nbb\ncc\n", limit=limit)
     kept.live = "10%"
     first = kept.block()

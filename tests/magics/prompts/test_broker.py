@@ -175,7 +175,7 @@ def test_questions_that_wait_when_the_cell_ends_are_refused(cell: Cell, person: 
 
 def test_a_question_while_the_cell_ends_is_refused() -> None:
     class Closing(Person):
-        """Has the cell closed just when somebody looks whether there is a keyboard."""
+        """Closes the cell just when the broker asks whether there is a keyboard."""
 
         @property
         def refusal(self) -> str:  # type: ignore[override]

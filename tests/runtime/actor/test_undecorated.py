@@ -1,4 +1,4 @@
-"""`as_endpoint`: methods that are no endpoints, called as if they were, and by nobody who does not ask for it."""
+"""`as_endpoint`: methods that are not endpoints, called as if they were, and only on request."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_the_colour_is_checked_where_it_is_asked_for(session: Any, counters: Any
 
 
 def forged(mesh: Any, name: str) -> Endpoint[..., Any]:
-    """A handle that nobody checked here, as an older or a wicked caller may have one."""
+    """A handle that was not checked here, as an older or a malicious caller may have one."""
     return Endpoint(mesh, as_method(lambda self: None, name))
 
 

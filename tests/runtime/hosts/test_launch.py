@@ -1,4 +1,4 @@
-"""The folder of a run: who holds it, who removes it, and that a sweep takes leftovers alone."""
+"""The folder of a run: its holders, its removal, and that a sweep removes leftovers only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory for messages: which segment is taken, who reads it, and when it is used again."""
+"""Shared memory for messages: which segment is taken, its readers, and when it is used again."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_the_warmest_that_fits_is_taken():
     assert fitting([old, new, large], 4 * MIB) is None
 
 
-def test_what_is_idle_for_long_is_let_go():
+def test_long_idle_segments_are_freed():
     old, new = idle((MIB, 0.0), (MIB, 1.0))
     assert surplus([old, new], IDLE_SECONDS) == [old]
 
 
-def test_the_oldest_of_too_much_is_let_go():
+def test_the_oldest_idle_segments_are_freed_first():
     half = IDLE_BYTES // 2
     old, newer, newest = idle((half, 1.0), (half, 2.0), (half, 3.0))
     assert surplus([old, newer, newest], 3.0) == [old]
@@ -292,7 +292,7 @@ def test_what_ctrl_c_kept_from_being_given_back_is_so_later(pool, mappings, monk
     assert lend(pool)[0].token == reference.token
 
 
-def test_what_is_not_used_any_more_is_let_go(pool, mappings, monkeypatch):
+def test_unused_shared_memory_is_released(pool, mappings, monkeypatch):
     (reference,) = lend(pool)
     views = mappings.open(reference, LENGTHS)
     monkeypatch.setattr("meshbook.runtime.memory.mappings.IDLE_SECONDS", 0.0)

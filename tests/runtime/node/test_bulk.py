@@ -31,7 +31,7 @@ def connect(folder: Path) -> Callable[..., UnixTransport]:
 
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a test, until somebody opens frames that were never sent."""
+    """At the end of a test, until frames that were never sent are opened."""
     monkeypatch.setattr("meshbook.runtime.node.bulk.LAST_SECONDS", 0.0)
 
 
@@ -92,4 +92,4 @@ def test_an_unreachable_handle_is_an_error_where_it_is_loaded(session):
     assert size_of(body) == size_of(BODY)
     with pytest.raises(MessageLost, match=f"a value could not be read: its sender, process {child} of this host"):
         pickling.loads(body, "a value")
-    assert issubclass(MessageLost, SupervisionError)  # who heals and asks again needs to know of no other error
+    assert issubclass(MessageLost, SupervisionError)  # code that heals and calls again needs no other error

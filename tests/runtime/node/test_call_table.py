@@ -240,7 +240,7 @@ def test_actors_ask_actors(session: Any, ask: type[Actor], answer: type[Actor], 
     nodes = session.workers(2)
     asking = session.spawn(ask, on=nodes[:1])
     answering = session.spawn(answer, on=nodes[:1] if together else nodes[1:])
-    answering.initialized.get(PATIENCE)  # its name does not say who brings it, as that of a mesh would
+    answering.initialized.get(PATIENCE)  # its name does not name its creator, as that of a mesh would
     assert [asking.asks.call_one(answering, x).get() for x in range(20)] == list(range(20))
 
 
@@ -249,7 +249,7 @@ def test_actors_ask_actors_without_a_time_limit(session: Any, together: bool) ->
     nodes = session.workers(2)
     asking = session.spawn(Worker, on=nodes[:1])
     answering = session.spawn(Worker, on=nodes[:1] if together else nodes[1:])
-    answering.initialized.get(PATIENCE)  # its name does not say who brings it, as that of a mesh would
+    answering.initialized.get(PATIENCE)  # its name does not name its creator, as that of a mesh would
     assert [asking.asks_without_limit.call_one(answering, x).get() for x in range(20)] == list(range(20))
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, over several nodes: what is a deadlock, and what is none. Without a thread or a message."""
+"""Waits between actors of several nodes: which are deadlocks, and which are not. Without a thread or a message."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Net:
                 self._watches[node].follow(path, target.actor, self._running[target.actor[0]])
 
     def broken(self) -> dict[str, str]:
-        """Whose wait has failed, and what it is told."""
+        """The waits that have failed, and their errors."""
         found = {}
         for name, future in self._futures.items():
             if future.done():
@@ -124,7 +124,7 @@ def everyone(names: Iterable[str]) -> dict[str, str]:
     return {name: "".join(other for other in names if other != name) for name in names}
 
 
-# Who waits for whom, and the rings in that; in the last also some larger ones.
+# Waits, and the rings among them; in the last also some larger ones.
 RINGS: dict[str, tuple[dict[str, str], list[str]]] = {
     "of one": ({"a": "a"}, ["a"]),
     "of two": ({"a": "b", "b": "a"}, ["ab"]),
@@ -169,7 +169,7 @@ def test_waits_without_a_ring_are_none_however_long(name: str, nodes: int) -> No
 
 
 def test_a_ring_is_reported_when_it_is_seen_for_the_second_time() -> None:
-    """At the first look nobody has waited for a whole period yet."""
+    """At the first look no wait has lasted a whole period yet."""
     made = net({"a": "b", "b": "a"}, 2)
     made.look(2)
     assert made.broken() == {}
@@ -193,7 +193,7 @@ def test_a_broken_group_frees_the_other_ranks() -> None:
     made = net({"a": "b", "b": "c", "c": "a"}, 3)
     made.look(3)
     assert set(made.broken()) == {"a"}
-    made.end("a")  # it fails, and answers c; who asks b; who asks it
+    made.end("a")  # it fails, and answers c, which asks b, which asks it
     made.look(MANY)
     assert made.broken() == {}
 

@@ -87,7 +87,7 @@ def test_nothing_is_kept_of_a_queue_that_is_empty() -> None:
     assert len(sending) == 0
 
 
-def test_credit_for_what_an_earlier_life_was_sent_counts_for_nothing() -> None:
+def test_credit_for_messages_to_an_earlier_incarnation_is_ignored() -> None:
     sending = outstanding(messages=2)
     sending.spend(QUEUE, 1)
     sending.give_back(QUEUE, 7, 700)

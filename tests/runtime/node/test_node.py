@@ -1,4 +1,4 @@
-"""A node: whom it listens to, how an actor's life ends, and that whoever waits gets an answer."""
+"""A node: which messages it accepts, how an actor ends, and that every waiting caller gets an answer."""
 
 from __future__ import annotations
 

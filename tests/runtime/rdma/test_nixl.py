@@ -65,10 +65,10 @@ class Owner(Actor):
 
     @endpoint
     def hold(self, gate: str) -> None:
-        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        """Keep Python from running in this process, until the test writes there. Opening it waits for that as well."""
         path = gate.encode()
         libc = ctypes.PyDLL(None)  # keeps the GIL
-        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_WRONLY))  # its reader knows that Python is held by now
         libc.close(libc.open(path, os.O_RDONLY))
 
 

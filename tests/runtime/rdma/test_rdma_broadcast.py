@@ -1,4 +1,4 @@
-"""Broadcasts of a buffer: who fetches from whom, where the copies lie, and what is said where some did not come."""
+"""Broadcasts of a buffer: which rank fetches from which, where the copies lie, and errors of ranks without a copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshbook.runtime.wire.messages import Address
 
 pytestmark = pytest.mark.process
 
-# --- who fetches from whom ---
+# --- which rank fetches from which ---
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_all_ranks_have_the_array_and_the_pages_are_used_again(procs: ProcMesh) 
     buffer.drop().get()
     with pytest.raises(meshbook.ActorError, match=r"no copy in this process.* buffer\.broadcast_to"):
         readers.look.call(buffer).get()
-    assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # who has an array of it keeps it
+    assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # a rank that holds an array of it keeps it
 
 
 def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:

@@ -45,7 +45,7 @@ GPU = "cuda:1b2c"  # as handles name it
 
 
 class FakeLibrary:
-    """Plays `libcuda`: notes the calls, and answers as it is told."""
+    """Plays `libcuda`: records the calls, and answers as the test sets it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

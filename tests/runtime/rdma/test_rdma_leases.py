@@ -1,4 +1,4 @@
-"""Leases, the marks of who is at one, and memory that is kept until nobody is."""
+"""Leases, the marks of their users, and memory that is kept until it is unused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_an_actor_has_lent() -> None:
 
 
 class DroppedMeanwhile(LeaseTable):
-    """Lends no more what somebody has just found."""
+    """Ends a lease that a reader has just found."""
 
     def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
@@ -135,7 +135,7 @@ def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypa
     assert leases_in_use(tmp_path / "moving") == set()
 
 
-def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
+def test_a_mark_is_visible_to_others_while_it_is_set(tmp_path: Path) -> None:
     moving = ActiveTransfers("worker")
     leases = [Lease(0, number, str(tmp_path / "moving")) for number in (11, 12)]
     assert leases_in_use(tmp_path / "moving") == set()
@@ -230,7 +230,7 @@ def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyP
 
 
 class Clock:
-    """Calls back when told to."""
+    """Calls back when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []

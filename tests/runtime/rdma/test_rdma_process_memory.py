@@ -1,4 +1,4 @@
-"""Cross Memory Attach on this very process: what is told where memory is gone, and when it is lent no more."""
+"""Cross Memory Attach on this process itself: errors for freed memory and for ended leases."""
 
 from __future__ import annotations
 

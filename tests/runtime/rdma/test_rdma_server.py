@@ -1,4 +1,4 @@
-"""An agent's memory server and those who ask it, in one process: what they do when something is wrong."""
+"""An agent's memory server and its clients, in one process: what they do when something is wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Memory:
         self.data = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
         self.why_not = ""
         self.pieces = 0
-        self.before: Callable[[int], None] = lambda piece: None  # told the number of each piece before it is moved
+        self.before: Callable[[int], None] = lambda piece: (
+            None
+        )  # called with the number of each piece before it is moved
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return self.why_not
@@ -167,7 +169,7 @@ def test_an_idle_connection_is_closed_after_its_time(
     assert len(client.due) == 1, "once there is none, nobody looks for idle ones"
 
 
-# -- who is not of the run ---------------------------------------------------------------------
+# -- clients outside the run -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b""], ids=["garbage", "zeros", "nothing"])
@@ -413,7 +415,7 @@ def test_a_read_whose_pieces_were_rearranged_is_repeated(
     assert relay.connections == 2
 
 
-def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
+def test_an_old_answer_is_not_mistaken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
     relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
     data = np.zeros(PIECE, np.uint8)
     for _ in range(2):

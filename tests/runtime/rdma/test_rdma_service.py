@@ -63,7 +63,7 @@ def test_pieces_are_read_and_written_until_it_is_dropped(lender: Lender) -> None
 
 
 class DroppedMeanwhile(LeaseTable):
-    """Lends no more what somebody has just found."""
+    """Ends a lease that a reader has just found."""
 
     def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)

@@ -1,4 +1,4 @@
-"""How transfers are carried out: which way is chosen, what is told, and when they end without being done."""
+"""How transfers are carried out: which backend is chosen, errors, and transfers that end early."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> BufferHandle:
 
 
 class Memory(TransferBackend):
-    """A way to one stretch of memory, which does as it is told."""
+    """A backend for one memory range, controlled by the test."""
 
     def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
         self.name = name
@@ -164,7 +164,7 @@ def test_the_ways_as_text() -> None:
 
 
 class Clock:
-    """Calls back when told to."""
+    """Calls back when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], object]]] = []
@@ -179,7 +179,7 @@ class Clock:
 
 
 class Plane:
-    """Transfers by some ways, and what was told of them."""
+    """Transfers by some backends, and the records of them."""
 
     def __init__(self, *backends: Memory) -> None:
         self.clock = Clock()

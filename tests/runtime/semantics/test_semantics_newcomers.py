@@ -64,7 +64,7 @@ def test_beyond_1_a_new_client_that_calls_a_dead_rank_is_answered(world: Any) ->
 def test_beyond_1_a_healed_process_waits_for_no_actor_of_an_owner_that_ended_before(
     world: Any, comes_again: bool
 ) -> None:
-    """Whoever calls that actor is told; the owner that is healed knows nothing of what it had spawned."""
+    """Callers of that actor get an error; the healed owner knows nothing of what it had spawned."""
     owners, procs = world.procs(1), world.procs(1)
     spawned = owners.spawn("owner", Caller).spawn_on.call_one(procs).get(PATIENCE)
     assert list(spawned.answer.call().get(PATIENCE).values()) == ["here"]

@@ -51,7 +51,7 @@ def test_40_each_holder_of_a_port_sends_under_its_own_name(world: Any) -> None:
 
 
 class Sender(Actor):
-    """Sends what nobody answers, and tells what comes back."""
+    """Sends messages without a receiver, and returns what comes back."""
 
     def __init__(self, gate: Any, verdict: Any = True) -> None:
         self.gate = gate
@@ -184,7 +184,7 @@ def test_40_a_value_for_a_port_that_is_closed_comes_back(world: Any, sender: Any
 
 
 def test_40_a_port_may_want_nothing_back(world: Any) -> None:
-    """Who sends says so, or who made the port: it travels with that."""
+    """The sender or the maker of the port sets it: it travels with the port."""
     gate, done = world.gate(), world.gate()
     mesh = world.spawn(Sender, gate, gpus=1)
     port, receiver = Channel[str].open()

@@ -1,4 +1,4 @@
-"""Beyond the specification: who sends to an actor with a full queue waits, and then goes on or hears why not."""
+"""Beyond the specification: a sender to an actor with a full queue waits, and then continues or gets an error."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_each_process_has_room_of_its_own(narrow: World, sink: Any, gate: Any, w
 
 
 def test_a_stop_overtakes_waiting_messages(sink: Any, gate: Any, waits: Waits, do: Any) -> None:
-    """And who waits hears that the actor has been stopped."""
+    """And waiting senders get an error that the actor was stopped."""
     held(sink, gate)
     sending = do(lambda: [sink.take.call_one(number) for number in range(2 * MOST)])
     waits.wait_for_one()
@@ -309,10 +309,10 @@ def test_the_death_of_the_receiver_wakes_waiting_senders(narrow: World, gate: An
     assert {type(future.exception(PATIENCE)) for future in sending.outcome()} == {ProcessDied}
 
 
-def test_a_call_that_has_failed_while_it_waited_is_not_sent_to_the_next_life(
+def test_a_call_that_failed_while_it_waited_is_not_sent_to_the_next_incarnation(
     narrow: World, gate: Any, waits: Waits
 ) -> None:
-    """Its caller has been told, and may have made it again."""
+    """Its caller got an error, and may have made it again."""
     procs = narrow.procs(gpus=1)
     sink = held(procs.spawn("sink", Sink), gate)
 
@@ -345,7 +345,7 @@ def test_the_end_of_the_session_wakes_waiting_callers(
 ) -> None:
     world = make_world(**SMALL)
     waits, gate = Waits(monkeypatch), world.gate()
-    # Not by `world.spawn`: nobody stops this mesh but the end of the session.
+    # Not by `world.spawn`: only the end of the session stops this mesh.
     sink = held(world.host.spawn_procs(per_host={"gpus": 1}).spawn("sink", Sink), gate)
     world.be_impatient()
     sending = do(lambda: [sink.take.call_one(number) for number in range(5 * MOST)])

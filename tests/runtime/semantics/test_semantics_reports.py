@@ -177,14 +177,14 @@ def test_an_error_that_travels_keeps_the_line(world: Any) -> None:
 
 
 def test_a_call_that_no_line_made_is_a_call(world: Any) -> None:
-    """A thread may begin in a verb, straight from C; then there is nobody to name."""
+    """A thread may begin in a verb, straight from C; then there is no caller to name."""
     port, receiver = Channel[int].open()
     _thread.start_new_thread(world.spawn(Worker, gpus=1).run.call, (port.send, 1))
     assert receiver.recv().get(PATIENCE) == 1
 
 
 class Traced:
-    """A local variable of who calls."""
+    """A local variable of the caller."""
 
 
 def test_a_call_keeps_nothing_of_its_caller_alive(world: Any) -> None:
@@ -218,7 +218,7 @@ def test_the_remote_traceback_has_the_users_frames_alone(world: Any, kind: Any) 
 
 
 def test_each_observer_of_an_error_sees_its_own_lines(world: Any) -> None:
-    """Not those of who observed it before; and of ours a single one, the last."""
+    """Not those of earlier observers; and of ours a single one, the last."""
     future = call_it(world.spawn(Worker))
 
     def observe_first() -> None:
@@ -257,7 +257,7 @@ def test_a_function_of_the_users_is_in_the_traceback_of_what_it_raised(world: An
 
 
 class Chain(Actor):
-    """Asks the next one, as deep as it is told."""
+    """Asks the next one, to the given depth."""
 
     def __init__(self, depth: int) -> None:
         self.next: Any = this_proc().spawn("chain", Chain, depth - 1) if depth else None
@@ -284,7 +284,7 @@ class Chain(Actor):
 
 
 def test_an_error_through_several_actors_is_reported_once_and_from_its_root(world: Any) -> None:
-    """What was raised and where, then who fell by it: each with his lines, and the line that he called from."""
+    """The raised error and its place, then each caller with its lines, and the line that it called from."""
     chain = world.spawn(Chain, 2, gpus=1, name="outer")
     error = error_of(chain.divide.call_one(0))
     text = str(error)
@@ -321,7 +321,7 @@ def test_a_lost_callee_of_a_callee_is_reported_once_too(world: Any, faults: Any)
 
 
 def test_an_error_raised_while_another_was_handled_keeps_both(world: Any) -> None:
-    """Then the traceback is told in full: what came before is a part of it."""
+    """Then the traceback is shown in full: what came before is a part of it."""
 
     def ask(worker: Any) -> None:
         try:
@@ -338,7 +338,7 @@ def test_an_error_raised_while_another_was_handled_keeps_both(world: Any) -> Non
 
 
 def test_a_failure_names_the_root_and_then_each_owner(world: Any, faults: Any) -> None:
-    """A chain of three, of which nobody has handled the failure of the last."""
+    """A chain of three, in which the failure of the last is not handled."""
     chain = world.procs(1).spawn("outer", Chain, 2)  # spawned here
     chain.fail.broadcast()
     failure = faults.get(timeout=PATIENCE)
@@ -376,7 +376,7 @@ def test_a_constructor_that_fails_is_reported_with_its_lines(world: Any, faults:
 
 
 class Careless(Chain):
-    """Fails itself when it is told of a failure."""
+    """Fails itself when it gets a failure."""
 
     def __supervise__(self, failure: Any) -> bool:
         raise LookupError("no idea")

@@ -35,7 +35,7 @@ def output(text: str, origin: str = "", rank: int = 0, mesh: str = "mesh") -> Ou
 
 
 class Taken:
-    """Takes what is written, and notes with it who wrote it."""
+    """Records what is written, with its origin."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, str, str]] = []
@@ -458,7 +458,7 @@ result.write(chunks[-1].text)
 
 @pytest.mark.process
 def test_what_cannot_be_sent_costs_no_later_line(tmp_path: Path) -> None:
-    """It may be that a full disk, or somebody who closed our files, is in the way for a moment. It is told of once."""
+    """A full disk, or code that closed our files, may be in the way for a moment. It is reported once."""
     source = """
 def fail():
     raise OSError("not now")

@@ -108,7 +108,7 @@ def test_it_forgets_what_is_older_than_that(history: History, clock: Clock) -> N
     series = history.series(["m.0"], ["cpu"])[0, 0]
     assert (series[0], series[-1], np.isnan(series).sum()) == (1.0, 2.0, HISTORY_SECONDS - 2)
     clock.now += 10 * HISTORY_SECONDS
-    assert np.isnan(history.series(["m.0"], ["cpu"])).all()  # nobody measures any more, and time goes on
+    assert np.isnan(history.series(["m.0"], ["cpu"])).all()  # measurements have ended, and time goes on
 
 
 def test_what_a_process_says_of_itself(history: History) -> None:
@@ -123,7 +123,7 @@ def test_what_a_process_says_of_itself(history: History) -> None:
 def test_of_an_ended_process_the_past_is_known_and_the_present_is_not(history: History, clock: Clock) -> None:
     history.add(batch("m.0", cpu=1.0, activity=Activity.RUNNING, words={"m.0": ProcessReport(1)}))
     history.ended(ended("m.0"))
-    history.add(batch("m.0", cpu=2.0))  # was on its way when the end was told
+    history.add(batch("m.0", cpu=2.0))  # was on its way when the end was reported
     clock.now += 3.0
     vitals = history.vitals(["m.0"])
     assert (np.isnan(vitals.metrics["cpu"][0]), vitals.activity[0], vitals.age[0]) == (True, Activity.IDLE, 3.0)

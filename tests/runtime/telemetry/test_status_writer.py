@@ -119,7 +119,9 @@ def test_words_that_never_fit_leave_the_process_known() -> None:
     ) == ProcessReport(42)
 
 
-def test_another_life_has_a_page_of_its_own(status: StatusWriter, reader: StatusPageReader, tmp_path: Path) -> None:
+def test_another_incarnation_has_a_page_of_its_own(
+    status: StatusWriter, reader: StatusPageReader, tmp_path: Path
+) -> None:
     status.tick(WORDS, (0, 0, 0, 0))
     assert reader.read("m.0", 2) is not None
     assert reader.read("m.0", 3) is None  # it is that of the one before
@@ -200,7 +202,7 @@ def test_without_torch_no_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Talkative:
-    """As much of a node as a heartbeat needs, whose actors cannot be told of."""
+    """As much of a node as a heartbeat needs, whose actors cannot be described."""
 
     def __init__(self) -> None:
         self.status = StatusWriter()

@@ -1,4 +1,4 @@
-"""Lanes: what spans say of what each rank was at, who waited for whom, and that lanes stay within bounds."""
+"""Lanes: the state of each rank by its spans, which rank waited for which, and that lanes stay within bounds."""
 
 from __future__ import annotations
 
