@@ -19,7 +19,7 @@ from IPython.utils.capture import RichOutput
 
 from meshbook.magics.output.grouping import StreamName
 from meshbook.magics.results.costs import CostTable
-from meshbook.magics.results.values import bundle_of, has_value, render_outcomes
+from meshbook.magics.results.value_text import bundle_of, has_value, render_outcomes
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.geometry.ranges import name_ranks

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from meshbook.magics.variables.tables import concat_tables
+from meshbook.magics.variables.table_pieces import concat_tables
 from meshbook.runtime.cells.tables import library_of
 
 Reduction: TypeAlias = Literal["mean", "cat", "stack", "first"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshbook.magics.variables.reduce import ReduceError, is_array, is_tensor
-from meshbook.magics.variables.tables import NotReadableError, as_table, slice_table
+from meshbook.magics.variables.table_pieces import NotReadableError, as_table, slice_table
 from meshbook.runtime.cells.tables import library_of
 
 Slicer = Callable[[int, int], Any]  # (start, end) -> the piece

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from meshbook.magics.tracing.profile import LEAST, ProfileLine, ProfileSummary, SampleProfile, TorchProfile, save
-from meshbook.runtime.cells.operators import OperatorProfile, OperatorTotals
+from meshbook.runtime.cells.operator_profiles import OperatorProfile, OperatorTotals
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, from_speedscope, gather
 
 CELL = CodeLine("<module>", "<cell 7>", 3)
