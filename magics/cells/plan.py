@@ -90,7 +90,9 @@ class CellPlanner:
 
     def _first(self, options: CellOptions, mesh: NotebookMesh, region: Region) -> frozenset[int]:
         """Return the ranks of `--first`. UsageError if the cell does not run on all of them."""
-        ranks = self._ranks_of(options.first, mesh) or frozenset()
+        if options.first is None:
+            return frozenset()
+        ranks = frozenset(mesh.resolve(options.first))
         if not ranks <= set(region.ranks()):
             raise UsageError(f"%%mesh: --first {options.first} selects ranks that the cell does not run on")
         return ranks

@@ -20,7 +20,6 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
-    cast,
     overload,
 )
 
@@ -380,9 +379,9 @@ def _decorate(method: Callable[..., Any] | None, options: Options) -> Any:
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:
     """Return the endpoints of an actor class by name, including inherited ones."""
-    found = {}
-    for name in dir(cls):
-        member = inspect.getattr_static(cls, name)
-        if isinstance(member, EndpointMethod):
-            found[name] = cast("EndpointMethod[..., Any]", member)
-    return found
+    # From the classes' own dictionaries: each handle and each slice needs this, and `inspect.getattr_static` takes
+    # ten times as long.
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        members.update(vars(base))
+    return {name: member for name, member in members.items() if isinstance(member, EndpointMethod)}

@@ -13,8 +13,6 @@ import sys
 import time
 from typing import Any
 
-from sklearn.datasets import load_digits
-
 import meshbook
 from meshbook import Actor, endpoint
 from meshbook.monarch.jobs import SlurmJob
@@ -81,6 +79,8 @@ def main() -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     trainers = procs.spawn("trainers", Trainer)
     if "train" in sys.argv:
+        from sklearn.datasets import load_digits  # its import takes a second
+
         ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(200).values())
     else:
         ranks = list(trainers.look.call().get(100).values())
