@@ -110,7 +110,8 @@ def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
     for rank, each in enumerate(ranks):
         assert each["environment"].pop("LOCAL_RANK") == str(rank % 2)
         each["environment"].pop("GLOO_SOCKET_IFNAME")
-        assert each["environment"] == cluster.variables(rank // 2)
+        found = {name: value for name, value in each["environment"].items() if value}  # Ray sets an empty one
+        assert found == cluster.variables(rank // 2)
     program.go_on()
     assert program.read() == {"closed": True}
     assert program.process.wait(PATIENCE) == 0

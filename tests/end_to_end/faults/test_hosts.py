@@ -421,7 +421,7 @@ def test_a_host_that_never_answers_is_named(own_session: Session, monkeypatch: p
 
 def test_a_host_with_another_version_of_python_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
     others = SimpleNamespace(version_info=(3, 9, 0), executable=sys.executable)
-    monkeypatch.setattr("meshbook.runtime.hosts.remote.sys", others)
+    monkeypatch.setattr("meshbook.runtime.hosts.remote_hosts.sys", others)
     with pytest.raises(LaunchError, match=r"host old: .* is Python 3\.1\d, and the controller's is 3\.9: .*python="):
         own_session.remote.start(CommandLauncher({"old": []}), ["old"])
 
