@@ -17,6 +17,7 @@ _NAMES = {
     "call_on_shard_and_fetch": ("remote", "call_on_shard_and_fetch"),
     "coalescing": ("coalescing", "coalescing"),
     "compile": ("recordings", "compile"),
+    "distribute": ("distributing", "distribute"),
     "fetch_shard": ("fetching", "fetch_shard"),
     "get_active_mesh": ("device_mesh", "get_active_mesh"),
     "get_active_stream": ("device_mesh", "get_active_stream"),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 import torch
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import handle_failures
@@ -180,7 +180,10 @@ class Engine:
             self._collect()
             if self.must_reconnect and self.reconnect is not None and self.trouble is None:
                 self.must_reconnect = False
-                self.reconnect()
+                try:
+                    self.reconnect()
+                except MeshbookError as error:  # a rank has died meanwhile
+                    self.trouble = self.trouble or error
             while self._is_too_far_ahead:
                 _wait_for(self._outstanding[0].future)
                 self._collect()
@@ -402,6 +405,10 @@ class Engine:
         if failed.is_lost:
             return DeviceMeshError(failed.trace)
         with self._sending:
+            if self.must_reconnect or failed.has_left:  # before the next commands
+                self.must_reconnect = True
+                self.wait()
+                self.flush()
             if failed.is_of_peer:  # the other rank's own failure is in an acknowledgement, or will be
                 self.wait()
                 own = [n for n, (each, _) in self._failures.items() if n <= failed.command and not each.is_of_peer]

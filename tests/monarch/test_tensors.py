@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from meshbook.monarch import tensors
-from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, streams, tensor, trees
+from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, sharded_mesh, streams, tensor, trees
 
 
 def test_monarch_has_its_names(alias):
@@ -21,6 +21,7 @@ def test_monarch_has_its_names(alias):
 @pytest.mark.parametrize(
     ("module", "name", "found"),
     [
+        ("monarch.distributed", "Mesh", sharded_mesh.Mesh),
         ("monarch.fetch", "show", fetching.show),
         ("monarch.mesh_controller", "spawn_tensor_engine", device_mesh.spawn_tensor_engine),
         ("monarch.common.device_mesh", "no_mesh", device_mesh.no_mesh),
