@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def save_checkpoint(
     others = {name: _name_tensors(name, _state_of(name, value), tensors) for name, value in state.items()}
     folder = str(Path(folder).absolute())  # the ranks have other working directories
     written: str = _run(_write, _place_of(tensors), tensors, pickle.dumps(others), folder, step, keep)
+    _remember(Path(written), state)
     return Path(written)
 
 
@@ -82,7 +84,21 @@ def load_checkpoint(folder: str | os.PathLike[str], *, step: int | None = None, 
     for name, value in state.items():
         if isinstance(value, torch.optim.Optimizer) or not isinstance(value, (torch.nn.Module, torch.Tensor)):
             value.load_state_dict(loaded[name])
+    _remember(Path(folder) / f"step-{found}", state)
     return int(found)
+
+
+def _remember(path: Path, state: dict[str, Any]) -> None:
+    """Let modules that are lost with a rank be loaded from this checkpoint, with all that was saved beside them."""
+    references = {name: weakref.ref(value) for name, value in state.items()}
+
+    def load() -> None:
+        alive = {name: value for name, reference in references.items() if (value := reference()) is not None}
+        load_checkpoint(path.parent, step=int(path.name.removeprefix("step-")), **alive)
+
+    for value in state.values():
+        if isinstance(value, MeshModule):
+            value.remember(load)
 
 
 def _state_of(name: str, value: Any) -> Any:

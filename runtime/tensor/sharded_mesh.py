@@ -128,11 +128,14 @@ class Mesh(DeviceMesh):
             stocks = [stock for _, stock in actors.take_stock.call().get()]
             self._recover(plan_recovery(stocks, self.shape))
 
-    def _recover(self, plan: Recovery) -> None:
+    def _recover(self, plan: Recovery) -> set[Callable[[], None]]:
+        """Carry the plan out; return what loads modules whose parameters are lost from their checkpoints."""
         engine = self._engine
         engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS).get()
         engine.issue(engine.whole, ("recover", engine.device, plan), None, 0)
+        lost = [module for module in list(engine.modules) if module.restore(plan)]
         engine.wait()
+        return {module.reload for module in lost if module.reload is not None}
 
     def heal(self) -> list[int]:
         """Restart the ranks that have died, and restore the tensors; return the ranks that were restarted. Waits.
@@ -160,7 +163,9 @@ class Mesh(DeviceMesh):
             if source is not None:
                 definitions = self._rank(source).definitions.call_one().get()
                 plan = dataclasses.replace(plan, definitions=definitions)
-            self._recover(plan)
+            loads = self._recover(plan)
+        for load in loads:
+            load()
         return sorted(plan.new)
 
     def _rank(self, rank: int) -> Any:
