@@ -73,7 +73,7 @@ class Sharding:
 
 
 def _align(owner: weakref.ref[Any], gradient: Any) -> Any:
-    tensor = owner()
+    tensor: Any = owner()
     if tensor is None or getattr(gradient, "_place", None) is not tensor._place:
         return gradient
     if (recorder := tensor._place.engine.recorder) is not None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import meshbook
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts.session import close_session
+from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
@@ -185,6 +186,13 @@ def test_views_cannot_be_mixed(mesh):
     with pytest.raises(TypeError, match="global view"):
         own.placements  # noqa: B018
     mesh.procs.device_mesh.exit()
+    for collective in (lambda: x.reduce("data"), lambda: x.slice_mesh(data=0), lambda: x.to_mesh(mesh)):
+        with pytest.raises(TypeError, match="per-rank view"):
+            collective()
+    with pytest.raises(NotImplementedError, match="whole mesh"):
+        mesh.slice(data=0)
+    with mesh.activate(), pytest.raises(TypeError, match="per-rank view"):
+        random.get_state()
 
 
 def test_local_tensors_are_treated_as_replicated_where_that_is_safe(mesh):
@@ -209,8 +217,8 @@ def test_created_tensors_are_replicated_and_draw_what_one_process_draws(mesh):
     for seed in (0, 0, 7):
         torch.manual_seed(seed)
         expected = draw()
-        torch.manual_seed(seed)
         with mesh.activate():
+            random.manual_seed(seed)
             drawn = draw()
         for one, other in zip(drawn, expected, strict=True):
             assert torch.equal(one.full_tensor(), other)
