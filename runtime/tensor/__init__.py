@@ -37,6 +37,8 @@ controller:
 - `streams`      `Stream` and borrows
 - `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
 - `gradients`    backward as a generator of gradients
+- `modules`      modules that run whole on the ranks; forward and backward are one command each. Both sides
+- `checkpoints`  `save_checkpoint`, `load_checkpoint`; the ranks write and read their parts
 
 both sides:
 
