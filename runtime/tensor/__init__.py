@@ -53,6 +53,8 @@ controller, global view:
 - `distributing`    `distribute`: local data as one tensor
 - `sharding`        placements, `redistribute`, `full_tensor`; the placements of gradients
 - `shard_functions` functions on shards, and their results as tensors
+- `modules`         modules that run whole on the ranks; forward and backward are one command each; both sides
+- `checkpoints`     `save_checkpoint`, `load_checkpoint`; the ranks write and read their parts
 
 both sides:
 

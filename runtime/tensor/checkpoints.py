@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from meshbook import checkpoint
 from meshbook.checkpoint import CheckpointError
 from meshbook.runtime.tensor.device_mesh import no_mesh
+from meshbook.runtime.tensor.groups import PeerFailed
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.modules.proxies import MeshModule
 from meshbook.runtime.tensor.remote import RemoteFunction
@@ -208,8 +210,15 @@ def _write(tensors: dict[str, DTensor], others: bytes, folder: str, step: int | 
     if step is None:
         newest = checkpoint.latest(folder)
         step = 0 if newest is None else newest + 1
+    _check_ranks()
     whole = {name: _without_sums(each) for name, each in tensors.items()}
     return str(checkpoint.save({TENSORS: whole, OTHERS: others}, folder, step=step, keep=keep))
+
+
+def _check_ranks() -> None:
+    """Raise PeerFailed if the process groups are gone after a failure: each rank would write or read on its own."""
+    if not dist.is_initialized():
+        raise PeerFailed("an operation had failed before, and the ranks are not connected: try again")
 
 
 def _without_sums(tensor: DTensor) -> DTensor:
@@ -220,9 +229,11 @@ def _without_sums(tensor: DTensor) -> DTensor:
 
 def _read_others(folder: str, step: int | None) -> tuple[int, bytes]:
     state: dict[str, Any] = {OTHERS: b""}
+    _check_ranks()
     found = checkpoint.load(state, folder, step=step)
     return found, state[OTHERS]
 
 
 def _read(tensors: dict[str, DTensor], folder: str, step: int) -> None:
+    _check_ranks()
     checkpoint.load({TENSORS: tensors}, folder, step=step)
