@@ -75,7 +75,7 @@ class Sharding:
 def _align(owner: weakref.ref[Any], gradient: Any) -> Any:
     tensor: Any = owner()
     place: Any = None if tensor is None else tensor._place
-    if place is None or getattr(gradient, "_place", None) is not place:
+    if place is None or getattr(gradient, "_place", gradient) is not place:
         return gradient
     if place.engine.recorder is not None:
         place.engine.recorder.hold([tensor])
