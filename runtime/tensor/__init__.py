@@ -1,9 +1,17 @@
-"""The tensor engine: torch operations of the controller that run on every rank of a mesh.
+"""The tensor engine: torch operations of the controller that run on every rank of a mesh. It has two views.
 
-    with procs.activate():
+    mesh = Mesh(shape=(4, 2), dims=("data", "model"))
+    x = distribute(torch.randn(8, 8), mesh, ["data", None])    # global view: one tensor, sharded over the ranks
+    (x @ x.T).full_tensor()
+
+    with procs.activate():                                     # per-rank view
         a = torch.rand(3, 4)          # every rank has its own; the controller knows only shape, strides and dtype
         r = a.reduce("gpus", "sum")   # a collective
     fetch_shard(r, gpus=1).get()      # the value of one rank
+
+Controller, commands and executor are the same for both. In the global view the shapes on the controller are those of
+whole tensors, the values on the ranks are DTensors, and an engine has a `Layout`. All ranks propagate placements alike,
+so the controller need not know them.
 
 The controller never waits for the ranks, unless a value is asked for. An operation that fails on a rank raises where
 its result is fetched, with the line of the controller that issued it. Tensors that do not depend on it stay usable.
@@ -37,17 +45,31 @@ controller:
 - `streams`      `Stream` and borrows
 - `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
 - `gradients`    backward as a generator of gradients
+- `summaries`    the shards in `repr`, and the heat map of `x.show()`
+
+controller, global view:
+
+- `sharded_mesh`    `Mesh`: ranks in a grid; `execute`; `heal`
+- `distributing`    `distribute`: local data as one tensor
+- `sharding`        placements, `redistribute`, `full_tensor`; the placements of gradients
+- `shard_functions` functions on shards, and their results as tensors
+- `modules`         modules that run whole on the ranks; forward and backward are one command each; both sides
+- `checkpoints`     `save_checkpoint`, `load_checkpoint`; the ranks write and read their parts
 
 both sides:
 
 - `templates`    the recipe of a command: operator and arguments with slots for ids and numbers
+- `layouts`      the shape of a global mesh; sharding specs as placements; the part of a tensor that a rank has
+- `recovery`     which rank gets which value from which, after ranks have failed
 - `failures`     `Failed`, the value of an output that could not be computed; `RemoteException`, `DeviceMeshError`
 
 ranks:
 
 - `worker`       the actor; its endpoints run batches and return values
 - `executor`     the table of values and the handlers of commands. `apply(func, args, kwargs)` runs an operator: the
-                 one seam for values that are not plain tensors: `sharded` applies operators to DTensors
+                 one seam for values that are not plain tensors
+- `sharded_executor`  the same for DTensors, to which `sharded` applies operators; leaves the process groups when an
+                 operation fails on this rank alone, so that no other rank waits for it
 - `groups`       process groups over gloo, for collectives and transfers between ranks
 
 Lifetimes: a `MeshTensor` holds a `Ref`. When the last holder of a Ref is gone, its finalizer appends the id to a queue

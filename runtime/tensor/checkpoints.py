@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from meshbook import checkpoint
 from meshbook.checkpoint import CheckpointError
 from meshbook.runtime.tensor.device_mesh import no_mesh
+from meshbook.runtime.tensor.groups import PeerFailed
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.modules.proxies import MeshModule
 from meshbook.runtime.tensor.remote import RemoteFunction
@@ -53,6 +56,7 @@ def save_checkpoint(
     others = {name: _name_tensors(name, _state_of(name, value), tensors) for name, value in state.items()}
     folder = str(Path(folder).absolute())  # the ranks have other working directories
     written: str = _run(_write, _place_of(tensors), tensors, pickle.dumps(others), folder, step, keep)
+    _remember(Path(written), state)
     return Path(written)
 
 
@@ -82,7 +86,21 @@ def load_checkpoint(folder: str | os.PathLike[str], *, step: int | None = None, 
     for name, value in state.items():
         if isinstance(value, torch.optim.Optimizer) or not isinstance(value, (torch.nn.Module, torch.Tensor)):
             value.load_state_dict(loaded[name])
+    _remember(Path(folder) / f"step-{found}", state)
     return int(found)
+
+
+def _remember(path: Path, state: dict[str, Any]) -> None:
+    """Let modules that are lost with a rank be loaded from this checkpoint, with all that was saved beside them."""
+    references = {name: weakref.ref(value) for name, value in state.items()}
+
+    def load() -> None:
+        alive = {name: value for name, reference in references.items() if (value := reference()) is not None}
+        load_checkpoint(path.parent, step=int(path.name.removeprefix("step-")), **alive)
+
+    for value in state.values():
+        if isinstance(value, MeshModule):
+            value.remember(load)
 
 
 def _state_of(name: str, value: Any) -> Any:
@@ -192,8 +210,15 @@ def _write(tensors: dict[str, DTensor], others: bytes, folder: str, step: int | 
     if step is None:
         newest = checkpoint.latest(folder)
         step = 0 if newest is None else newest + 1
+    _check_ranks()
     whole = {name: _without_sums(each) for name, each in tensors.items()}
     return str(checkpoint.save({TENSORS: whole, OTHERS: others}, folder, step=step, keep=keep))
+
+
+def _check_ranks() -> None:
+    """Raise PeerFailed if the process groups are gone after a failure: each rank would write or read on its own."""
+    if not dist.is_initialized():
+        raise PeerFailed("an operation had failed before, and the ranks are not connected: try again")
 
 
 def _without_sums(tensor: DTensor) -> DTensor:
@@ -204,9 +229,11 @@ def _without_sums(tensor: DTensor) -> DTensor:
 
 def _read_others(folder: str, step: int | None) -> tuple[int, bytes]:
     state: dict[str, Any] = {OTHERS: b""}
+    _check_ranks()
     found = checkpoint.load(state, folder, step=step)
     return found, state[OTHERS]
 
 
 def _read(tensors: dict[str, DTensor], folder: str, step: int) -> None:
+    _check_ranks()
     checkpoint.load({TENSORS: tensors}, folder, step=step)

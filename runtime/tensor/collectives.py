@@ -97,6 +97,10 @@ class Collectives:
 
 def _check_arguments(name: str, tensor: Any, out: Any) -> None:
     """Raise TypeError for tensors that cannot be used, or are part of a graph: these operations have no backward."""
+    if tensor._place.is_global:
+        raise TypeError(
+            f"{name} is for tensors of the per-rank view: this one has one value for all ranks; redistribute() moves it"
+        )
     given = [tensor] if out is None or out is tensor else [tensor, out]
     faults = [(each, each._place.state) for each in given if each._place.state]
     faults += [(each, "requires grad, and the operation has no backward") for each in given if _is_recorded(each)]

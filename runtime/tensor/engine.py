@@ -40,6 +40,7 @@ from meshbook.runtime.transport.home import host_of
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
+    from meshbook.runtime.tensor.recovery import Recovery
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -77,6 +78,14 @@ class CommandRecorder(Protocol):
 
     def note(self, lane: Lane, command: Command) -> None: ...
     def hold(self, tensors: Iterable[Any]) -> None: ...
+
+
+class RemoteModule(Protocol):
+    """A module on the ranks (`modules.proxies`)."""
+
+    reload: Callable[[], None] | None  # reads its last checkpoint
+
+    def restore(self, plan: Recovery) -> bool: ...
 
 
 class Engine:
@@ -118,6 +127,7 @@ class Engine:
         self._random: torch.Tensor | None = None  # the controller's random state when the ranks last got one
         self.holds = 0  # how many `coalescing` blocks hold the commands back
         self.recorder: CommandRecorder | None = None  # takes the commands down, while a function is recorded
+        self.modules: weakref.WeakSet[RemoteModule] = weakref.WeakSet()  # to be made again on new ranks
         self.meshes: dict[
             Region, DeviceMesh
         ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object

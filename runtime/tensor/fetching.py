@@ -51,6 +51,7 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
         return tree_unflatten([found.get(index, leaf) for index, leaf in enumerate(leaves)], spec)
 
     rank = rank_of(place.mesh, shard, dims)
+    place.engine.check_can_wait()
     refs = [tensor._issue_for("shard") if place.is_global else tensor._ref for tensor in tensors]
     values = place.engine.fetch(rank, [ref.id for ref in refs])
     fetched: Future[Any] = values.then(rebuild)

@@ -124,13 +124,14 @@ def coordinates_of(rank: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(coordinates))
 
 
-def local_shape(
+def local_part(
     shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int], coordinates: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the shape of the part that the rank with these coordinates has, on a mesh of these sizes."""
-    local = list(shape)
-    for placement, size, coordinate in zip(placements, sizes, coordinates, strict=True):
+) -> tuple[tuple[int, int], ...]:
+    """Return (start, stop) in each dimension of the part of a rank, by its coordinates on a mesh of these sizes."""
+    part = [(0, size) for size in shape]
+    for placement, count, coordinate in zip(placements, sizes, coordinates, strict=True):
         if placement.is_shard():
-            part = -(-local[placement.dim] // size)  # as torch.chunk cuts
-            local[placement.dim] = min(part, max(0, local[placement.dim] - coordinate * part))
-    return tuple(local)
+            start, stop = part[placement.dim]
+            size = -(-(stop - start) // count)  # as torch.chunk cuts
+            part[placement.dim] = min(stop, start + coordinate * size), min(stop, start + (coordinate + 1) * size)
+    return tuple(part)

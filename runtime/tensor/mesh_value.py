@@ -12,6 +12,7 @@ from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.sharding import Sharding
 from meshbook.runtime.tensor.streams import MAIN, Stream
+from meshbook.runtime.tensor.summaries import HeatMap, draw_tensor, summarize_shards
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
@@ -133,7 +134,26 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
             parts.append("requires_grad=True")
         if self._place.state:
             parts.append(self._place.state)
-        return f"MeshTensor({', '.join(parts)})"
+        head = f"MeshTensor({', '.join(parts)})"
+        if not self._place.is_global or self._place.state:
+            return head
+        return "\n  ".join([head, *summarize_shards(self)])
+
+    def __str__(self) -> str:
+        if not self._place.is_global or self._place.state:
+            return repr(self)
+        return str(self.fetch_first().requires_grad_(self.requires_grad))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 and spec else super().__format__(spec)
+
+    def show(self) -> HeatMap:
+        """Return a heat map, which a notebook displays; for 1 and 2 dimensions. Waits for the values.
+
+        Of a tensor of the global view it shows the whole value and the borders of the shards, in the per-rank view the
+        value of each rank. Raises ValueError for other dimensions, and ImportError without matplotlib.
+        """
+        return draw_tensor(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

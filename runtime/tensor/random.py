@@ -50,20 +50,26 @@ _deterministic = remote(_set_deterministic, propagate=_nothing)
 def manual_seed(seed: int, *, same: bool = False) -> None:
     """Seed the ranks of the active mesh: rank i with `seed + i`, or all with `seed` if `same`.
 
-    Raises ValueError if no mesh is active, as all functions here do.
+    In the global view all ranks draw the same numbers, and this is `torch.manual_seed`. Raises ValueError if no mesh is
+    active, as all functions here do.
     """
     mesh = get_active_mesh()
+    if mesh.engine.layout is not None:
+        torch.manual_seed(seed)  # the mesh takes the random state of this process
+        return
     _seed(seed, None if same else mesh.rank_tensor(mesh.extent.labels))
 
 
 def get_state() -> MeshTensor:
     """Return the state of each rank's CPU generator, a tensor of bytes on the mesh."""
+    _check_view()
     state: MeshTensor = _get()
     return state
 
 
 def set_state(state: MeshTensor) -> None:
     """Set the state of each rank's CPU generator."""
+    _check_view()
     _set(state)
 
 
@@ -71,6 +77,11 @@ def new_state(seed: MeshTensor | int) -> MeshTensor:
     """Return the state that a CPU generator has after seeding; the seed may be a number of each rank."""
     state: MeshTensor = _new(seed)
     return state
+
+
+def _check_view() -> None:
+    if get_active_mesh().engine.layout is not None:
+        raise TypeError("random states are of the per-rank view; seed a global mesh with torch.manual_seed()")
 
 
 def make_deterministic() -> None:

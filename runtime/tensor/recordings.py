@@ -27,7 +27,7 @@ from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
 from meshbook.runtime.tensor.user_lines import user_place
 
 MOST_RECORDINGS: Final = 100  # of one function
-_DEFINITIONS: Final = frozenset({"template", "group", "forget"})  # issued once, and not part of a recording
+_DEFINITIONS: Final = frozenset({"template", "group", "forget", "random_state"})  # not part of a recording
 _serial = itertools.count(1)
 Key = tuple[Any, ...]
 
@@ -104,6 +104,8 @@ class Compiled:
         key = place, spec, pattern, *arguments
         entry = self._entries.get(key)
         if entry is not None:
+            if place.is_global:
+                place.engine.share_random()
             return entry.replay(inputs, place)
         if len(self._entries) >= MOST_RECORDINGS:
             for old in self._entries.values():
@@ -234,6 +236,10 @@ class _Renamer:
             return (head, self._make(command[1]), *command[2:])
         if head == "alias":
             return head, self._make(command[1]), self.number(command[2])
+        if head == "redistribute":
+            return head, self._make(command[1]), self.number(command[2]), command[3]
+        if head == "align":
+            return head, self._make(command[1]), self.number(command[2]), self.number(command[3])
         if head == "reduce":
             _, output, source, group, reduction, scatter, into, meta = command
             target = self.number(into) if into else self._make(output)

@@ -23,10 +23,7 @@ LOST = (
     "checkpoint"
 )
 
-LOST_MODULE = (
-    "this module was lost with a rank that died: make it again with module_to_mesh(), and load its state from the old "
-    "module's parameters or a checkpoint"
-)
+LOST_RUN = "this forward of a module was lost with a rank that died, or had to be dropped: call the module again"
 LOST_VIEW = "this tensor was a view of another one when a rank died: make it again from that"
 
 
@@ -96,7 +93,7 @@ def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recov
             failed[value] = min(own or failures, key=lambda each: each.command)
         elif any(isinstance(each, Opaque) for each in found):
             if new:
-                failed[value] = Failed(0, min(new), "", LOST_MODULE, is_lost=True)
+                failed[value] = Failed(0, min(new), "", LOST_RUN, is_lost=True)
         elif senders is None:
             failed[value] = Failed(0, min(new, default=0), "", LOST, is_lost=True)
         elif senders and any(isinstance(each, Spread) and each.is_detached for each in found):

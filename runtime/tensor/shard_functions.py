@@ -15,7 +15,7 @@ from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.executor import ValueRef
 from meshbook.runtime.tensor.failures import Failed
-from meshbook.runtime.tensor.layouts import Layout, ShardReport, ShardResult, coordinates_of, local_shape, placements_of
+from meshbook.runtime.tensor.layouts import Layout, ShardReport, ShardResult, coordinates_of, local_part, placements_of
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
@@ -92,12 +92,16 @@ def _whole_shape(
             if not any(index for index, cut in zip(point, cuts, strict=True) if not cut)
         )
     for rank, (shape, point) in enumerate(zip(shapes, coordinates, strict=True)):
-        if local_shape(whole, placements, layout.shape, point) != shape:
+        if _shape_of(local_part(whole, placements, layout.shape, point)) != shape:
             raise ValueError(
                 f"the results of {name} are no shards of one tensor of shape {whole}: that of rank {rank} has the "
                 f"shape {list(shape)}"
             )
     return tuple(whole)
+
+
+def _shape_of(part: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in part)
 
 
 def _dense_stride(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups, PeerFailed
 from meshbook.runtime.tensor.layouts import Executed, Layout, ShardReport, ShardResult
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.recovery import LOST, Definitions, Opaque, Recovery, Spread, Stock
+from meshbook.runtime.tensor.recovery import LOST, LOST_RUN, Definitions, Opaque, Recovery, Spread, Stock
 from meshbook.runtime.tensor.sharded import placing, views
 from meshbook.runtime.tensor.sharded.operators import OperatorRefused, ShardedOperators
 from meshbook.runtime.tensor.sharded.rules import Way, way_of
@@ -271,11 +271,25 @@ class ShardedExecutor(Executor):
 
     # -- modules ----------------------------------------------------------------------
 
-    def _make_module(self, number: int, output: int, source: Any, plan: Any, outputs: str) -> None:
-        from meshbook.runtime.tensor.modules.hosted import HostedModule  # weight: 0.4 s for FSDP
+    def _make_module(
+        self, number: int, output: int, source: Any, plan: Any, outputs: str, restored: Sequence[int] = ()
+    ) -> None:
+        """Make a module, or make it again: `restored` are the ids of the parameters and buffers that it had before."""
+        from meshbook.runtime.tensor.modules.hosted import HostedModule, Run  # weight: 0.4 s for FSDP
 
         try:
-            self.values[output] = HostedModule(source, plan, outputs, self.operators)
+            state, before = self.operators.random.state, self.values.get(output)
+            hosted = self.values[output] = HostedModule(source, plan, outputs, self.operators)
+            if not restored:
+                return
+            self.operators.random.state = state
+            for each, value in self.values.items():
+                if isinstance(value, Run) and value.owner is before:
+                    self.values[each] = Failed(0, self.rank, "", LOST_RUN, is_lost=True)
+            for each, own in zip(restored, hosted.tensors(), strict=True):
+                if type(value := self.find(each)) is not Failed:
+                    placing.local_of(own).copy_(placing.local_of(placing.redistribute(value, own.placements)))
+                    self.values[each] = own
         except Exception as error:
             self._fail_together(number, error, (), (output,))
 
@@ -290,8 +304,8 @@ class ShardedExecutor(Executor):
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         made = [*([outputs] if isinstance(outputs, int) else outputs), *([kept] if kept else [])]
         try:
-            method = getattr(self.values[target], name)
-            args, kwargs = tree_map_only(ValueRef, lambda ref: self.values[ref.id], tree)
+            method = getattr(self.find(target), name)
+            args, kwargs = tree_map_only(ValueRef, lambda ref: self.find(ref.id), tree)
             if name in ("forward", "backward"):
                 kwargs["failed"] = self.find_failed(ids) is not None
             result = method(*args, **kwargs)
@@ -303,7 +317,8 @@ class ShardedExecutor(Executor):
                 leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
-            self._fail_together(number, error, (target, *ids), made)
+            fail = self._fail_together if getattr(self.find(target), "fails_alike", True) else self._fail
+            fail(number, error, (target, *ids), made)
 
     def apply_function(self, function: Any, tree: Any) -> Any:
         """Call a remote function with DTensors; a plain tensor in its result is equal on all ranks."""

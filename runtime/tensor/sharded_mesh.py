@@ -7,7 +7,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import SupervisionError
@@ -23,6 +23,8 @@ from meshbook.runtime.tensor.shard_functions import execute_on_shards
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.hosts import HostMesh
     from meshbook.runtime.mesh.procs import ProcMesh
+
+T = TypeVar("T")
 
 
 class Mesh(DeviceMesh):
@@ -93,11 +95,11 @@ class Mesh(DeviceMesh):
         """Connect the ranks, in torch's default process group, unless they are; wait for them."""
         engine, actors = self._engine, cast("Any", self._actors)
         with LOCALLY():
-            found = [answer for _, answer in actors.survey.call().get()]
+            found = [answer for _, answer in _wait(actors.survey.call())]
             engine.device = device or ("cuda" if all(has_gpu for has_gpu, _ in found) else "cpu")
             self._backend = "gloo" if engine.device == "cpu" else "cpu:gloo,cuda:nccl"
             if not all(is_member for _, is_member in found):
-                engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS).get()
+                _wait(engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS))
         engine.issue(engine.whole, ("join_mesh", engine.device), None, 0)
         engine.wait()
 
@@ -125,14 +127,17 @@ class Mesh(DeviceMesh):
         engine, actors = self._engine, cast("Any", self._actors)
         with LOCALLY():
             engine.wait()
-            stocks = [stock for _, stock in actors.take_stock.call().get()]
+            stocks = [stock for _, stock in _wait(actors.take_stock.call())]
             self._recover(plan_recovery(stocks, self.shape))
 
-    def _recover(self, plan: Recovery) -> None:
+    def _recover(self, plan: Recovery) -> set[Callable[[], None]]:
+        """Carry the plan out; return what loads modules whose parameters are lost from their checkpoints."""
         engine = self._engine
-        engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS).get()
+        _wait(engine.procs.init_process_group(self._backend, timeout=COLLECTIVE_SECONDS))
         engine.issue(engine.whole, ("recover", engine.device, plan), None, 0)
+        lost = [module for module in list(engine.modules) if module.restore(plan)]
         engine.wait()
+        return {module.reload for module in lost if module.reload is not None}
 
     def heal(self) -> list[int]:
         """Restart the ranks that have died, and restore the tensors; return the ranks that were restarted. Waits.
@@ -147,20 +152,22 @@ class Mesh(DeviceMesh):
             if engine.has_stopped:
                 raise DeviceMeshError(f"{self!r} has been stopped: make another mesh")
             # The ranks that live may wait for those that died; they run what they still have to, which fails.
-            engine.procs.abort_process_groups().get()
+            _wait(engine.procs.abort_process_groups())
             asked = [self._rank(rank).take_stock.call_one() for rank in range(len(self))]
             for future in asked:
                 with contextlib.suppress(SupervisionError):  # it has died
                     future.wait_here()
-            engine.procs.heal().get()
+            _wait(engine.procs.heal())
             stocks = [None if future.exception() is not None else future.get() for future in asked]
             plan = plan_recovery(stocks, self.shape)
             engine.start_again()
             source = next((rank for rank in range(len(self)) if rank not in plan.new), None)
             if source is not None:
-                definitions = self._rank(source).definitions.call_one().get()
+                definitions = _wait(self._rank(source).definitions.call_one())
                 plan = dataclasses.replace(plan, definitions=definitions)
-            self._recover(plan)
+            loads = self._recover(plan)
+        for load in loads:
+            load()
         return sorted(plan.new)
 
     def _rank(self, rank: int) -> Any:
@@ -211,10 +218,16 @@ class Mesh(DeviceMesh):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stop().get()
+        _wait(self.stop())
 
     def __repr__(self) -> str:
         return f"<Mesh {self.procs.name} {dict(self.extent)}>"
+
+
+def _wait(future: Future[T]) -> T:
+    """Wait for a future, also in an event loop, as that of a notebook."""
+    future.wait_here()
+    return future.get()
 
 
 def _layout_of(shape: tuple[int, ...], dims: Sequence[str] | None, ranks: int) -> Layout:

@@ -57,6 +57,8 @@ class Sharding:
     def _issue_for(self: Any, command: str, *arguments: Any) -> Ref:
         """Issue a command that stores another value for this one; return the value's reference."""
         lane = self._place.lane
+        if lane.engine.recorder is not None:
+            lane.engine.recorder.hold([self])
         ref: Ref = lane.new_ref(lane.engine.new_ids(1))
         lane.engine.issue(lane, (command, ref.id, self._ref.id, *arguments), user_place(DEPTH), 0)
         return ref
@@ -71,9 +73,12 @@ class Sharding:
 
 
 def _align(owner: weakref.ref[Any], gradient: Any) -> Any:
-    tensor = owner()
-    if tensor is None or getattr(gradient, "_place", None) is not tensor._place:
+    tensor: Any = owner()
+    place: Any = None if tensor is None else tensor._place
+    if place is None or getattr(gradient, "_place", gradient) is not place:
         return gradient
+    if place.engine.recorder is not None:
+        place.engine.recorder.hold([tensor])
     return gradient._like(gradient._meta, gradient._issue_for("align", tensor._ref.id))
 
 

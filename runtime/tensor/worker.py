@@ -21,6 +21,7 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.summaries import describe_values
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.traces import headline
 
@@ -80,6 +81,13 @@ class TensorWorker(Actor):
         """Return what a new rank of a global mesh has to know."""
         executor: Any = self._executor
         return executor.definitions()
+
+    @endpoint(instrument=False)
+    def summarize(self, value: int, shard: int) -> Any:
+        """Return the placements of a value of the global view and a description of its shard; a text if it failed."""
+        found, local = self._executor.find(value), self._executor.find(shard)
+        failed = next((each for each in (found, local) if isinstance(each, Failed)), None)
+        return (failed.headline or failed.trace) if failed else (found.placements, describe_values(local))
 
     @endpoint(instrument=False)
     def survey(self) -> tuple[bool, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import PeerFailed
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.modules.batch_norm import WholeBatchStatistics
@@ -83,6 +86,7 @@ class _Batch:
 class Run:
     """A forward that a backward can follow."""
 
+    owner: HostedModule
     key: int
     batch: _Batch
     inputs: list[tuple[Tensor, DTensor]]  # this rank's part, and the whole tensor
@@ -90,9 +94,9 @@ class Run:
 
 
 class HostedModule:
-    """A module on this rank. `source` is the module, or a function that makes it."""
+    """A module on this rank. `pickled` is the module, or a function that makes it."""
 
-    def __init__(self, source: Any, plan: ModulePlan, outputs: str, operators: ShardedOperators) -> None:
+    def __init__(self, pickled: bytes, plan: ModulePlan, outputs: str, operators: ShardedOperators) -> None:
         self._operators = operators
         self._mesh: DeviceMesh = operators.mesh
         self._plan = plan
@@ -102,6 +106,7 @@ class HostedModule:
         self._present: dict[Any, Sequence[bool]] = {}  # which gradients backward returns
         error = None
         try:
+            source = pickle.loads(pickled)
             with operators.random.active():  # every rank draws the same numbers
                 self._module: nn.Module = source if isinstance(source, nn.Module) else source()
             if not isinstance(self._module, nn.Module):
@@ -119,6 +124,7 @@ class HostedModule:
 
     def _collect(self) -> None:
         self._parts = dict(self._module.named_modules())
+        self._has_batch_norm = any(isinstance(each, _BatchNorm) for each in self._parts.values())
         self._parameters = list(self._module.parameters())
         self._buffers = list(self._module.buffers())
         self._owned_buffers = [
@@ -181,7 +187,7 @@ class HostedModule:
         which of their tensors need a gradient. `key` is a number for each combination of shapes and settings; `known`
         says that the controller knows what the module returns for it.
         """
-        error, result, run, drew = None, None, None, [False]
+        error, result, run, drew, is_inside = None, None, None, [False], False
         try:
             if failed:
                 raise RuntimeError("an argument has failed")
@@ -191,8 +197,10 @@ class HostedModule:
             batch, own = self._take_inputs(tensors, wanted)
             given = iter(own)
             args, kwargs = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
+            is_inside = self._communicates(batch)
             with self._running(batch, setting, drew):
                 returned, result_spec = tree_flatten(self._parts[path](*args, **kwargs))
+            is_inside = False
             self._restore_buffers()
             found = [each for each in returned if isinstance(each, Tensor)]
             layouts = self._layouts_of((key, batch.dims), path, (args, kwargs), tensors, found, batch)
@@ -202,10 +210,10 @@ class HostedModule:
             result = tree_unflatten(returned, result_spec), [each.requires_grad for each in found]
             if not setting.has_grad:
                 self._reshard()
-            run = Run(key, batch, list(zip(own, tensors, strict=True)), list(zip(found, layouts, strict=True)))
+            run = Run(self, key, batch, list(zip(own, tensors, strict=True)), list(zip(found, layouts, strict=True)))
         except Exception as caught:
             error = caught
-        if self._agree(error, drew, drew if known else None)[0]:
+        if self._agree(error, drew, drew if known else None, is_inside=is_inside)[0]:
             with self._operators.random.active():  # so that the next forward draws other numbers
                 torch.rand((), device=self._mesh.device_type)
         return result, run
@@ -376,13 +384,15 @@ class HostedModule:
     # -- backward ---------------------------------------------------------------------
 
     def backward(
-        self, run: Run, gradients: Sequence[DTensor | None], keep: bool, known: bool, *, failed: bool
+        self, run: Run | Failed, gradients: Sequence[DTensor | None], keep: bool, known: bool, *, failed: bool
     ) -> list[DTensor | None]:
         """Return the gradients of the inputs and then the parameters, for gradients of the outputs.
 
         `keep` lets another backward follow. `known` says that the controller knows which of the results there are.
         """
-        error = None
+        if isinstance(run, Failed):  # on all ranks
+            raise RuntimeError("the forward has failed")
+        error, is_inside = None, False
         leaves = [*(own for own, _ in run.inputs), *self._parameters]
         found: list[Tensor | None] = [None] * len(leaves)
         case = run.key, tuple(each is not None for each in gradients)
@@ -397,15 +407,17 @@ class HostedModule:
                 if gradient is not None and output.requires_grad
             ]
             self._set_divisor(run.batch)
+            is_inside = self._communicates(run.batch)
             with torch.enable_grad(), self._statistics(run.batch):
                 torch.autograd.backward([each for each, _ in pairs], [each for _, each in pairs], retain_graph=keep)
+            is_inside = False
             found = [leaf.grad for leaf in leaves]
             for leaf in leaves:
                 leaf.grad = None
         except Exception as caught:
             error = caught
         settled = self._present.get(case) if known else None
-        present = self._agree(error, [each is not None for each in found], settled)
+        present = self._agree(error, [each is not None for each in found], settled, is_inside=is_inside)
         if not known:
             self._present[case] = present
         expected = self._present.setdefault(case, present)
@@ -486,13 +498,22 @@ class HostedModule:
     # -- between ranks ----------------------------------------------------------------
 
     def _agree(
-        self, error: Exception | None, flags: Sequence[bool] = (), expected: Sequence[bool] | None = None
+        self,
+        error: Exception | None,
+        flags: Sequence[bool] = (),
+        expected: Sequence[bool] | None = None,
+        *,
+        is_inside: bool = False,
     ) -> Sequence[bool]:
         """Return which flags are set on any rank. Raises `error`, or PeerFailed if another rank has one.
 
         So a rank that has failed does not leave the others waiting in a later collective. On GPUs this would wait for
-        all that is queued there, so it is left out once the flags are known.
+        all that is queued there, so it is left out once the flags are known. If this rank has failed where others may
+        be in a collective of the module's own, `is_inside`, it raises without them: only then `fails_alike` is false.
         """
+        self.fails_alike = False
+        if error is not None and is_inside:
+            raise error
         if expected is not None and self._mesh.device_type != "cpu":
             flags = expected
         else:
@@ -501,10 +522,16 @@ class HostedModule:
                 dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._mesh.get_group(dim))
             any_failed, *flags = map(bool, votes.tolist())
             if any_failed and error is None:
+                self.fails_alike = True
                 raise PeerFailed("the module has failed on another rank")
+        self.fails_alike = True
         if error is not None:
             raise error
         return flags
+
+    def _communicates(self, batch: _Batch) -> bool:
+        """Return whether the ranks communicate while the module runs."""
+        return bool(self._plan.fsdp or self._plan.tensor_parallel or (batch.dims and self._has_batch_norm))
 
 
 def _plain(value: Any) -> Any:

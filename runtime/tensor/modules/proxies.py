@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -21,8 +22,10 @@ from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.modules.hosted import Outline, Setting
 from meshbook.runtime.tensor.modules.outputs import RULES
 from meshbook.runtime.tensor.modules.plans import ModulePlan
+from meshbook.runtime.tensor.recovery import Recovery
 from meshbook.runtime.tensor.tensor import MeshTensor, make_constant, make_tensor, unite
 from meshbook.runtime.tensor.user_lines import user_place
+from meshbook.runtime.wire.pickling import dump_on_cpu
 
 _PROPAGATE: Final = ("cached", "inspect")
 
@@ -76,18 +79,20 @@ def module_to_mesh(
         if given not in allowed:
             raise ValueError(f"{name} is one of {', '.join(allowed)}, not {given!r}")
     checked = ModulePlan.of(plan, mesh.dims)
-    remote = _RemoteModule(place, propagate == "cached")
+    remote = _HostedElsewhere(place, propagate == "cached")
     remote.build(module, checked, outputs)
     return MeshModule(remote, plan)
 
 
-class _RemoteModule:
+class _HostedElsewhere:
     """The commands for a module on the ranks."""
 
     def __init__(self, place: Place, is_cached: bool) -> None:
         self.place = place
         self._is_cached = is_cached
         self._ref = place.lane.new_ref(place.engine.new_ids(1))
+        self._source: tuple[Any, ...] = ()  # what the ranks make it of
+        self.reload: Callable[[], None] | None = None  # reads the last checkpoint
         self._keys: dict[Any, int] = {}
         self._numbers = itertools.count()
         self._results: dict[int, Any] = {}  # what forward returns, by key
@@ -98,8 +103,26 @@ class _RemoteModule:
     def build(self, source: Any, plan: Any, outputs: str) -> None:
         engine = self.place.engine
         engine.share_random()
-        engine.issue(self.place.lane, ("module", self._ref.id, source, plan, outputs), user_place(1), 0)
+        # Pickled here and now: the caller may change the module, and it may be sent again after a heal.
+        stream = io.BytesIO()
+        dump_on_cpu(source, stream)
+        self._source = stream.getvalue(), plan, outputs
+        engine.issue(self.place.lane, ("module", self._ref.id, *self._source), user_place(1), 0)
         engine.flush()
+        engine.modules.add(self)
+
+    def restore(self, plan: Recovery) -> bool:
+        """Make the module again where that is necessary; return whether it lacks values.
+
+        FSDP and tensor parallelism keep the process groups that they began with.
+        """
+        parallel: ModulePlan = self._source[1]
+        if self.root is None or not (plan.new or parallel.fsdp or parallel.tensor_parallel):
+            return False
+        ids = self.root.ids()
+        self._sent = None, None
+        self.place.engine.issue(self.place.lane, ("module", self._ref.id, *self._source, ids), None, 0)
+        return any(each in plan.failed for each in ids)
 
     def outline(self) -> tuple[Outline, list[MeshTensor]]:
         """Return the description of the module, and its parameters and buffers; waits."""
@@ -238,7 +261,7 @@ class _ForwardCall:
     """One forward; its backward needs the reference to what the ranks have kept of it."""
 
     def __init__(
-        self, remote: _RemoteModule, key: int, path: str, tree: Any, wanted: list[bool], setting: Setting
+        self, remote: _HostedElsewhere, key: int, path: str, tree: Any, wanted: list[bool], setting: Setting
     ) -> None:
         self._remote = remote
         self.key = key
@@ -288,7 +311,7 @@ class _Forward(torch.autograd.Function):
 class ModulePart(nn.Module):
     """A submodule of a module on a mesh. Calling it runs that submodule on the ranks."""
 
-    def __init__(self, remote: _RemoteModule, path: str, kind: str, extra: str) -> None:
+    def __init__(self, remote: _HostedElsewhere, path: str, kind: str, extra: str) -> None:
         super().__init__()
         self._remote = remote
         self._path = path
@@ -366,7 +389,7 @@ class _InnerPart(ModulePart):
 class MeshModule(ModulePart):
     """A module on a mesh, made by `module_to_mesh`: parameters and buffers are mesh tensors with their whole shapes."""
 
-    def __init__(self, remote: _RemoteModule, plan: Any) -> None:
+    def __init__(self, remote: _HostedElsewhere, plan: Any) -> None:
         outline, tensors = remote.outline()
         _, kind, extra, is_training = outline.parts[0]
         super().__init__(remote, "", kind, extra)
@@ -397,6 +420,14 @@ class MeshModule(ModulePart):
     def mesh(self) -> Any:
         """The mesh that this module is on."""
         return self._remote.place.mesh
+
+    def ids(self) -> list[int]:
+        """Return the ids of the parameters and buffers on the ranks."""
+        return [each._ref.id for each in self._tensors]
+
+    def remember(self, load: Callable[[], None]) -> None:
+        """Let `heal_mesh` call this if parameters are lost."""
+        self._remote.reload = load
 
     def refresh(self) -> None:
         """Take the parameters and buffers of the ranks anew, after a conversion."""

@@ -68,7 +68,7 @@ class ShardedOperators:
         with torch.no_grad():
             views.refresh(tensor)
             moved = placing.redistribute(tensor, placements)
-            return aten.clone.default(tensor) if moved is tensor else moved
+            return placing.copy(tensor) if moved is tensor else moved
 
     def distribute(self, full: Tensor, placements: Sequence[Placement]) -> DTensor:
         """Return a sharded tensor with the value `full`, which every rank has."""

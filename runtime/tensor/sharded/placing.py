@@ -66,6 +66,14 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     return lay_out(tensor.redistribute(placements=placements))
 
 
+def copy(tensor: DTensor) -> DTensor:
+    """Return a copy with the same placements; DTensor's own `clone` reduces sums."""
+    stride = dense_stride(tensor.shape, tensor.stride())
+    local = with_order_of(local_of(tensor).clone(), stride)
+    layout = {"shape": tensor.shape, "stride": stride}
+    return DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, **layout)
+
+
 def lay_out(tensor: DTensor) -> DTensor:
     """Return the tensor with its local tensor laid out in the order that the whole tensor has.
 

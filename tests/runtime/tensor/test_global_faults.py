@@ -82,6 +82,22 @@ def test_a_function_that_fails_names_its_call(mesh):
     assert x.sum().item() == 4
 
 
+def _fail_on_one_rank(tensor):
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 does not take part")
+    dist.all_reduce(tensor)
+    return tensor
+
+
+@process
+def test_a_function_that_fails_on_one_rank_frees_the_others(mesh):
+    with pytest.raises(RemoteException, match="does not take part") as caught:
+        mesh.execute(_fail_on_one_rank, torch.ones(2))
+    assert caught.value.rank == 1
+    total = mesh.execute(lambda t: (dist.all_reduce(t), t)[1], torch.ones(2))
+    assert total.tolist() == [4, 4]
+
+
 @process
 def test_a_failure_on_one_rank_leaves_no_rank_waiting(mesh):
     table = distribute(torch.randn(10, 4), mesh)

@@ -8,6 +8,7 @@ from torch import nn
 
 from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.tensor.distributing import distribute
+from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from tests.runtime.tensor.trainings import MODELS, OPTIMIZERS
 
@@ -68,3 +69,33 @@ def test_training_equals_that_of_one_process(mesh, name, optimizer, batch):
     torch.manual_seed(2)
     losses = train(models[1], OPTIMIZERS[optimizer](models[1].parameters()), loss_of, *rows)
     assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_recorded_step_trains_as_the_function_itself(mesh):
+    torch.manual_seed(0)
+    local, x, y = nn.Linear(4, 2), torch.randn(6, 4), torch.randn(6, 2)
+    model = nn.Linear(4, 2)
+    model.load_state_dict(local.state_dict())
+    move(model, mesh)
+    rows = [distribute(each, mesh, ["data", None]) for each in (x, y)]
+
+    def make_step(module, inputs, targets):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+        def step():
+            loss = nn.functional.mse_loss(nn.functional.dropout(module(inputs), 0.1), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    torch.manual_seed(3)
+    expected = [step().item() for step in [make_step(local, x, y)] * 5]
+    torch.manual_seed(3)
+    step = make_step(model, *rows)
+    with mesh.activate():
+        recorded = record(step)
+        losses = [recorded() for _ in range(5)]
+    assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import meshbook
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts.session import close_session
+from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
@@ -81,6 +85,14 @@ def test_redistribute_changes_placements_alone(mesh):
     assert torch.equal(x.full_tensor(), local)
     assert x.redistribute().placements == (Replicate(), Replicate())
     assert distribute(x, mesh, [None, "data"]).placements == (Shard(1), Replicate())
+
+
+def test_moves_between_sums(mesh):
+    placements = list(itertools.product([Replicate(), Partial()], repeat=2))
+    x = distribute(torch.tensor(3.0), mesh)
+    for before, after in itertools.product(placements, placements):
+        y = x.redistribute(before).redistribute(after)
+        assert (y.item(), y.placements) == (3, after)
 
 
 def test_data_of_other_kinds(mesh):
@@ -174,6 +186,13 @@ def test_views_cannot_be_mixed(mesh):
     with pytest.raises(TypeError, match="global view"):
         own.placements  # noqa: B018
     mesh.procs.device_mesh.exit()
+    for collective in (lambda: x.reduce("data"), lambda: x.slice_mesh(data=0), lambda: x.to_mesh(mesh)):
+        with pytest.raises(TypeError, match="per-rank view"):
+            collective()
+    with pytest.raises(NotImplementedError, match="whole mesh"):
+        mesh.slice(data=0)
+    with mesh.activate(), pytest.raises(TypeError, match="per-rank view"):
+        random.get_state()
 
 
 def test_local_tensors_are_treated_as_replicated_where_that_is_safe(mesh):
@@ -198,8 +217,8 @@ def test_created_tensors_are_replicated_and_draw_what_one_process_draws(mesh):
     for seed in (0, 0, 7):
         torch.manual_seed(seed)
         expected = draw()
-        torch.manual_seed(seed)
         with mesh.activate():
+            random.manual_seed(seed)
             drawn = draw()
         for one, other in zip(drawn, expected, strict=True):
             assert torch.equal(one.full_tensor(), other)
@@ -245,3 +264,46 @@ def test_an_operation_that_fails_raises_at_the_fetch_and_spares_others(mesh):
 def test_the_facade_has_the_names():
     assert meshbook.Mesh is Mesh
     assert meshbook.distribute is distribute
+
+
+def test_the_repr_summarizes_the_shards(mesh):
+    x = distribute(torch.arange(10.0).view(5, 2), mesh, ["model", None])
+    first, *lines = repr(x).splitlines()
+    assert first == "MeshTensor(shape=(5, 2), dtype=torch.float32, mesh=(data=2, model=2))"
+    assert [line.strip() for line in lines] == [
+        "placements=(Replicate(), Shard(dim=0))",
+        "ranks 0,2: [0:3, 0:2] mean 2.5, min 0, max 5",
+        "ranks 1,3: [3:5, 0:2] mean 7.5, min 6, max 9",
+    ]
+    assert "2 of 4 are True" in repr(distribute(torch.tensor([True, False, True, False]), mesh))
+    assert "ranks 2-3: [1:1, 0:2] empty" in repr(distribute(torch.ones(1, 2), mesh, ["data", None]))
+    assert "failed: IndexError" in repr(x.index_select(0, torch.tensor([9])))
+    assert str(x) == str(torch.arange(10.0).view(5, 2))
+    assert f"{x.sum():.1f}" == "45.0"
+
+
+def test_the_repr_does_not_wait_for_busy_ranks(mesh, monkeypatch):
+    x = distribute(torch.ones(2), mesh)
+    assert "placements" in repr(x)
+
+    def time_out(future, timeout=None):
+        assert timeout == 1.0
+        raise TimeoutError
+
+    monkeypatch.setattr(Future, "wait_here", time_out)
+    assert "busy" in repr(x)
+
+
+def test_a_heat_map_shows_the_shards(mesh):
+    pytest.importorskip("matplotlib")
+    picture = distribute(torch.randn(600, 3), mesh, ["data", "model"]).show()
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert [text.get_text() for text in picture.figure.axes[0].texts] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert distribute(torch.arange(5), mesh, ["model"]).show().figure.axes[0].images[0].get_array().shape == (1, 5)
+    with pytest.raises(ValueError, match="1 or 2 dimensions"):
+        distribute(torch.tensor(1.0), mesh).show()
+    with mesh.procs.activate():
+        ranks = torch.ones(2, 2) * mesh.procs.rank_tensor("ranks")
+    titles = [axes.get_title() for axes in ranks.show().figure.axes]
+    assert titles[:4] == ["ranks=0", "ranks=1", "ranks=2", "ranks=3"]
+    mesh.procs.device_mesh.exit()
