@@ -18,7 +18,7 @@ from drawing import can_draw, measure_drawing
 from report import Report, arguments, spread
 
 from meshbook.testing import FakeMesh, fake_mesh
-from meshbook.widgets.model import DashboardModel, ModelUpdate
+from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ACTIVE_HERTZ
 from meshbook.widgets.snapshot import snapshot_html
 

@@ -16,7 +16,7 @@ from meshbook import __main__ as command
 from meshbook import spmd
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.syntax.settings import SETTINGS, NotebookSettings
-from meshbook.magics.verbs.registry import VERBS
+from meshbook.magics.verbs.verb_table import VERBS
 
 PATH = Path(__file__).parent / "options.md"
 HEAD = """# Options

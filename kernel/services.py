@@ -22,7 +22,7 @@ from ipykernel.jsonutil import json_clean
 
 from meshbook.magics.introspection.completer import NotebookCompleter, reply_of
 from meshbook.magics.introspection.inspector import Inspector
-from meshbook.runtime.cells.background_threads import BackgroundThreads
+from meshbook.runtime.threads import BackgroundThreads
 from meshbook.widgets.comm import DashboardComm
 
 CONTROL = "jupyter.widget.control"  # the target of the comm by which a page requests all widgets

@@ -10,7 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from meshbook.magics.cells.background import BackgroundLoop
 from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.runner import CellRunner
-from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.dashboard import DashboardRegistry
 from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
@@ -19,7 +19,7 @@ from meshbook.magics.meshes.registry import MeshRegistry
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.interrupts import CellInterrupts
+from meshbook.magics.shell.cell_interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells, UnhandledFaultDisplay, trim_tracebacks
 from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.mode import MeshMode
@@ -27,7 +27,7 @@ from meshbook.magics.syntax.settings import NotebookSettings
 from meshbook.magics.syntax.transform import RUNNER, RUNNER_WITHIN, Transform
 from meshbook.magics.tracing.collect import CellTimes
 from meshbook.magics.tracing.profiler import ProfilerState
-from meshbook.magics.verbs.registry import parse_verb
+from meshbook.magics.verbs.verb_table import parse_verb
 from meshbook.runtime.cells.shell import RankShell
 
 _NOTEBOOK = "__meshbook__"  # in the shell's hidden names: the loaded Notebook

@@ -11,7 +11,7 @@ from meshbook.magics.cells.background import BackgroundLoop
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.maps import show_progress
-from meshbook.magics.dashboard.registry import DashboardRegistry
+from meshbook.magics.dashboard import DashboardRegistry
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh
 from meshbook.magics.output.actor_output import ActorOutputRouter

@@ -16,11 +16,10 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_actor_name, current_rank, current_size
 from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.endpoint import Accumulator, Endpoint, concurrent_endpoint, endpoint
+from meshbook.runtime.actor.explicit_calls import as_endpoint, send
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port, PortReceiver
-from meshbook.runtime.actor.sending import send
-from meshbook.runtime.actor.undecorated import as_endpoint
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import (
     ActorError,
@@ -41,8 +40,8 @@ from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.rdma.action import RDMAAction
-from meshbook.runtime.rdma.backend import get_rdma_backend
 from meshbook.runtime.rdma.buffer import RDMABuffer
+from meshbook.runtime.rdma.hardware import get_rdma_backend
 from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"

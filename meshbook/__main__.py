@@ -1,6 +1,7 @@
 """`python -m meshbook install` registers this meshbook with a Jupyter in another environment; `doctor` examines it.
 
-`runs` lists the detached runs, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts.
+`runs` lists the detached runs, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts. `worker` waits
+for clients that attach to this machine.
 
 Installing is not needed if both share an environment: `pip install meshbook` puts the kernelspec there.
 """
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return doctor()
     if args.verb == "debug":
         return debug()
+    if args.verb == "worker":
+        return serve_clients(args.address)
     if args.verb in ("runs", "end"):
         return list_runs() if args.verb == "runs" else end_run(args.run)
     prefix = sys.prefix if args.sys_prefix else args.prefix
@@ -54,13 +57,17 @@ def build_parser() -> argparse.ArgumentParser:
         description="Install or remove the Jupyter kernelspec, check the installation, and manage detached runs.",
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug")
+    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug | worker")
     summary = "check the installation and the machine, and suggest fixes"
     verbs.add_parser("doctor", help=summary, description=summary)
     summary = "list the detached runs (%%mesh detach) on this host, with their state"
     verbs.add_parser("runs", help=summary, description=summary)
     summary = "serve breakpoint() of actors in scripts on this terminal, until Ctrl-C"
     verbs.add_parser("debug", help=summary, description=summary)
+    summary = "make this machine a host of clients that attach to it (meshbook.hosts.attach), until one shuts it down"
+    verbs.add_parser("worker", help=summary, description=summary).add_argument(
+        "address", metavar="ADDRESS", help="where to listen, such as tcp://gpu1:22222 or ipc://name"
+    )
     summary = "end a detached run and all its processes"
     verbs.add_parser("end", help=summary, description=summary).add_argument(
         "run", metavar="RUN", help="the id of the run, a prefix of the id, or the name of one of its meshes"
@@ -99,11 +106,25 @@ def end_run(name: str) -> int:
     return 0
 
 
+def serve_clients(address: str) -> int:
+    """Run a worker loop; the status is 1 if it cannot listen at the address."""
+    # Weight: as above.
+    from meshbook.runtime.hosts.worker_loop import main as run_loop
+
+    try:
+        return run_loop(["serve", address])
+    except (NotImplementedError, OSError, ValueError) as error:
+        print(f"meshbook: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
 def debug() -> int:
     """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
     # Weight: as above.
     from meshbook.runtime.config import current_settings, runtime_root
-    from meshbook.runtime.hosts.debugging import serve_terminal
+    from meshbook.runtime.hosts.script_debugger import serve_terminal
 
     def announce() -> None:
         print("waiting for an actor to call breakpoint(); press Ctrl-C to exit", flush=True)
@@ -121,7 +142,7 @@ def debug() -> int:
 def doctor() -> int:
     """Examine this installation; the status is 1 if a problem keeps meshes from working."""
     # Weight: its imports, such as torch, which the other verbs do not need.
-    from meshbook.magics.doctor.examination import CHECKS
+    from meshbook.magics.doctor import CHECKS
     from meshbook.magics.doctor.finding import examine, format_report, worst_of
 
     findings = examine(CHECKS)

@@ -1,5 +1,6 @@
-"""`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs of this host, as torchrun runs it.
+"""`python -m meshbook.spmd --procs 4 train.py --lr 1`: a script on all cores or GPUs, as torchrun runs it.
 
+The ranks are processes of this host, or with `--hosts slurm:4` of other hosts.
 Programs import SPMDActor and setup_torch_elastic_env from here. `runtime/spmd/run_policy.py` decides when each action
 is taken.
 """
@@ -20,25 +21,25 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from meshbook.runtime.actor.context import CURRENT
+from meshbook import hosts
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
+from meshbook.runtime.geometry import MeshTrait
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.machine import count_gpus
-from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.hosts.session import Session, close_session, replace_session
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
-from meshbook.runtime.resources import count_cores
-from meshbook.runtime.spmd.actor import (
-    LOOPBACK,
+from meshbook.runtime.resources import count_cores, count_gpus
+from meshbook.runtime.spmd.printing import Printer
+from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
+from meshbook.runtime.spmd.spmd_actor import (
     AddrType,
     SPMDActor,
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
-from meshbook.runtime.spmd.printing import Printer
-from meshbook.runtime.spmd.run_policy import Dismiss, EndRun, RunPolicy
 from meshbook.runtime.threads import get_within
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -47,6 +48,7 @@ PROCS = "procs"  # the dimension of the mesh
 LEAVE_SECONDS = 86_400.0  # threads and atexit hooks of a script may run long; Ctrl-C ends them sooner
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
+M = TypeVar("M", bound=MeshTrait)
 Event = Callable[[float], None]  # an event of the run, called with its time
 
 
@@ -56,18 +58,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not (args.module or Path(args.script).is_file()):
         parser.error(f"no such file: {args.script}")
-    size = args.procs or choose_size()
     script = (["-m"] if args.module else []) + [args.script, *args.args]
+    try:
+        session = begin_session()
+        machines, per_host = choose_hosts(session, args.hosts, args.procs)
+    except (LaunchError, OSError, ValueError) as error:
+        close_session()
+        print_line(str(error))
+        return 1
+    except KeyboardInterrupt:
+        close_session()
+        print_line("ended by SIGINT")
+        return 128 + signal.SIGINT
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    policy = RunPolicy(size)
+    policy = RunPolicy(machines.size() * per_host)
     printer = Printer(
-        size,
+        policy.size,
         {"stdout": sys.stdout, "stderr": sys.stderr},
         broken=lambda: events.put(partial(policy.signalled, signal.SIGPIPE)),
     )
+    session.output.set_default(printer.take)
     try:
         with signals_to(events, policy):
-            run(policy, events, printer, script)
+            try:
+                Run(session, machines, per_host, policy, events).follow(script)
+            finally:
+                close_session()  # its last request to the agents: earlier output has arrived with the reply
     except LaunchError as error:
         print_line(str(error))
         return 1
@@ -81,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m meshbook.spmd",
-        description="Run a script on every rank of a mesh on this host, with the environment that torchrun gives it.",
+        description="Run a script on every rank of a mesh, with the environment that torchrun gives it. "
+        "Example: python -m meshbook.spmd --hosts slurm:4 --procs 8 train.py --lr 1e-3",
         epilog="The exit status is 0 on success. Otherwise it is the exit status of the script if it is the same on "
         "all failed ranks, else 1.",
     )
@@ -89,7 +106,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--procs",
         type=_positive_int,
         metavar="N",
-        help="number of ranks (default: one per GPU; without GPUs, one per CPU core)",
+        help="number of ranks on each host (default: one per GPU; without GPUs, one per CPU core of this host, or one "
+        "on each of several hosts)",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="HOSTS",
+        help="run on other hosts, which have the script at the same path: slurm:4, slurm (this allocation), "
+        "ssh:gpu1,gpu2, ray:4, local:2, cluster.toml or a name in hosts.toml (default: this host)",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run SCRIPT as a module")
     parser.add_argument("script", metavar="SCRIPT", help="a file, or with -m a module")
@@ -109,6 +133,26 @@ def choose_size() -> int:
     size, what = (gpus, "GPU") if gpus else (count_cores(), "CPU core")
     print_line(f"--procs {size}: one rank per {what}")
     return size
+
+
+def begin_session() -> Session:
+    """Start the session of this run."""
+    settings = Settings.from_environment()
+    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.spmd_actor")
+    settings = msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload)
+    return replace_session(lambda: Session(settings))
+
+
+def choose_hosts(session: Session, text: str | None, procs: int | None) -> tuple[HostMesh, int]:
+    """Return the hosts of the run and the number of ranks on each. Raises what `hosts.start` raises."""
+    if text is None:
+        return session.host, procs or choose_size()
+    found = hosts.start(text, gpus_per_host=procs)
+    if procs is None:
+        gpus = found.count_gpus().get()
+        procs = max(1, gpus)
+        print_line(f"--procs {procs}: one rank per {'GPU' if gpus else 'host'}")
+    return found, procs
 
 
 def print_line(text: str) -> None:
@@ -134,27 +178,20 @@ def signals_to(events: queue.SimpleQueue[Event], policy: RunPolicy) -> Iterator[
             signal.signal(number, handler)
 
 
-def run(policy: RunPolicy, events: queue.SimpleQueue[Event], printer: Printer, script: Sequence[str]) -> None:
-    """Start a session and a mesh, and return when every process has ended."""
-    settings = Settings.from_environment()
-    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.actor")
-    session = Session(msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload))
-    token = CURRENT.set(session.context)
-    try:
-        session.output.set_default(printer.take)
-        Run(session, policy, events).follow(script)
-    finally:
-        CURRENT.reset(token)
-        session.close()  # its last request to the agent: earlier output has arrived with the reply
-
-
 class Run:
     """The mesh of one run: starts it, queues its events, and carries out the actions of the `RunPolicy`."""
 
-    def __init__(self, session: Session, policy: RunPolicy, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        machines: HostMesh,
+        per_host: int,
+        policy: RunPolicy,
+        events: queue.SimpleQueue[Event],
+    ) -> None:
         self._policy = policy
         self._events = events
-        self._procs: ProcMesh = session.host.spawn_procs(per_host={PROCS: policy.size}, name="spmd")
+        self._procs: ProcMesh = machines.spawn_procs(per_host={PROCS: per_host}, name="spmd")
         self._ranks = {address.node: rank for rank, address in enumerate(self._procs.nodes)}
         # Subscribe first, then query: an end in between is seen either way.
         session.node.peers.when_down.append(self._on_process_end)
@@ -166,9 +203,9 @@ class Run:
 
     def follow(self, script: Sequence[str]) -> None:
         """Run the script; returns when every process has ended."""
-        first = cast(SPMDActor, cast(ActorMesh, self._actors).slice(**{PROCS: 0}))
-        host_port = first.get_host_port.call_one()
-        host_port.when_done(lambda: self._events.put(lambda now: self._begin(host_port, script, now)))
+        first = cast(SPMDActor, _rank_of(cast(ActorMesh, self._actors), 0))
+        rendezvous = first.get_rendezvous.call_one()
+        rendezvous.when_done(lambda: self._events.put(lambda now: self._begin(rendezvous, script, now)))
         while not self._policy.is_over:
             self._act(time.monotonic())
             if (event := self._next_event()) is not None:
@@ -185,7 +222,7 @@ class Run:
     def _act(self, now: float) -> None:
         for action in self._policy.actions(now):
             for rank in action.ranks:
-                process = self._procs.slice(**{PROCS: rank})
+                process = _rank_of(self._procs, rank)
                 if isinstance(action, Dismiss):
                     process.dismiss("its script has ended")
                 else:
@@ -193,11 +230,11 @@ class Run:
 
     # -- events ----------------------------------------------------------------
 
-    def _begin(self, host_port: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
-        if (error := host_port.exception()) is not None:
+    def _begin(self, rendezvous: Future[tuple[str, int]], script: Sequence[str], now: float) -> None:
+        if (error := rendezvous.exception()) is not None:
             self._note_error(0, error, now)
         elif self._policy.begin():
-            for rank, answer in enumerate(self._actors.run_script.call_each(LOOPBACK, host_port.get()[1], script)):
+            for rank, answer in enumerate(self._actors.run_script.call_each(*rendezvous.get(), script)):
                 answer.when_done(partial(self._events.put, partial(self._note_answer, rank, answer)))
 
     def _note_answer(self, rank: int, answer: Future[EndRun], now: float) -> None:
@@ -213,6 +250,10 @@ class Run:
     def _on_process_end(self, report: ExitReport) -> None:
         if (rank := self._ranks.get(report.node)) is not None:
             self._events.put(partial(self._policy.process_ended, rank, ending_of(report)))
+
+
+def _rank_of(mesh: M, rank: int) -> M:
+    return mesh.flatten("ranks").slice(ranks=rank)
 
 
 def ending_of(report: ExitReport) -> EndRun:

@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_bytes: int = 64 << 20  # the same in bytes; below the limit, one more message of any size is sent
     # Message size in bytes from which messages to processes of the same host use shared memory; 0: none does.
     shared_bytes: int = 1 << 19
+    # Ranks from which a call goes through the agents of the hosts, which also gather the replies; 0: none does.
+    cast_ranks: int = 48
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not exited by then is killed
     host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s
@@ -60,7 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         `defaults` replace those of the class.
         """
-        variables = {name: _variable_of(name) for name in cls.__annotations__}
+        ours = {name: PREFIX + name.upper() for name in cls.__annotations__}
+        variables = {name: own if own in os.environ else _VARIABLES.get(name, own) for name, own in ours.items()}
         found = {
             name: _read(variables[name], str(kind))
             for name, kind in cls.__annotations__.items()
@@ -82,11 +85,6 @@ _SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(
 
 # Monarch's variables for settings of meshbook, which take precedence.
 _VARIABLES = {"enable_log_forwarding": "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING"}
-
-
-def _variable_of(name: str) -> str:
-    ours = PREFIX + name.upper()
-    return ours if ours in os.environ else _VARIABLES.get(name, ours)
 
 
 def _read(variable: str, kind: str) -> Any:

@@ -1,7 +1,9 @@
-"""System limits: which limit an error is about, its value, and the remedy.
+"""Resources of this machine: cores, GPUs, addresses, and the limits of the system with their remedies.
 
 The system's message ("Too many open files") names neither the limit nor the remedy. ZeroMQ even ends the process when
 it can accept no connection, so there must be room for connections before processes are started.
+
+GPUs are counted without CUDA, which a parent of workers must not load.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -156,3 +158,52 @@ def free_port(ip: str = "") -> int:
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
         probe.bind((ip, 0))
         return int(probe.getsockname()[1])
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs visible to a worker: the driver's list, limited by CUDA_VISIBLE_DEVICES."""
+    try:
+        present = sum(1 for entry in Path("/proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        present = sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, sum(1 for entry in visible.split(",") if entry.strip() not in ("", "-1")))
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine; the loopback address only if there is no other."""
+    import psutil  # weight: few processes need it
+
+    entries = [entry for each in psutil.net_if_addrs().values() for entry in each]
+    addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    return [address for address in addresses if not address.startswith("127.")] or ["127.0.0.1"]
+
+
+def address_towards(others: Sequence[str]) -> str:
+    """Return the address of this machine from which it reaches the first reachable one of these. OSError if none.
+
+    An address that this machine has as well (of a container's network, for example) counts only if there is no other.
+    """
+    ways = [(own, other) for other in others if (own := _source_towards(other))]
+    if not ways:
+        raise OSError(f"this host has no route to any address of the controller's host ({', '.join(others)})")
+    return next((own for own, other in ways if own != other), ways[0][0])
+
+
+def _source_towards(other: str) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 9))  # sends nothing: the system only looks up the route
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def interface_of(ip: str) -> str:
+    """Return the name of the network interface that has this address; empty if none has."""
+    import psutil  # weight: few processes need it
+
+    addresses = psutil.net_if_addrs()
+    return next((name for name, entries in addresses.items() if any(entry.address == ip for entry in entries)), "")

@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -42,8 +43,10 @@ os.environ["MESHBOOK_RUNTIME_DIR"] = str(RUNTIME_DIR)
 os.environ["IPYTHONDIR"] = str(SCRATCH / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(SCRATCH / "jupyter")
 os.environ["JUPYTER_CONFIG_DIR"] = str(SCRATCH / "config")
-# Hundreds of processes import meshbook: without bytecode each would compile it anew, a quarter of a second.
+# Hundreds of processes import meshbook: without bytecode each would compile it anew, a quarter of a second. Without the
+# bytecode of the test modules pytest would rewrite all their assertions in each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell without job control starts its background jobs with SIGINT ignored, and programs inherit that. Programs that
 # tests interrupt would not notice.
@@ -63,6 +66,7 @@ set_unhandled_fault_hook(lambda failure: None)
 # -- the tests that start no process: `make quick` --------------------------------------------
 
 START_PROCESSES = {"browser", "end_to_end", "hosts", "kernel", "libraries", "notebooks", "typed"}
+SLOW_MODULE = re.compile(r"^pytestmark = pytest\.mark\.(slow|process)$", re.MULTILINE)
 START_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 # Workers cannot import test modules, so the classes and functions of these travel by value.
 PICKLED_BY_VALUE = ("end_to_end", "kernel", "runtime/rdma", "runtime/semantics", "testing")
@@ -70,9 +74,15 @@ _quick_test: str | None = None  # the one that runs
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_left_out = collection_path.parent == HERE and collection_path.name in START_PROCESSES
-    is_left_out = is_left_out and config.getoption("markexpr") == "quick"
+    is_left_out = config.getoption("markexpr") == "quick" and _has_no_quick_test(collection_path)
     return True if is_left_out or (not HAS_TORCH and collection_path in NEED_TORCH) else None
+
+
+def _has_no_quick_test(path: Path) -> bool:
+    """Return whether the folder or module can be left out by `make quick` before it is imported, which costs most."""
+    if path.is_dir():
+        return path.parent == HERE and path.name in START_PROCESSES
+    return path.suffix == ".py" and SLOW_MODULE.search(path.read_text()) is not None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,8 +157,14 @@ def _starts_torch(item: pytest.Item) -> bool:
     return folder in START_TORCH and item.get_closest_marker("without_torch") is None
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while the modules are imported: almost everything stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep what is there by now out of garbage collections, which would take a quarter of the time of quick tests."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

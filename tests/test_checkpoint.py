@@ -64,7 +64,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path) == [10, 11]
     assert checkpoint.latest(tmp_path) == 11
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-10", "step-11"]
-    # Training went back, and comes by again: that is the newest to whoever saves it, whatever its number.
+    # Training went back, and comes by again: the last saved one is the newest, whatever its number.
     checkpoint.save({"step": "again"}, tmp_path, step=7, keep=2)
     assert 7 in checkpoint.steps(tmp_path)
 
@@ -80,7 +80,7 @@ def test_a_step_is_saved_again(tmp_path: Path) -> None:
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
     checkpoint.save({"x": 1}, tmp_path, step=1)
     (tmp_path / ".step-2-abc").mkdir()
-    (tmp_path / "step-3").mkdir()  # made by somebody else
+    (tmp_path / "step-3").mkdir()  # made by another program
     (tmp_path / "notes.txt").touch()
     assert checkpoint.steps(tmp_path) == [1]
     assert checkpoint.latest(tmp_path / "nowhere") is None

@@ -96,3 +96,12 @@ def test_every_named_file_exists(document: Path) -> None:
 def test_the_reference_of_options_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "docs/write_options.py"))
     assert (ROOT / "docs/options.md").read_text() == script["reference"](), "run python docs/write_options.py"
+
+
+def test_the_manifest_for_kubernetes_is_valid() -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    yaml = pytest.importorskip("yaml")
+    documents = list(yaml.safe_load_all((ROOT / "docs" / "kubernetes.yaml").read_text()))
+    assert [each["kind"] for each in documents] == ["Service", "Deployment", "StatefulSet"]
+    for document in documents:
+        validate(document, "1.37", strict=True)

@@ -10,8 +10,8 @@ When only measurements have changed for five minutes, the server publishes nothi
 idle kernel from being culled. A view that acknowledges nothing is dropped. All data travels in custom messages, none in
 traits.
 
-The model (`model`) tracks the state of the views. It sends short sections when they differ, long ones (worst, hosts,
-topology) once a second or less often. It sends one array per metric, whole or as changes, whichever is shorter
+The model (`dashboard_model`) tracks the state of the views. It sends short sections when they differ, long ones (worst,
+hosts, topology) once a second or less often. It sends one array per metric, whole or as changes, whichever is shorter
 (`sent_grid`), and skips a change that is smaller than a colour step. A scale (`grid_metrics`) widens at once and
 shrinks after ten seconds. A rank's state (`states`) is the most severe that holds. A rank that never sent a heartbeat
 is not measured, and not stale. In synchronous training all steps have one length, whichever rank is slow; so

@@ -42,20 +42,14 @@ class DashboardComm(BaseComm):
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Hand on a message of a front end, unless that was done on receipt; from any thread."""
-        if not self._was_handled(msg["content"].get("data")):
-            self._dispatch(msg)
-
-    def _was_handled(self, data: Any) -> bool:
-        """Return whether the message was handed on when it arrived.
-
-        Earlier entries are dropped: their messages were skipped and will not come.
-        """
+        data = msg["content"].get("data")
         with self._lock:
-            if data not in self._handled_early:
-                return False
-            while self._handled_early.popleft() != data:
+            was_handled = data in self._handled_early
+            # Earlier entries are dropped: their messages were skipped and will not come.
+            while was_handled and self._handled_early.popleft() != data:
                 pass
-            return True
+        if not was_handled:
+            self._dispatch(msg)
 
     def _dispatch(self, msg: dict[str, Any]) -> None:
         token = _HANDLED.set(msg if "header" in msg else None)

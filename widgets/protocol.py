@@ -5,7 +5,7 @@ states. Everything travels as custom messages of the widget, none as a synced tr
 them, the kernel handles them while a cell runs, and a notebook does not save them. Buffers are little-endian arrays.
 
 Kernel to views: `StateMessage`, once a tick, `ReplyMessage`, to each request with an id, and `PictureMessage`.
-Views to the kernel: the members of `ViewMessage`. Those with an id are requests; `Replies` has the reply to each.
+Views to the kernel: the members of `ViewMessage`. Those with an id are requests; `ReplyTypes` has the reply to each.
 
 `static/protocol.d.ts` is generated from this module: run `python -m meshbook.widgets.typescript` after a change here.
 A view shows all text that comes from a rank as text, never as markup.
@@ -398,7 +398,7 @@ class EmptyReply(TypedDict):
 Reply: TypeAlias = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply
 
 
-class Replies(TypedDict):
+class ReplyTypes(TypedDict):
     """The reply to each kind of request."""
 
     select: SelectReply

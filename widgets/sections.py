@@ -17,7 +17,7 @@ from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError
 from meshbook.runtime.telemetry.vitals import ProcessDetail
-from meshbook.widgets.hosts import rounded
+from meshbook.widgets.host_sums import rounded
 from meshbook.widgets.protocol import (
     ActorEntry,
     BarEntry,

@@ -25,7 +25,7 @@ import msgspec
 from meshbook.runtime.geometry.ranges import format_ranks
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
 from meshbook.runtime.threads import get_within
-from meshbook.widgets.model import DashboardModel, ModelUpdate
+from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate
 from meshbook.widgets.protocol import ReplyMessage
 from meshbook.widgets.source import BackendReply, DashboardBackend
 from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.widgets.hosts import roll_up
+from meshbook.widgets.host_sums import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
-from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks
-from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, MarkRow, StateMark, picture_of, states_of
+from meshbook.widgets.source import CellFacts, MeshSnapshot, PausedRanks
+from meshbook.widgets.states import MARKS, UNHEALTHY, MarkPicture, StateMark, picture_of, states_of
 from meshbook.widgets.worst import worst_of
 
 MOST_HOSTS = 8
@@ -90,8 +90,11 @@ def _facts_of(snapshot: MeshSnapshot) -> _Facts:
     hosts = sorted(
         roll_up(snapshot.mesh, snapshot.vitals, states), key=_is_healthy
     )  # hosts with ranks that need attention first
+    mesh = snapshot.mesh
+    dims = " × ".join(f"{_plain(name)}={size}" for name, size in mesh.dims)
+    ranks = f"{mesh.size} rank{'s' if mesh.size != 1 else ''}"
     return _Facts(
-        _title(snapshot.mesh),
+        " · ".join(filter(None, [_plain(mesh.name), dims, ranks, "" if mesh.alive else "down"])),
         tuple((mark, count) for mark, count in counted if count),
         (*_cell(snapshot.cell), *_pauses(snapshot.pauses)),
         picture_of(snapshot.mesh, states),
@@ -99,12 +102,6 @@ def _facts_of(snapshot: MeshSnapshot) -> _Facts:
         tuple(_host(host) for host in hosts[:MOST_HOSTS]),
         len(hosts) - MOST_HOSTS,
     )
-
-
-def _title(mesh: MeshFacts) -> str:
-    dims = " × ".join(f"{_plain(name)}={size}" for name, size in mesh.dims)
-    ranks = f"{mesh.size} rank{'s' if mesh.size != 1 else ''}"
-    return " · ".join([_plain(mesh.name), *([dims] if dims else []), ranks, *([] if mesh.alive else ["down"])])
 
 
 def _cell(cell: CellFacts | None) -> Iterator[str]:
@@ -172,13 +169,12 @@ def _text_lines(facts: _Facts) -> Iterator[str]:
 
 def _grid(picture: MarkPicture) -> str:
     width = max((len(row.label) for row in picture.rows), default=0)
-    text = "\n".join(f"{_safe(row.label.ljust(width))}  {_marks(picture, row)}" for row in picture.rows)
+    lines = []
+    for row in picture.rows:
+        marks = " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
+        lines.append(f"{_safe(row.label.ljust(width))}  {marks}")
     remark = f"<div>{_remark(picture)}</div>" if _remark(picture) else ""
-    return f'<pre style="{_GRID}">{text}</pre>{remark}'
-
-
-def _marks(picture: MarkPicture, row: MarkRow) -> str:
-    return " ".join("".join(_mark(MARKS[state]) for state in group) for group in picture.groups_of(row))
+    return f'<pre style="{_GRID}">{chr(10).join(lines)}</pre>{remark}'
 
 
 def _mark(mark: StateMark) -> str:

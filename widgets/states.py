@@ -114,7 +114,9 @@ class MarkPicture:
 
 def picture_of(mesh: MeshFacts, states: States) -> MarkPicture:
     """Return the mesh in at most 256 marks."""
-    per_mark = _ranks_per_mark(mesh)
+    # One rank a mark while all fit; else whole rows of the last dimension, if they are short enough to be useful.
+    least, width = math.ceil(mesh.size / MOST_MARKS), mesh.dims[-1][1] if mesh.dims else 1
+    per_mark = least if least == 1 or width > 2 * least else math.ceil(least / width) * width
     missing = -len(states) % per_mark
     worst = np.pad(states, (0, missing)).reshape(-1, per_mark).max(axis=1)
     last = mesh.dims[-1][1] if mesh.dims and per_mark == 1 else ROW
@@ -122,13 +124,6 @@ def picture_of(mesh: MeshFacts, states: States) -> MarkPicture:
     return MarkPicture(
         per_mark, tuple(_rows_of(mesh, [RankState(each) for each in worst.tolist()], per_mark, group)), group
     )
-
-
-def _ranks_per_mark(mesh: MeshFacts) -> int:
-    """Return 1 while all ranks fit; else whole rows of the last dimension, if they are short enough to be useful."""
-    least = math.ceil(mesh.size / MOST_MARKS)
-    last = mesh.dims[-1][1] if mesh.dims else 1
-    return least if least == 1 or last > 2 * least else math.ceil(least / last) * last
 
 
 def _rows_of(mesh: MeshFacts, states: list[RankState], per_mark: int, group: int) -> Iterator[MarkRow]:

@@ -32,15 +32,14 @@ class UnknownTypeError(TypeError):
 
 def declarations(module: types.ModuleType) -> str:
     """Return all public types of a module as TypeScript, in the order of their definition."""
-    exported = {name: value for name, value in vars(module).items() if name[0] != "_" and _is_type(value)}
+    public = {name: value for name, value in vars(module).items() if name[0] != "_"}
+    exported = {
+        name: value
+        for name, value in public.items()
+        if get_origin(value) in (Literal, tuple, *_UNIONS) or (isinstance(value, type) and not issubclass(value, Enum))
+    }
     names = {value: name for name, value in exported.items()}
     return "\n".join([_HEAD, *(_declaration(name, value, names) for name, value in exported.items())])
-
-
-def _is_type(value: Any) -> bool:
-    if isinstance(value, type):
-        return not issubclass(value, Enum)
-    return get_origin(value) in (Literal, tuple, *_UNIONS)
 
 
 def _declaration(name: str, value: Any, names: dict[Any, str]) -> str:

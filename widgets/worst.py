@@ -41,7 +41,12 @@ def worst_of(channel: Channel, vitals: Vitals, states: States, stragglers: Itera
     """Return the worst ranks first, at most five; only ranks worth a report. `stragglers`: the stragglers."""
     if channel == "state":
         by_rank: dict[int, WorstRank] = {}
-        for each in (*_unhealthy(vitals, states), *stragglers, *_lagging(vitals, states)):
+        unhealthy = [(rank, state) for state in UNHEALTHY for rank in np.flatnonzero(states == state)[:MOST].tolist()]
+        worst = [
+            WorstRank(rank, float("nan"), _format_unhealthy(state, float(vitals.age[rank])))
+            for rank, state in unhealthy
+        ]
+        for each in (*worst, *stragglers, *_lagging(vitals, states)):
             by_rank.setdefault(each.rank, each)
         return list(by_rank.values())[:MOST]
     values = values_of(channel, vitals, states)
@@ -56,12 +61,6 @@ def metric_of(channel: Channel, vitals: Vitals) -> Metric:
         return metric
     steps = vitals.metrics.get("step")
     return "step" if steps is not None and np.isfinite(steps).any() else "cpu"
-
-
-def _unhealthy(vitals: Vitals, states: States) -> Iterator[WorstRank]:
-    for state in UNHEALTHY:
-        for rank in np.flatnonzero(states == state)[:MOST].tolist():
-            yield WorstRank(rank, float("nan"), _format_unhealthy(state, float(vitals.age[rank])))
 
 
 def _format_unhealthy(state: RankState, age: float) -> str:

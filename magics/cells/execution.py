@@ -32,12 +32,12 @@ from meshbook.magics.errors import CellDetached, CellError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import collect_whereabouts, locate_ranks
 from meshbook.magics.output.collector import OutputCollector
-from meshbook.magics.output.messages import Stream
 from meshbook.magics.output.model import CellOutput
+from meshbook.magics.output.publisher import StreamText
 from meshbook.magics.prompts.broker import OpenPrompt, PromptBroker
 from meshbook.magics.results.costs import summarise_costs
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.magics.shell.interrupts import interruptible, run_interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible, run_interruptible
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
@@ -168,7 +168,7 @@ class CellExecution:
             raise self._error(result)
         if self.cell.by_mode and not (has_shown or result.has_value):
             # The user may have forgotten that the mode is on, and nothing else shows where the cell ran.
-            self.cell.publisher.publish([Stream("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
+            self.cell.publisher.publish([StreamText("stdout", f"{self.cell.label}{format_label(self._ranks)} done\n")])
         return result
 
     def interrupt(self) -> None:

@@ -17,8 +17,7 @@ from meshbook.magics.cells.background import BackgroundCell, BackgroundLoop
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.errors import CellDetached, CellError, JobError
-from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication
-from meshbook.magics.output.publisher import Publisher, publisher_for
+from meshbook.magics.output.publisher import Display, Error, LiveDisplay, Publication, Publisher, publisher_for
 from meshbook.magics.output.render import HEADER_STYLE
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.variables.operations import refuse_prompt

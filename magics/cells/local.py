@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from meshbook.magics.cells.background import BackgroundCell
 from meshbook.magics.errors import CellError, LocalError
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.interrupts import interruptible, run_interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible, run_interruptible
 from meshbook.runtime.cells.shell import INCOMPLETE, ends_in_semicolon
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.telemetry.spool import Spool

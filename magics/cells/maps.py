@@ -12,8 +12,7 @@ from typing import Any
 from meshbook.magics.cells.rank_errors import format_dead
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.messages import LiveDisplay
-from meshbook.magics.output.publisher import Publisher, publisher_for
+from meshbook.magics.output.publisher import LiveDisplay, Publisher, publisher_for
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.mesh.mapping import MapResult

@@ -17,7 +17,7 @@ from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
 from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
-from meshbook.magics.shell.interrupts import run_interruptible
+from meshbook.magics.shell.cell_interrupts import run_interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.magics.variables.requests import as_usage_errors
 from meshbook.runtime.geometry import Region
@@ -64,11 +64,6 @@ class CellPlanner:
                 self._keyboard(options), options.stdin, self._ranks_of(options.breaks, mesh), mesh.resolve, mesh.label
             ),
         )
-
-    def _prompt_policy(self, options: CellOptions, mesh: NotebookMesh) -> PromptPolicy:
-        """How prompts of its ranks are answered."""
-        breaks, select = self._ranks_of(options.breaks, mesh), mesh.resolve
-        return PromptPolicy(self._keyboard(options), options.stdin, breaks, select, mesh.label)
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:

@@ -13,7 +13,7 @@ from meshbook.magics.syntax.argparsing import PullSpec
 from meshbook.magics.variables import operations
 from meshbook.magics.variables.requests import as_usage_errors, raise_refusals, run_steps_async
 from meshbook.runtime.cells.outcome import CellOutcome
-from meshbook.runtime.cells.variables import Transfer
+from meshbook.runtime.cells.variables import VariableTransfer
 
 
 class CellTransfers:
@@ -41,7 +41,7 @@ class CellTransfers:
         rare = operations.names_by_rank({name: self._sources[name] for name in self._sources.keys() - set(common)})
         limit = operations.CONFIRM_ABOVE / max(len(ranks), 1)
         parcel = operations.pack_all(mesh, pushed) if pushed else None
-        self.there = Transfer(parcel.copied() if parcel and in_turns else parcel, common, rare, limit)
+        self.there = VariableTransfer(parcel.copied() if parcel and in_turns else parcel, common, rare, limit)
         self._answers: dict[int, Any] = {}
 
     def take(self, rank: int, outcome: CellOutcome) -> CellOutcome:
@@ -51,11 +51,11 @@ class CellTransfers:
         self._answers[rank] = outcome.pulled
         return msgspec.structs.replace(outcome, pulled=None)
 
-    def leave(self) -> tuple[Transfer, dict[int, Any]]:
+    def leave(self) -> tuple[VariableTransfer, dict[int, Any]]:
         """Return the payload of the cell and the answers so far, for another notebook that finishes the cell."""
         return self.there, dict(self._answers)
 
-    def resume(self, there: Transfer, answers: dict[int, Any]) -> None:
+    def resume(self, there: VariableTransfer, answers: dict[int, Any]) -> None:
         """Continue with the state that another notebook saved by `leave`."""
         self.there = there
         self._answers |= answers

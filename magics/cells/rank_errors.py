@@ -27,13 +27,13 @@ def error_of_lost(rank: int, error: MeshbookError) -> RankError:
     if not isinstance(error, ProcessDied):
         return RankError("died", type(error).__name__, str(error))
     report = error.report
-    who = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
+    subject = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
     if report.ended_by:  # its signal and its last output do not matter then
-        return RankError("died", "ProcessDied", f"{who} was stopped during the cell by {report.ended_by}")
+        return RankError("died", "ProcessDied", f"{subject} was stopped during the cell by {report.ended_by}")
     name = f"{report.signal_name}: " if report.signal_name else ""
     # If no process saw it end, the hint's first line is the cause.
     hint = report.hint.splitlines()[report.returncode is None :]
-    message = "\n".join([f"{who} died during the cell: {name}{report.cause}", *hint])
+    message = "\n".join([f"{subject} died during the cell: {name}{report.cause}", *hint])
     lines = ("last lines of its stderr:", *(f"    {line}" for line in report.stderr)) if report.stderr else ()
     return RankError("died", "ProcessDied", message, rendered=lines)
 

@@ -19,7 +19,7 @@ from meshbook.magics.errors import CellError, UsageError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 
 from meshbook.magics.cells.maps import format_bar
-from meshbook.magics.compat.calls import KEYS, ViewCall
-from meshbook.magics.compat.errors import as_rank_error
+from meshbook.magics.compat.calls import KEYS, ViewCall, as_rank_error
 from meshbook.magics.errors import TaskAborted, make_remote_failure
-from meshbook.magics.output.messages import LiveDisplay
-from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.packed_values import PackedValues
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 Make = Callable[[list[Any]], Any]
 FOREVER = -1.0  # ipyparallel's timeout for no limit

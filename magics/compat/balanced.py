@@ -1,4 +1,7 @@
-"""ipyparallel's load-balanced view, on the scheduler of `mesh.map`: each task runs on the next free rank."""
+"""ipyparallel's load-balanced view, on the scheduler of `mesh.map`: each task runs on the next free rank.
+
+joblib can use such a view as its backend.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from meshbook.runtime.errors import CallCancelled, ItemError
 from meshbook.runtime.mesh.scheduling import Arguments, Scheduler
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
+
 
 _UNMET = "UnmetDependency"
 
@@ -126,9 +130,7 @@ class LoadBalancedView(View):
 
     def register_joblib_backend(self, name: str = "ipyparallel", make_default: bool = False) -> None:
         """Let joblib run its tasks on this view: `with joblib.parallel_backend("ipyparallel")`."""
-        from meshbook.magics.compat.joblib_backend import register  # weight: joblib, which few sessions need
-
-        register(lambda: self, name, make_default=make_default)
+        register_joblib(lambda: self, name, make_default=make_default)
 
     # -- schedulers ------------------------------------------------------------------
 
@@ -294,3 +296,31 @@ def count_open(schedulers: Iterable[Scheduler]) -> tuple[Mapping[int, int], int]
         for rank, count in scheduler.load.items():
             found[rank] = found.get(rank, 0) + count
     return found, unassigned
+
+
+def register_joblib(find_view: Callable[[], LoadBalancedView], name: str, *, make_default: bool) -> None:
+    """Register a joblib backend under this name; joblib's first use calls `find_view`."""
+    # weight: few sessions use joblib
+    from joblib.parallel import AutoBatchingMixin, ParallelBackendBase, register_parallel_backend
+
+    class Backend(AutoBatchingMixin, ParallelBackendBase):
+        """Runs joblib's tasks on ranks."""
+
+        def __init__(self, view: LoadBalancedView | None = None, **options: Any) -> None:
+            super().__init__(**options)
+            self._view = view or find_view()
+
+        def effective_n_jobs(self, n_jobs: int) -> int:
+            """Return the number of ranks."""
+            return len(self._view)
+
+        def submit(self, function: Any, callback: Callable[[Any], object] | None = None) -> Any:
+            """Run a batch on the next free rank."""
+            result = self._view.apply_async(function)
+            if callback is not None:
+                result.add_done_callback(lambda done: callback(done.result()))
+            return result
+
+        apply_async = submit
+
+    register_parallel_backend(name, Backend, make_default=make_default)

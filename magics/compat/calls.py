@@ -1,8 +1,9 @@
-"""One call on an engine: its answer, and its time, rank and output."""
+"""One call on an engine: its answer or its error, and its time, rank and output."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import time
 import uuid
@@ -10,15 +11,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from meshbook.magics.compat.errors import as_rank_error
-from meshbook.magics.errors import TaskAborted, make_remote_failure
+from meshbook.magics.cells.rank_errors import error_of_lost
+from meshbook.magics.errors import CellError, KernelError, NoEnginesRegistered, TaskAborted, make_remote_failure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.packed_values import PackedValues
+from meshbook.runtime.cells.variables import RequestError
+from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError
+from meshbook.runtime.traces import headline, name_cells
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
+
 
 # Keys of a call's metadata.
 KEYS = (
@@ -139,3 +144,28 @@ class ExecuteReply:
 
 def _date(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def as_rank_error(rank: int, error: BaseException | RankError | RequestError) -> RankError:
+    """Return any outcome of a call that is not a value as an error of its rank."""
+    if isinstance(error, RankError):  # the rank does not have the source lines of this notebook's cells
+        return dataclasses.replace(error, rendered=tuple(name_cells("\n".join(error.rendered)).split("\n")))
+    if isinstance(error, RequestError):
+        return RankError("raised", "SerializationError", error.reason)
+    if isinstance(error, ItemError):
+        return RankError("raised", error.type_name, error.text, rendered=tuple(error.trace.splitlines()[:-1]))
+    if isinstance(error, CallCancelled):
+        return RankError("skipped", TaskAborted.__name__, "the task was aborted before it started")
+    if isinstance(error, MeshbookError):
+        return error_of_lost(rank, error)
+    return RankError("raised", type(error).__name__, headline(error))
+
+
+def error_names() -> Mapping[str, Any]:
+    """Return the names of `ipyparallel.error`. Errors of cells and of views are one class."""
+    own = (KernelError, NoEnginesRegistered, TaskAborted)
+    return {each.__name__: each for each in own} | {
+        "RemoteError": CellError,
+        "CompositeError": CellError,
+        "TimeoutError": TimeoutError,
+    }

@@ -39,7 +39,7 @@ class ViewExecutor(concurrent.futures.Executor):
             self.view.wait()
 
 
-class RemoteFunction:
+class ViewFunction:
     """A function whose calls are calls on the ranks of a view."""
 
     def __init__(self, view: View, function: Function, block: bool | None = None, **flags: Any) -> None:
@@ -59,7 +59,7 @@ class RemoteFunction:
             yield
 
 
-class ParallelFunction(RemoteFunction):
+class ParallelFunction(ViewFunction):
     """A function that is called with pieces of sequences, or by `map` with each element."""
 
     def __init__(
@@ -90,7 +90,7 @@ class ParallelFunction(RemoteFunction):
             return self.view.map(self.func, *sequences, **options)
 
 
-def remote(view: View, block: bool | None = None, **flags: Any) -> Callable[[Function], RemoteFunction]:
+def remote(view: View, block: bool | None = None, **flags: Any) -> Callable[[Function], ViewFunction]:
     """Decorate a function: as `@view.remote()`."""
     return view.remote(block=block, **flags)
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
-from meshbook.magics.compat.functions import Function, ParallelFunction, RemoteFunction, ViewExecutor
+from meshbook.magics.compat.functions import Function, ParallelFunction, ViewExecutor, ViewFunction
 
 if TYPE_CHECKING:
-    from meshbook.magics.compat.clients import Client
+    from meshbook.magics.compat.cluster import Client
 
 Targets = int | slice | Sequence[int] | str | None
 
@@ -92,9 +92,9 @@ class View:
         """Yield the results one by one, as they are done."""
         return iter(self.map_async(function, *sequences, **options))
 
-    def remote(self, block: bool | None = None, **flags: Any) -> Callable[[Function], RemoteFunction]:
+    def remote(self, block: bool | None = None, **flags: Any) -> Callable[[Function], ViewFunction]:
         """Return a decorator: calls of the function are calls on the ranks."""
-        return lambda function: RemoteFunction(self, function, block=block, **flags)
+        return lambda function: ViewFunction(self, function, block=block, **flags)
 
     def parallel(
         self, dist: str = "b", block: bool | None = None, **flags: Any

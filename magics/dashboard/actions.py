@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from meshbook.magics.dashboard.source import NotebookSource, blocks_notebook, cell_of, jobs_on
+from meshbook.magics.dashboard.notebook_source import NotebookSource, blocks_notebook, cell_of, jobs_on
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, title_of
 from meshbook.magics.meshes.whereabouts import count_ranks
-from meshbook.magics.output.messages import Publication
+from meshbook.magics.output.publisher import Publication
 from meshbook.magics.tracing.profiler import ProfileTarget, make_profile_run, profile_for, slice_of
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.actors import current_node

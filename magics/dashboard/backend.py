@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
-from meshbook.magics.dashboard.source import NotebookSource
+from meshbook.magics.dashboard.notebook_source import NotebookSource
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.meshes.registry import NotebookMesh
@@ -69,18 +69,12 @@ class NotebookBackend:
             case "act":
                 return self._actions.do(str(request.get("action")), mesh, selector, request.get("cell"))
             case "logs":
-                return self._logs(mesh, selector, request)
+                nodes = {mesh.procs.nodes[rank].node: rank for rank in mesh.resolve(selector or "all")}
+                return BackendReply(answer_logs(mesh.session.output.logbook, nodes, request))
             case _:
-                return self._timeline(mesh, request.get("cell"))
-
-    def _logs(self, mesh: NotebookMesh, selector: str, request: Mapping[str, Any]) -> BackendReply:
-        ranks = mesh.resolve(selector or "all")
-        nodes = {mesh.procs.nodes[rank].node: rank for rank in ranks}
-        return BackendReply(answer_logs(mesh.session.output.logbook, nodes, request))
-
-    def _timeline(self, mesh: NotebookMesh, cell: Any) -> BackendReply:
-        number = None if cell is None else int(cell)
-        return BackendReply(wait_for(take_timeline(self._notebook, mesh, number)))
+                cell = request.get("cell")
+                number = None if cell is None else int(cell)
+                return BackendReply(wait_for(take_timeline(self._notebook, mesh, number)))
 
     def _mesh(self) -> NotebookMesh:
         mesh = self.source.mesh

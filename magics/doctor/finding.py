@@ -33,15 +33,14 @@ Check: TypeAlias = Callable[[], Iterable[Finding]]
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
     """Return the findings of all checks; a check that raises is a finding itself."""
-    return [finding for check in checks for finding in _findings_of(check)]
-
-
-def _findings_of(check: Check) -> list[Finding]:
-    try:
-        return list(check())
-    except Exception as error:  # any error: a check that raises must not end the examination
-        name = check.__name__.replace("_", " ")
-        return [Finding("warning", name, f"the check failed: {type(error).__name__}: {error}")]
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # any error: a check that raises must not end the examination
+            name = check.__name__.replace("_", " ")
+            findings.append(Finding("warning", name, f"the check failed: {type(error).__name__}: {error}"))
+    return findings
 
 
 def worst_of(findings: Iterable[Finding]) -> Level:
@@ -52,7 +51,14 @@ def worst_of(findings: Iterable[Finding]) -> Level:
 def format_report(findings: Sequence[Finding]) -> str:
     """Return the findings as a text table, with a summary as its last line."""
     wide = max((len(finding.subject) for finding in findings), default=0)
-    return "\n".join([*(_format_finding(finding, wide) for finding in findings), "", _format_summary(findings)])
+    counts = Counter(finding.level for finding in findings)
+    if counts["problem"]:
+        summary = f"{_count(counts['problem'], 'problem')} to fix before meshes work"
+    elif counts["warning"]:
+        summary = f"meshes work; {_count(counts['warning'], 'warning')} above"
+    else:
+        summary = "no problems found"
+    return "\n".join([*(_format_finding(finding, wide) for finding in findings), "", summary])
 
 
 def _format_finding(finding: Finding, wide: int) -> str:
@@ -64,15 +70,6 @@ def _format_finding(finding: Finding, wide: int) -> str:
             finding.remedy, room, initial_indent="-> ", subsequent_indent="   ", break_on_hyphens=False
         )
     return start + ("\n" + " " * len(start)).join(lines)
-
-
-def _format_summary(findings: Iterable[Finding]) -> str:
-    counts = Counter(finding.level for finding in findings)
-    if counts["problem"]:
-        return f"{_count(counts['problem'], 'problem')} to fix before meshes work"
-    if counts["warning"]:
-        return f"meshes work; {_count(counts['warning'], 'warning')} above"
-    return "no problems found"
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
@@ -17,8 +18,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.session import current_session
-from meshbook.runtime.rdma.backend import why_no_ibverbs
-from meshbook.runtime.rdma.nixl.agent import has_nic, is_installed
+from meshbook.runtime.rdma.hardware import why_no_ibverbs
+from meshbook.runtime.rdma.nixl.nixl_agent import has_nic, is_installed
 
 LEAST_DISK = 1 << 30
 CALLS = 200
@@ -90,7 +91,12 @@ def _find_refusal() -> str:
 def folder_of_runs() -> Iterator[Finding]:
     """Check the folder that holds the sockets of runs."""
     root = runtime_root(Settings.from_environment())
-    yield judge_folder(root, shutil.disk_usage(root).free, _file_system_of(root))
+    mounts: list[list[str]] = []
+    with contextlib.suppress(OSError):
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    around = [(len(place), kind) for place, kind in mounts if root.is_relative_to(place)]
+    file_system = max(around, default=(0, ""))[1]  # empty if unknown
+    yield judge_folder(root, shutil.disk_usage(root).free, file_system)
 
 
 def judge_folder(root: Path, free: int, file_system: str) -> Finding:
@@ -105,16 +111,6 @@ def judge_folder(root: Path, free: int, file_system: str) -> Finding:
         text = f"{root} has {free >> 20} MiB free; it stores the output of ranks until it is read"
         return Finding("warning", "folder of runs", text, remedy)
     return Finding("ok", "folder of runs", f"{root} ({free / (1 << 30):.0f} GiB free)")
-
-
-def _file_system_of(folder: Path) -> str:
-    """Return the kind of the file system that the folder is on; empty if unknown."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    around = [(len(place), kind) for place, kind in mounts if folder.is_relative_to(place)]
-    return max(around, default=(0, ""))[1]
 
 
 class _ProbeActor(Actor):
@@ -134,16 +130,12 @@ def a_worker() -> Iterator[Finding]:
     try:
         procs.initialized.get()
         ready = time.monotonic() - started
-        yield judge_worker(ready, _round_trip(procs.spawn("examined", _ProbeActor)))
+        microseconds = _round_trip(procs.spawn("examined", _ProbeActor)) * 1e6
+        yield Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {microseconds:.0f} µs")
     except (MeshbookError, OSError) as error:
         yield Finding("problem", "a worker", f"failed: {error}")
     finally:
         procs.stop("the check ended").get()
-
-
-def judge_worker(ready: float, round_trip: float) -> Finding:
-    """Judge the seconds until it was ready, and the seconds of a round trip."""
-    return Finding("ok", "a worker", f"starts in {ready:.2f} s, and answers a call in {round_trip * 1e6:.0f} µs")
 
 
 def _round_trip(examined: _ProbeActor) -> float:

@@ -13,7 +13,7 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from packaging.requirements import Requirement
 
 from meshbook.magics.doctor.finding import Finding
-from meshbook.runtime.hosts.machine import count_gpus
+from meshbook.runtime.resources import count_gpus
 
 KERNEL = "meshbook"
 # Optional packages: their purpose, and how to install them.

@@ -21,8 +21,8 @@ from meshbook.magics.introspection.option_completion import complete_cell_option
 from meshbook.magics.introspection.ranks import ANSWER_SECONDS, RankNames, answer_of, complete_cached
 from meshbook.magics.introspection.selector_completion import SelectorScope, complete_selector
 from meshbook.magics.notebook import Notebook
-from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completion import Match, Snapshot, complete, make_completer
+from meshbook.runtime.threads import BackgroundThreads
 
 JEDI_LOADING_SECONDS = 1.0  # for jedi's first use in a process, which also delays IPython's own first completion
 

@@ -18,7 +18,7 @@ from meshbook.magics.introspection.cursor import InBody, OnOptions, OnSelector, 
 from meshbook.magics.introspection.ranks import ANSWER_SECONDS, RankNames, answer_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import cell_parser
-from meshbook.magics.verbs.registry import VERBS, overview
+from meshbook.magics.verbs.verb_table import VERBS, overview
 from meshbook.runtime.cells.object_info import Inspected, inspect_name
 from meshbook.runtime.geometry.ranges import format_ranks
 

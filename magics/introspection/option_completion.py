@@ -1,4 +1,4 @@
-"""Completion of an option line: options, their values, verbs. Pure; it reads the parsers themselves."""
+"""Completion of an option line: options, their values, verbs. It reads the parsers themselves, and no rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from meshbook.hosts import setup_names
 from meshbook.magics.introspection.selector_completion import (
     SelectorScope,
     complete_mesh,
@@ -15,6 +16,7 @@ from meshbook.magics.introspection.selector_completion import (
 )
 from meshbook.magics.syntax.argparsing import (
     Parser,
+    hosts_text,
     job_name,
     mesh_name,
     pull_specs,
@@ -26,7 +28,7 @@ from meshbook.magics.syntax.argparsing import (
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.syntax.settings import SETTINGS, UNSET
 from meshbook.magics.variables.reduce import REDUCTIONS
-from meshbook.magics.verbs.registry import VERBS
+from meshbook.magics.verbs.verb_table import VERBS
 from meshbook.runtime.cells.completion import Match
 
 
@@ -52,6 +54,12 @@ def _complete_list(text: str, start: int, names: Sequence[str]) -> list[Match]:
     return [Match(name, begun, begun + len(last), "variable") for name in offered]
 
 
+def _complete_hosts(text: str, start: int, scope: SelectorScope) -> list[Match]:
+    """Complete a launcher, the name of a set-up, or a mesh whose hosts are shared."""
+    offered = ["slurm:", "ssh:", "ray:", "local:", *setup_names(), *scope.meshes]
+    return _offer(dict.fromkeys(offered), text, start, "choice")
+
+
 # The completion of a value by its type; other types (numbers, new names) have none.
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
@@ -60,6 +68,7 @@ _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     pull_specs: _complete_pulled,
     remote_variable: lambda text, start, scope: _offer(scope.remote, text, start, "variable"),
     job_name: lambda text, start, scope: _offer(scope.jobs, text, start, "job"),
+    hosts_text: _complete_hosts,
     setting_name: lambda text, start, scope: _offer(SETTINGS, text, start, "setting"),
 }
 _WORD = re.compile(r"\S+")

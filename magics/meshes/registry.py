@@ -11,6 +11,7 @@ from typing import Any
 
 from meshbook.magics.cells.admission import RankQueues
 from meshbook.magics.errors import MeshError, SelectionError
+from meshbook.magics.meshes.mesh_hosts import MeshHosts
 from meshbook.magics.syntax.selectors import LastCell, SelectedRegion, parse, resolve
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.future import Future
@@ -19,11 +20,10 @@ from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.machine import count_gpus
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
-from meshbook.runtime.resources import count_cores
+from meshbook.runtime.resources import count_cores, count_gpus
 
 DEFAULT_NAME = "mesh"
 RESERVED = frozenset({"all", "ok", "failed", "changed"})  # words of the selector grammar
@@ -48,6 +48,7 @@ class NotebookMesh:
     session: Session
     has_gpus: bool
     spares: int = 0  # number of spares to keep
+    hosts: MeshHosts | None = None  # None: this machine
     dead: dict[int, ExitReport] = field(default_factory=dict)
     last: LastCell = field(default_factory=LastCell)
     unwatch: Callable[[], None] = _nothing  # stop watching its ranks
@@ -68,6 +69,12 @@ class NotebookMesh:
     @property
     def extent(self) -> Extent:
         return self.procs.extent
+
+    @property
+    def per_host(self) -> Extent:
+        """The dimensions on each host."""
+        machines = set(self.hosts.machines.extent) if self.hosts is not None else set()
+        return Extent.of(**{label: size for label, size in self.extent.items() if label not in machines})
 
     def pick(self, handle: Any, ranks: Iterable[int]) -> Any:
         """Narrow a handle of its processes, or of actors on all of them, to these ranks."""
@@ -136,7 +143,8 @@ class NotebookMesh:
     def format_summary(self) -> str:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        kind = "one GPU each" if self.has_gpus else "on CPU (no GPU here)"
+        kind = "one GPU each" if self.has_gpus else f"on CPU (no GPU {'here' if self.hosts is None else 'there'})"
+        kind += f", on {self.hosts.text}" if self.hosts is not None else ""
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
         state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
@@ -209,23 +217,48 @@ class MeshRegistry:
         progress: Progress | None = None,
         *,
         spares: int = 0,
+        open_hosts: Callable[[], MeshHosts] | None = None,
     ) -> NotebookMesh:
         """Start a mesh and wait until every rank is ready to run cells; its `spares` may become ready later.
 
+        `open_hosts` starts or finds its hosts, each of which then has `extent` ranks; they end with their last mesh.
         Raises MeshError for a name in use. If a rank does not start, the error contains what it left on stderr.
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
         session = _session_with_agent()
-        gpus = count_gpus()
-        extent = extent or default_extent(gpus)
-        procs = session.host.spawn_procs(per_host=dict(extent), name=name, spares=spares)
+        if open_hosts is None:
+            gpus = count_gpus()
+            return self._up_on(session, None, extent or default_extent(gpus), name, progress, spares, gpus)
+        hosts = open_hosts()
+        try:
+            gpus = hosts.count_gpus()
+            extent = extent or Extent.of(gpus=max(1, gpus))
+            if shared := set(extent) & set(hosts.machines.extent):
+                raise MeshError(f"the hosts have the dimension {shared.pop()!r} already; --shape is that on each host")
+            return self._up_on(session, hosts, extent, name, progress, spares, gpus)
+        except BaseException:
+            self._close_unused(hosts)
+            raise
+
+    def _up_on(
+        self,
+        session: Session,
+        hosts: MeshHosts | None,
+        extent: Extent,
+        name: str,
+        progress: Progress | None,
+        spares: int,
+        gpus: int,
+    ) -> NotebookMesh:
+        machines = session.host if hosts is None else hosts.machines
+        procs = machines.spawn_procs(per_host=dict(extent), name=name, spares=spares)
         cells = procs.spawn_on_main("cells", CellActor)
         control = procs.spawn("cell control", CellControl)
         inspection = procs.spawn("cell inspection", CellInspection)
         for part in (procs, cells, control, inspection):
             handle_failures(part, lambda failure: True)  # running and later cells report the failure
-        mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares)
+        mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares, hosts)
         self._watch(mesh)
         try:
             wait_ready(mesh, progress)
@@ -306,7 +339,13 @@ class MeshRegistry:
         mesh.unwatch()  # needed if all ranks had died: no event follows
         current_session().output.forget(mesh.procs.name)
         current_session().history.forget(mesh.procs.name)
+        if mesh.hosts is not None:
+            self._close_unused(mesh.hosts)
         return mesh
+
+    def _close_unused(self, hosts: MeshHosts) -> None:
+        if all(mesh.hosts is not hosts for mesh in self):
+            hosts.close()
 
 
 def _session_with_agent() -> Session:

@@ -56,7 +56,13 @@ def _frames_of(thread: SampledThread | None) -> tuple[Frame, ...]:
 
 def render_stacks(by_rank: Mapping[int, Sequence[ThreadStack]], mesh: str = "") -> str:
     """Render each distinct stack of a thread once, with its ranks; `mesh`, if given, is the prefix of the ranks."""
-    return "\n".join(line for stack, ranks in group_stacks(by_rank).items() for line in _render(stack, ranks, mesh))
+    lines = []
+    for stack, ranks in group_stacks(by_rank).items():
+        lines.append(f"{mesh}{format_label(ranks)} {title_of(stack)}")
+        for frame in stack.frames:
+            place = f"    {place_of(frame)}"
+            lines.append(f"{place:<{_COLUMN}}  {frame.source}".rstrip())
+    return "\n".join(lines)
 
 
 def group_stacks(by_rank: Mapping[int, Sequence[ThreadStack]]) -> dict[ThreadStack, list[int]]:
@@ -66,13 +72,6 @@ def group_stacks(by_rank: Mapping[int, Sequence[ThreadStack]]) -> dict[ThreadSta
         for stack in by_rank[rank]:
             ranks_of.setdefault(stack, []).append(rank)
     return ranks_of
-
-
-def _render(stack: ThreadStack, ranks: Sequence[int], mesh: str) -> Iterator[str]:
-    yield f"{mesh}{format_label(ranks)} {title_of(stack)}"
-    for frame in stack.frames:
-        place = f"    {place_of(frame)}"
-        yield f"{place:<{_COLUMN}}  {frame.source}".rstrip()
 
 
 def title_of(stack: ThreadStack) -> str:

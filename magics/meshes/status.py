@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
+from meshbook.magics.meshes.mesh_hosts import format_hosts
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.errors import MeshbookError
@@ -19,6 +20,8 @@ SOON = 1.0  # seconds until a status is shown without the missing answer
 def state_of(mesh: NotebookMesh) -> Iterator[str]:
     """Yield a line for the mesh, and one for each rank that is not well or has been restarted."""
     yield mesh.format_summary()
+    if mesh.hosts is not None:
+        yield from format_hosts(mesh.procs, mesh.session)
     if mesh.spares:
         yield f"  {_count_spares(mesh)} of {mesh.spares} spares are warm"
     for rank, report in sorted(mesh.dead.items()):

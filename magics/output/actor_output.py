@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from meshbook.magics.output.buffer import TextBuffer
 from meshbook.magics.output.grouping import Block, group_blocks, split_lines
-from meshbook.magics.output.messages import Display, LiveDisplay, Publication, Stream
-from meshbook.magics.output.publisher import Publisher, publisher_for
+from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, Publisher, StreamText, publisher_for
 from meshbook.magics.output.render import render_area
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import fit_details, fit_streams
 from meshbook.runtime.telemetry.forwarding import label_lines, mesh_name
 from meshbook.runtime.telemetry.lines import CompleteLines, DrawnText, Shown
@@ -121,12 +120,12 @@ class _Cell:
         return [*streams, *self._drawings.take(), *displays]
 
 
-def _labelled(mesh: str, stream: StreamName, by_ranks: dict[Ranks, list[str]]) -> Stream:
+def _labelled(mesh: str, stream: StreamName, by_ranks: dict[Ranks, list[str]]) -> StreamText:
     """Prefix each line with its ranks; text that several ranks share appears once."""
     ranks_of: dict[str, list[int]] = {}
     for ranks, parts in sorted(by_ranks.items()):
         ranks_of.setdefault("".join(parts), []).extend(ranks)
-    return Stream(stream, "".join(label_lines(mesh, ranks, text) for text, ranks in ranks_of.items()))
+    return StreamText(stream, "".join(label_lines(mesh, ranks, text) for text, ranks in ranks_of.items()))
 
 
 LINES = 20  # the last ones of each rank

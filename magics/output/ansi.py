@@ -46,16 +46,15 @@ def html_of(text: str) -> str:
     """Convert a worker's text to escaped HTML with its colours; each line is styled separately."""
     if "\x1b" not in text:
         return html.escape(text, quote=False)
-    return "\n".join(_line_in_html(line) for line in text.split("\n"))
-
-
-def _line_in_html(line: str) -> str:
-    parts: list[str] = []
-    style, position = PLAIN, 0
-    for found in _COLOUR.finditer(line):
-        parts.append(_in_style(line[position : found.start()], style))
-        style, position = _changed(style, found.group(1)), found.end()
-    return "".join([*parts, _in_style(line[position:], style)])
+    lines = []
+    for line in text.split("\n"):
+        parts: list[str] = []
+        style, position = PLAIN, 0
+        for found in _COLOUR.finditer(line):
+            parts.append(_in_style(line[position : found.start()], style))
+            style, position = _changed(style, found.group(1)), found.end()
+        lines.append("".join([*parts, _in_style(line[position:], style)]))
+    return "\n".join(lines)
 
 
 def _in_style(text: str, style: _Style) -> str:

@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from meshbook.magics.output.messages import Publication, Stream
 from meshbook.magics.output.model import CellOutput
-from meshbook.magics.output.publisher import Publisher
+from meshbook.magics.output.publisher import Publication, Publisher, StreamText
 from meshbook.magics.output.render import Ending
 from meshbook.runtime.cells.outcome import ErrorKind, RankError
 from meshbook.runtime.telemetry.output import Chunk, DisplayChunk, OutputChunk
@@ -99,7 +98,7 @@ class OutputCollector:
 
     def print_beside_prompt(self, text: str) -> None:
         """Publish this text beside the prompt."""
-        self._publisher.publish([Stream("stdout", text)])
+        self._publisher.publish([StreamText("stdout", text)])
 
     def close(self, footer: Callable[[], str] = str) -> None:
         """End the cell: publish its final output; a longer cell gets a footer."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.magics.output.grouping import Block, Group, split_lines
+from meshbook.magics.output.grouping import Block, OutputGroup, split_lines
 from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
 from meshbook.runtime.geometry.ranges import format_label
 
@@ -27,7 +27,13 @@ def markup_of(data: Mapping[str, Any], metadata: Mapping[str, Any] = {}) -> str:
         return str(data["text/html"])
     for name in _IMAGES:
         if name in data:
-            return f'<img src="data:{name};base64,{_as_base64(data[name], name)}"{_size_of(metadata.get(name))}>'
+            # Bundles contain images as base64 and SVG as text; some formatters leave images as bytes.
+            content = data[name]
+            if isinstance(content, str) and name != "image/svg+xml":
+                encoded = html.escape(content.replace("\n", ""))
+            else:
+                encoded = base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+            return f'<img src="data:{name};base64,{encoded}"{_size_of(metadata.get(name))}>'
     return ""
 
 
@@ -41,13 +47,6 @@ def side_by_side(pieces: Sequence[str]) -> str:
 def _grid(pieces: Sequence[str]) -> str:
     # Where styles are removed, as on GitHub, the pieces appear below each other.
     return f'<div style="{_GRID}">{"".join(f"<div>{piece}</div>" for piece in pieces)}</div>'
-
-
-def _as_base64(content: str | bytes, name: str) -> str:
-    # Bundles contain images as base64 and SVG as text; some formatters leave images as bytes.
-    if isinstance(content, str) and name != "image/svg+xml":
-        return html.escape(content.replace("\n", ""))
-    return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
 def _size_of(metadata: Any) -> str:
@@ -97,7 +96,9 @@ class _EqualDisplays:
     def text(self) -> str:
         """The labelled plain text."""
         lines = split_lines(str(self.display.data.get("text/plain", ""))) or ("",)
-        return render_text([Group(self.ranks, Block(lines), mesh=self.display.mesh)]).removesuffix("\n").rstrip(" ")
+        return (
+            render_text([OutputGroup(self.ranks, Block(lines), mesh=self.display.mesh)]).removesuffix("\n").rstrip(" ")
+        )
 
     @property
     def is_foreign(self) -> bool:
@@ -112,7 +113,11 @@ def lay_out(row: Mapping[int, RankDisplay]) -> list[MimeBundle]:
     own = [each for each in alike if not each.is_foreign]
     if len(own) == 1 and len(own[0].markup) > LARGE_IMAGE and "text/html" not in own[0].display.data:
         foreign, own = [*own, *foreign], []
-    return [*_lay_out_own(own), *(bundle for each in foreign for bundle in _under_heading(each))]
+    bundles = _lay_out_own(own)
+    for each in foreign:
+        heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
+        bundles += [MimeBundle(heading, {}), MimeBundle(each.display.data, each.display.metadata)]
+    return bundles
 
 
 def _join_same(displays: Iterable[RankDisplay]) -> list[_EqualDisplays]:
@@ -162,10 +167,5 @@ def _in_html(own: Sequence[_EqualDisplays]) -> str:
 
 def _cell_in_html(each: _EqualDisplays) -> str:
     if not each.markup:
-        return render_html([Group(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
+        return render_html([OutputGroup(each.ranks, Block(split_lines(str(each.display.data.get("text/plain", "")))))])
     return f'<div style="{HEADER_STYLE}">{each.label}</div>{each.markup}'
-
-
-def _under_heading(each: _EqualDisplays) -> list[MimeBundle]:
-    heading = {"text/plain": each.label, "text/html": f'<div style="{HEADER_STYLE}">{each.label}</div>'}
-    return [MimeBundle(heading, {}), MimeBundle(each.display.data, each.display.metadata)]

@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OutputGroup:
     """Ranks with the same text or, with `members`, text that differs only in numbers. No ranks: no label.
 
     `is_bar` marks a progress bar, which goes to stderr without being an error.
@@ -50,7 +50,7 @@ class Group:
 
     ranks: tuple[int, ...]
     block: Block
-    members: tuple[Group, ...] = ()
+    members: tuple[OutputGroup, ...] = ()
     is_bar: bool = False
     mesh: str = ""  # name of the ranks' mesh, if labels show it
 
@@ -62,24 +62,24 @@ class Group:
     def prefix(self) -> str:
         return f"{self.mesh}{format_label(self.ranks)} " if self.ranks else ""
 
-    def of_mesh(self, mesh: str) -> Group:
+    def of_mesh(self, mesh: str) -> OutputGroup:
         """Return this group with the name of its mesh in the labels."""
         return replace(self, mesh=mesh, members=tuple(each.of_mesh(mesh) for each in self.members)) if mesh else self
 
 
-def group_texts(texts: Mapping[int, str], mode: GroupMode = "auto") -> list[Group]:
+def group_texts(texts: Mapping[int, str], mode: GroupMode = "auto") -> list[OutputGroup]:
     """Group one stream's text by rank, in order of the lowest rank; ranks without text are in no group."""
     return group_blocks({rank: Block(split_lines(text)) for rank, text in texts.items()}, mode)
 
 
-def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[Group]:
+def group_blocks(blocks: Mapping[int, Block], mode: GroupMode = "auto") -> list[OutputGroup]:
     """Group like `group_texts`, for text that was only partly kept.
 
     `rank` gives each rank a group. `same` joins equal blocks. `auto` also aligns blocks that differ only in numbers,
     and merges progress bars with the same title. `order` and `none` need the order of arrival, which a mapping does not
     have: they group like `rank`.
     """
-    singles = [Group((rank,), blocks[rank]) for rank in sorted(blocks) if blocks[rank].lines]
+    singles = [OutputGroup((rank,), blocks[rank]) for rank in sorted(blocks) if blocks[rank].lines]
     if mode in ("rank", "order", "none"):
         return singles
     return _join_same(singles) if mode == "same" else _align(singles)
@@ -96,7 +96,7 @@ def split_lines(text: str) -> tuple[str, ...]:
     return tuple(line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line for line in lines)
 
 
-def _align(singles: Sequence[Group]) -> list[Group]:
+def _align(singles: Sequence[OutputGroup]) -> list[OutputGroup]:
     """Keep bars in place if they are at the same places on all ranks; otherwise put them below the text."""
     parts = {single.ranks[0]: _split_at_bars(single.block.lines) for single in singles}
     places = {
@@ -125,7 +125,7 @@ def _bar_of(line: str) -> MergedBar | None:
     return parse_bar(strip_colours(line)) if line.endswith("]") else None
 
 
-def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
+def _without_bars(singles: Iterable[OutputGroup]) -> Iterator[OutputGroup]:
     for single in singles:
         block = single.block
         lines = tuple(line for line in block.lines if _bar_of(line) is None)
@@ -134,18 +134,18 @@ def _without_bars(singles: Iterable[Group]) -> Iterator[Group]:
             yield replace(single, block=replace(block, lines=lines, cut=cut))
 
 
-def _align_part(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]], index: int) -> list[Group]:
+def _align_part(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]], index: int) -> list[OutputGroup]:
     bars, texts = {}, []
     for rank, each in parts.items():
         part = each[index]
         if isinstance(part, MergedBar):
             bars[rank] = part
         else:
-            texts.append(Group((rank,), Block(part)))
+            texts.append(OutputGroup((rank,), Block(part)))
     return [_merge_bars(bars)] if bars else _align_families(_join_same(texts))
 
 
-def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) -> list[Group]:
+def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) -> list[OutputGroup]:
     """Merge the n-th bars of all ranks that have the same title."""
     alike: dict[tuple[str, int], dict[int, MergedBar]] = {}
     for rank, each in parts.items():
@@ -157,27 +157,29 @@ def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) 
     return [_merge_bars(bars) for bars in alike.values()]
 
 
-def _merge_bars(bars: Mapping[int, MergedBar]) -> Group:
-    same = _join_same([Group((rank,), Block((bar.line,)), is_bar=True) for rank, bar in bars.items()])
+def _merge_bars(bars: Mapping[int, MergedBar]) -> OutputGroup:
+    same = _join_same([OutputGroup((rank,), Block((bar.line,)), is_bar=True) for rank, bar in bars.items()])
     members = tuple(replace(group, is_bar=True) for group in same)
     if len(members) == 1:
         return members[0]
-    return Group(tuple(bars), Block((merge_bars(bars),)), members, is_bar=True)
+    return OutputGroup(tuple(bars), Block((merge_bars(bars),)), members, is_bar=True)
 
 
-def _join_same(singles: Sequence[Group]) -> list[Group]:
+def _join_same(singles: Sequence[OutputGroup]) -> list[OutputGroup]:
     ranks_of: dict[Block, list[int]] = {}
     for single in singles:
         ranks_of.setdefault(single.block, []).extend(single.ranks)
-    return [Group(tuple(ranks), block) for block, ranks in ranks_of.items()]
+    return [OutputGroup(tuple(ranks), block) for block, ranks in ranks_of.items()]
 
 
-def _align_families(same: Sequence[Group]) -> list[Group]:
+def _align_families(same: Sequence[OutputGroup]) -> list[OutputGroup]:
     """Align blocks with the same skeleton: the same number of lines, and the same words around the numbers."""
-    families: dict[Hashable, list[Group]] = {}
+    families: dict[Hashable, list[OutputGroup]] = {}
     for group in same:
-        families.setdefault(_skeleton(group.block), []).append(group)
-    groups: list[Group] = []
+        block = group.block
+        skeleton = tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
+        families.setdefault(skeleton, []).append(group)
+    groups: list[OutputGroup] = []
     for family in families.values():
         if len(family) == 1:
             groups += family
@@ -186,11 +188,7 @@ def _align_families(same: Sequence[Group]) -> list[Group]:
     return groups
 
 
-def _skeleton(block: Block) -> Hashable:
-    return tuple(_NUMBER.split(strip_colours("\n".join(block.lines)))), block.hidden, block.cut
-
-
-def _factor_common(family: list[Group]) -> list[Group]:
+def _factor_common(family: list[OutputGroup]) -> list[OutputGroup]:
     """Show the first and last lines that all groups share once, and each group's other lines in one piece.
 
     Shared lines further inside stay where they are: a matrix split row by row is harder to read.
@@ -203,9 +201,9 @@ def _factor_common(family: list[Group]) -> list[Group]:
     end = len(columns) - tail
     lines = family[0].lines
     ranks = _all_ranks(family)
-    parts = [Group(ranks, Block(lines[:head]))]
-    parts += [Group(group.ranks, Block(group.lines[head:end])) for group in family]
-    parts += [Group(ranks, Block(lines[end:]))]
+    parts = [OutputGroup(ranks, Block(lines[:head]))]
+    parts += [OutputGroup(group.ranks, Block(group.lines[head:end])) for group in family]
+    parts += [OutputGroup(ranks, Block(lines[end:]))]
     return [part for part in parts if part.lines]
 
 
@@ -218,15 +216,15 @@ def _count_common(columns: Iterable[tuple[str, ...]]) -> int:
     return count
 
 
-def _collapse(family: list[Group]) -> Group:
+def _collapse(family: list[OutputGroup]) -> OutputGroup:
     first = family[0].block
     columns = zip(*(group.lines for group in family), strict=True)
     owners = [group.ranks for group in family]
     lines = tuple(_merge_lines(column, owners) for column in columns)
-    return Group(_all_ranks(family), Block(lines, first.hidden, first.cut), tuple(family))
+    return OutputGroup(_all_ranks(family), Block(lines, first.hidden, first.cut), tuple(family))
 
 
-def _all_ranks(family: Iterable[Group]) -> tuple[int, ...]:
+def _all_ranks(family: Iterable[OutputGroup]) -> tuple[int, ...]:
     return tuple(sorted(rank for group in family for rank in group.ranks))
 
 
@@ -237,26 +235,18 @@ def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str
     plain = [strip_colours(line) for line in lines]
     words = _NUMBER.split(plain[0])
     columns = list(zip(*(_NUMBER.findall(line) for line in plain), strict=True))
-    merged = words[0] + "".join(_merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True))
-    markers = dict.fromkeys(f"r{_find_largest(column, owners)}" for column in columns if _needs_marker(column, owners))
+    merged, markers = words[0], dict[str, None]()
+    for column, word in zip(columns, words[1:], strict=True):
+        if len(set(column)) == 1:
+            merged += column[0] + word
+            continue
+        numbers = [_number_of(text) for text in column]
+        least, most = numbers.index(min(numbers)), numbers.index(max(numbers))
+        merged += f"{column[least]} … {column[most]}{word}"
+        # The largest is marked, unless the numbers are the rank numbers themselves.
+        if any((text,) != tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True)):
+            markers[f"r{owners[most][0]}"] = None
     return f"{merged} (max {', '.join(markers)})" if markers else merged
-
-
-def _merge_numbers(column: Sequence[str]) -> str:
-    if len(set(column)) == 1:
-        return column[0]
-    return f"{min(column, key=_number_of)} … {max(column, key=_number_of)}"
-
-
-def _needs_marker(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the numbers differ and are not the rank numbers themselves; only then is the largest marked."""
-    is_own_rank = all((text,) == tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True))
-    return len(set(column)) > 1 and not is_own_rank
-
-
-def _find_largest(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> int:
-    values = [_number_of(text) for text in column]
-    return owners[values.index(max(values))][0]
 
 
 def _number_of(text: str) -> float:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.displays import DisplayRows
+from meshbook.magics.output.display_rows import DisplayRows
 from meshbook.magics.output.gallery import RankDisplay
-from meshbook.magics.output.grouping import Block, Group, GroupMode, StreamName, group_blocks, split_lines
-from meshbook.magics.output.messages import Display, LiveDisplay, Publication, Stream
+from meshbook.magics.output.grouping import Block, GroupMode, OutputGroup, StreamName, group_blocks, split_lines
+from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, StreamText
 from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import cost_of, fit_details, fit_streams
 from meshbook.runtime.amounts import format_elapsed
 from meshbook.runtime.geometry.ranges import format_label
@@ -209,7 +209,10 @@ class CellOutput:
         """Return what is shown in its final form, and forget it."""
         self._published = now
         if self._is_open:
-            text: list[Publication] = [self._static_area(now, footer())]
+            # Before a prompt the header must not claim permanently that ranks run.
+            so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
+            area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer())
+            text: list[Publication] = [LiveDisplay(area, update=True, is_final=True, name=self._area)]
         else:  # plain streams, except for ranges: a range opens to show each rank's text, which a stream cannot
             text = [_as_publication(name, groups) for name, groups in self._whole_text().items() if groups]
         self._is_open = False
@@ -244,36 +247,30 @@ class CellOutput:
         header = "\n".join(filter(None, (self.headline(now), self._waits_for, self._remark)))
         return render_area(fit_streams(groups, self._limits.live), header)
 
-    def _static_area(self, now: float, footer: str) -> LiveDisplay:
-        # Before a prompt the header must not claim permanently that ranks run.
-        so_far = f"up to the prompt · {format_elapsed(now - self._started)}"
-        area = render_area(self._whole_text(), self.headline(now) if self._is_closed else so_far, footer)
-        return LiveDisplay(area, update=True, is_final=True, name=self._area)
-
     @property
     def _area(self) -> str:
         """The name of the live area; after a prompt there is a new area."""
         return f"part {self._part}" if self._part else ""
 
-    def _whole_text(self) -> dict[StreamName, list[Group]]:
+    def _whole_text(self) -> dict[StreamName, list[OutputGroup]]:
         groups = self._groups()
         if not any(groups.values()):  # true in most cells: nothing to fit
             return groups
         return fit_details(fit_streams(groups, self._limits.publication), self._limits.details)
 
-    def _late_text(self, budget: int) -> list[Stream]:
+    def _late_text(self, budget: int) -> list[StreamText]:
         fitted = fit_streams(self._groups(), budget)
         texts = {name: render_text(groups, name) for name, groups in fitted.items()}
-        return [Stream(name, text) for name, text in texts.items() if text]
+        return [StreamText(name, text) for name, text in texts.items() if text]
 
-    def _groups(self) -> dict[StreamName, list[Group]]:
+    def _groups(self) -> dict[StreamName, list[OutputGroup]]:
         groups = {name: self._of_mesh(self._texts[name].groups()) for name in STREAMS}
         if self._unseen:
             note = f"… output of {self._mesh}{format_label(self._unseen)} not shown (%mesh log RANK)"
-            groups["stdout"].append(Group((), Block((note,))))
+            groups["stdout"].append(OutputGroup((), Block((note,))))
         return groups
 
-    def _of_mesh(self, groups: Sequence[Group]) -> list[Group]:
+    def _of_mesh(self, groups: Sequence[OutputGroup]) -> list[OutputGroup]:
         return [group.of_mesh(self._mesh) for group in groups]
 
     def headline(self, now: float) -> str:
@@ -315,16 +312,16 @@ class CellOutput:
         if streams:
             self._late_room -= sum(cost_of(stream.text) for stream in streams)
             if self._late_room <= 0:
-                streams.append(Stream("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
+                streams.append(StreamText("stdout", "… later output of this cell is not shown (%mesh log RANK)\n"))
         return [*streams, *self._displays.take_all()]
 
-    def _announce_hidden(self) -> list[Stream]:
+    def _announce_hidden(self) -> list[StreamText]:
         hidden, self._displays.hidden = self._displays.hidden, {}
         if not hidden:
             return []
         count, first = max(hidden.values()), min(hidden)
         whose, where = f"{self._mesh}{format_label(hidden)}", f"result[{first}].displays has them"
-        return [Stream("stdout", f"… {count:,} more displays of {whose} are not shown ({where})\n")]
+        return [StreamText("stdout", f"… {count:,} more displays of {whose} are not shown ({where})\n")]
 
     def _forget_texts(self) -> None:
         limit = self._limits.capture_of(len(self._ranks))
@@ -358,10 +355,10 @@ class _RankedText:
     def clear(self, rank: int) -> None:
         self._captures.pop(rank, None)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[OutputGroup]:
         return group_blocks({rank: each.block() for rank, each in self._captures.items()}, self._mode)
 
-    def last_groups(self, count: int) -> list[Group]:
+    def last_groups(self, count: int) -> list[OutputGroup]:
         last = {rank: Block(each.last_lines(count)) for rank, each in self._captures.items()}
         # The members behind a range would double the size of each live update. The static area contains them.
         return [replace(group, members=()) for group in group_blocks(last, self._mode)]
@@ -387,18 +384,18 @@ class _ArrivedText:
         """Remove only the rows that may still change: lines of several ranks are interleaved in the rest."""
         self._live.pop(rank, None)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[OutputGroup]:
         block = self._capture.block()
-        return [*([Group((), block)] if block.lines else []), *self._live_groups()]
+        return [*([OutputGroup((), block)] if block.lines else []), *self._live_groups()]
 
-    def last_groups(self, count: int) -> list[Group]:
+    def last_groups(self, count: int) -> list[OutputGroup]:
         lines = self._capture.last_lines(count)
-        return [*([Group((), Block(lines))] if lines else []), *self._live_groups()]
+        return [*([OutputGroup((), Block(lines))] if lines else []), *self._live_groups()]
 
-    def _live_groups(self) -> list[Group]:
+    def _live_groups(self) -> list[OutputGroup]:
         """Return the rows that may still change, rank by rank; they are shown below the other text."""
         rows = [(rank, split_lines(live)) for rank, live in sorted(self._live.items()) if live]
-        return [Group((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
+        return [OutputGroup((rank,) if self._is_labelled else (), Block(lines)) for rank, lines in rows]
 
     def _label(self, rank: int, text: str) -> str:
         label = f"{self._mesh}{format_label([rank])} "
@@ -409,8 +406,8 @@ class _ArrivedText:
         return f"{start}{body}\n" if ends_line else f"{start}{body}"
 
 
-def _as_publication(name: StreamName, groups: list[Group]) -> Publication:
+def _as_publication(name: StreamName, groups: list[OutputGroup]) -> Publication:
     if not any(group.members for group in groups):
-        return Stream(name, render_text(groups, name))
-    empty: dict[StreamName, list[Group]] = {"stdout": [], "stderr": []}
+        return StreamText(name, render_text(groups, name))
+    empty: dict[StreamName, list[OutputGroup]] = {"stdout": [], "stderr": []}
     return Display(render_area(empty | {name: groups}), {})

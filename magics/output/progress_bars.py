@@ -59,7 +59,10 @@ class MergedBar:
     @property
     def lag(self) -> tuple[float, int, float]:
         """The sort key that puts the slowest last: least progress, then longest elapsed time, then lowest speed."""
-        return -self.progress, _seconds_of(self.elapsed), -self.speed
+        seconds = 0
+        for part in self.elapsed.split(":"):
+            seconds = seconds * 60 + int(part or 0)
+        return -self.progress, seconds, -self.speed
 
 
 def parse_bar(line: str) -> MergedBar | None:
@@ -117,22 +120,14 @@ def _merge_texts(texts: Sequence[str]) -> str:
     if any(_NUMBER.split(text) != words for text in distinct):
         return " | ".join(text.strip(", ") for text in distinct[:3]) + (" | …" if len(distinct) > 3 else "")
     columns = zip(*(_NUMBER.findall(text) for text in distinct), strict=True)
-    return words[0] + "".join(_range(column) + word for column, word in zip(columns, words[1:], strict=True))
-
-
-def _range(numbers: Sequence[str]) -> str:
-    least, most = min(numbers, key=float), max(numbers, key=float)
-    return least if least == most else f"{least} … {most}"
+    merged = words[0]
+    for column, word in zip(columns, words[1:], strict=True):
+        least, most = min(column, key=float), max(column, key=float)
+        merged += (least if least == most else f"{least} … {most}") + word
+    return merged
 
 
 def _value_of(text: str) -> float:
     if text and text[-1] in _SCALES:
         return float(text[:-1]) * _SCALES[text[-1]]
     return float(text or 0)
-
-
-def _seconds_of(text: str) -> int:
-    total = 0
-    for part in text.split(":"):
-        total = total * 60 + int(part or 0)
-    return total

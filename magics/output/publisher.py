@@ -1,7 +1,7 @@
-"""Publishers: they send a cell's output under that cell's own parent header, at any time, from any thread.
+"""The publications of a cell (text, displays, the live area, errors), and the publishers that send them.
 
-They do not use `print` or `display()` in a kernel: those follow the last parent that was set, which any widget message
-changes.
+A publisher sends a cell's output under that cell's own parent header, at any time, from any thread. In a kernel it does
+not use `print` or `display()`: those follow the last parent that was set, which any widget message changes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,54 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication, Stream
+from meshbook.magics.output.grouping import StreamName
+
+
+@dataclass(frozen=True, slots=True)
+class StreamText:
+    """Plain text, published as a `stream` message."""
+
+    name: StreamName
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A separate rich output, published as a `display_data` message."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDisplay:
+    """An output that may change: `display_data` with a display_id, or `update_display_data`.
+
+    `name` distinguishes the outputs of a cell; an empty name is the live area.
+    """
+
+    data: Mapping[str, Any]
+    update: bool
+    is_final: bool = False  # its last state: a terminal, which cannot replace a line, prints only this
+    name: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """A failure, published as an `error` message; the traceback as lines with ANSI colours."""
+
+    name: str
+    value: str
+    traceback: tuple[str, ...]
+
+
+Publication: TypeAlias = StreamText | Display | LiveDisplay | Error
 
 
 class Publisher(Protocol):
@@ -47,7 +90,7 @@ class KernelPublisher:
 
     def _message(self, publication: Publication) -> tuple[str, dict[str, Any]]:
         match publication:
-            case Stream(name, text):
+            case StreamText(name, text):
                 return "stream", {"name": name, "text": text}
             case Display(data, metadata):
                 return "display_data", _bundle(data, metadata)
@@ -72,7 +115,7 @@ class TerminalPublisher:
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
             match publication:
-                case Stream(name, text):
+                case StreamText(name, text):
                     (sys.stderr if name == "stderr" else sys.stdout).write(text)
                 case Display(data, _):
                     print(data.get("text/plain", ""))
@@ -95,7 +138,7 @@ class CapturedPublisher:
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
             match publication:
-                case Stream(name, text):
+                case StreamText(name, text):
                     self._streams[name].write(text)
                 case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as text
                     self._streams["stdout"].write(data.get("text/plain", ""))

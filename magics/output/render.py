@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Literal
 
 from meshbook.magics.output.ansi import html_of
-from meshbook.magics.output.grouping import Group, StreamName
+from meshbook.magics.output.grouping import OutputGroup, StreamName
 from meshbook.runtime.amounts import format_elapsed
 
 _PRE_STYLE = (
@@ -20,15 +20,15 @@ _PRE_STYLE = (
 )
 
 
-def render_text(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
+def render_text(groups: Iterable[OutputGroup], stream: StreamName = "stdout") -> str:
     """Render the groups as plain text, with the label before each line; ANSI colours are kept."""
     return "".join(f"{line}\n" for group in groups for line in _labelled_lines(group, stream))
 
 
-def render_html(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
+def render_html(groups: Iterable[OutputGroup], stream: StreamName = "stdout") -> str:
     """Render the groups as HTML: text is escaped, and a range opens to show each rank's own lines."""
     parts: list[str] = []
-    plain: list[Group] = []
+    plain: list[OutputGroup] = []
     for group in groups:
         if group.members:
             parts += [_render_pre(plain, stream), _render_details(group, stream)]
@@ -38,7 +38,7 @@ def render_html(groups: Iterable[Group], stream: StreamName = "stdout") -> str:
     return "".join([*parts, _render_pre(plain, stream)])
 
 
-def _labelled_lines(group: Group, stream: StreamName) -> list[str]:
+def _labelled_lines(group: OutputGroup, stream: StreamName) -> list[str]:
     prefix, block = group.prefix, group.block
     lines = [prefix + line if line else prefix.rstrip() for line in block.lines]
     if block.hidden:
@@ -46,7 +46,7 @@ def _labelled_lines(group: Group, stream: StreamName) -> list[str]:
     return lines
 
 
-def _announce_hidden(group: Group, stream: StreamName) -> str:
+def _announce_hidden(group: OutputGroup, stream: StreamName) -> str:
     noun = "line" if group.block.hidden == 1 else "lines"
     where = (
         f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}" if group.ranks else "%mesh log RANK"
@@ -54,12 +54,12 @@ def _announce_hidden(group: Group, stream: StreamName) -> str:
     return f"… {group.block.hidden:,} {noun} not shown ({where})"
 
 
-def _render_pre(groups: Sequence[Group], stream: StreamName) -> str:
+def _render_pre(groups: Sequence[OutputGroup], stream: StreamName) -> str:
     text = render_text(groups, stream)
     return f'<pre style="{_PRE_STYLE}">{html_of(text)}</pre>' if text else ""
 
 
-def _render_details(group: Group, stream: StreamName) -> str:
+def _render_details(group: OutputGroup, stream: StreamName) -> str:
     summary = html_of("\n".join(_labelled_lines(group, stream)))
     return (
         f'<details><summary style="{_PRE_STYLE}">{summary}</summary>'
@@ -115,31 +115,24 @@ def _count_ranks(total: int, mesh: str) -> str:
     return f"{f'{mesh}: ' if mesh else ''}{total} {'rank' if total == 1 else 'ranks'}"
 
 
-def render_area(groups: Mapping[StreamName, Sequence[Group]], header: str = "", footer: str = "") -> dict[str, str]:
+def render_area(
+    groups: Mapping[StreamName, Sequence[OutputGroup]], header: str = "", footer: str = ""
+) -> dict[str, str]:
     """Return the bundle to publish: text/plain and text/html."""
     text = [
         *([f"{header}\n"] if header else []),
         render_text(groups["stdout"], "stdout"),
-        *(_render_stderr_text(groups["stderr"])),
+        *(["stderr:\n"] if any(not group.is_bar for group in groups["stderr"]) else []),
+        render_text(groups["stderr"], "stderr"),
         *([f"{footer}\n"] if footer else []),
     ]
     parts = [_render_line(header), render_html(groups["stdout"], "stdout")]
-    parts += _render_stderr_html(groups["stderr"])
+    for is_bar, some in groupby(groups["stderr"], lambda group: group.is_bar):
+        shown = render_html(some, "stderr")
+        # Progress bars also go to stderr, and are not errors.
+        parts.append(shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>')
     parts += [_render_line(footer)]
     return {"text/plain": "".join(text), "text/html": f"<div>{''.join(parts)}</div>"}
-
-
-def _render_stderr_text(groups: Sequence[Group]) -> Iterable[str]:
-    if any(not group.is_bar for group in groups):
-        yield "stderr:\n"
-    yield render_text(groups, "stderr")
-
-
-def _render_stderr_html(groups: Sequence[Group]) -> Iterable[str]:
-    """Render stderr on the background of errors, except progress bars, which also go to stderr."""
-    for is_bar, some in groupby(groups, lambda group: group.is_bar):
-        shown = render_html(some, "stderr")
-        yield shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>'
 
 
 def _render_line(text: str) -> str:

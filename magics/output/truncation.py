@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 
 from meshbook.magics.output.ansi import html_of
-from meshbook.magics.output.grouping import Block, Group, StreamName
+from meshbook.magics.output.grouping import Block, OutputGroup, StreamName
 from meshbook.runtime.geometry.ranges import format_label
 
 # The least number of bytes that a line counts for: a page with tens of thousands of short lines is slow. 130,000 bytes
@@ -19,7 +19,7 @@ _LEAST_LINE = 80
 _ANNOUNCEMENT_SIZE = 120  # approximate size of the line that announces a cut
 
 
-def fit(groups: Sequence[Group], budget: int) -> list[Group]:
+def fit(groups: Sequence[OutputGroup], budget: int) -> list[OutputGroup]:
     """Fit the groups into about `budget` bytes: small ones whole, of large ones the start and the end.
 
     Sizes are those in HTML, where escapes make text longest, so the plain text fits as well.
@@ -35,17 +35,17 @@ def fit(groups: Sequence[Group], budget: int) -> list[Group]:
         return fitted
     ranks = {rank for group in groups[count:] for rank in group.ranks}
     note = f"… {len(groups) - count:,} more groups not shown: {format_label(ranks)} (%mesh log RANK)"
-    return [*fitted, Group((), Block((note,)))]
+    return [*fitted, OutputGroup((), Block((note,)))]
 
 
-def fit_streams(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
+def fit_streams(groups: Mapping[StreamName, list[OutputGroup]], budget: int) -> dict[StreamName, list[OutputGroup]]:
     # Errors must not be displaced by a flood on stdout, nor take more than they need.
     stderr = fit(groups["stderr"], budget // 3)
     used = sum(_size_of(group.lines, group.prefix) for group in stderr)
     return {"stdout": fit(groups["stdout"], budget - used), "stderr": stderr}
 
 
-def fit_details(groups: Mapping[StreamName, list[Group]], budget: int) -> dict[StreamName, list[Group]]:
+def fit_details(groups: Mapping[StreamName, list[OutputGroup]], budget: int) -> dict[StreamName, list[OutputGroup]]:
     ranges = sum(bool(group.members) for each in groups.values() for group in each)
     share = budget // max(ranges, 1)
     return {
@@ -65,7 +65,7 @@ def _share_out(sizes: Sequence[int], budget: int) -> float:
     return math.inf
 
 
-def _shorten(group: Group, size: int) -> Group:
+def _shorten(group: OutputGroup, size: int) -> OutputGroup:
     block = group.block
     room = max(size - _ANNOUNCEMENT_SIZE, 0) // 2
     # A character may take 6 bytes after escaping and encoding, and a shortened line has to fit into the room.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from meshbook.magics.cells.state import CellInbox
 from meshbook.magics.output.collector import OutputCollector
-from meshbook.magics.prompts.debugger import DebuggerGroups, DebugPrompt, Select
+from meshbook.magics.prompts.debugger_groups import DebuggerGroups, DebugPrompt, Select
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, PromptWithdrawn
 from meshbook.magics.prompts.queue import Prompt, PromptQueue, Sharing
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply

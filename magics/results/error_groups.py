@@ -106,7 +106,10 @@ def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     roots, consequences = _split_roots(groups)
     families = _join_alike(roots)
     shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
-    parts = ["\n".join([*_render_group(first), *_render_alike(others)]) for first, *others in shown]
+    parts = []
+    for first, *others in shown:
+        titles = (_red(group.title) for group in others[:MOST_ALIKE])
+        parts.append("\n".join([*_render_group(first), *titles, *_count_rest(others[MOST_ALIKE:])]))
     parts += [_red(_one_line(group)) for group in listed[:MOST_LINES]]
     parts += _count_rest(listed[MOST_LINES:])
     parts += _format_consequential(consequences)
@@ -142,16 +145,13 @@ def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> s
             _format_places(groups),
         ]
     )
-    parts += [f"{name_ranks(group.ranks)} {_in_plural(group.error.message, len(group.ranks))}" for group in silent]
+    for group in silent:
+        message = group.error.message
+        for one, many in _MANY if len(group.ranks) > 1 else ():
+            message = message.replace(one, many, 1)
+        parts.append(f"{name_ranks(group.ranks)} {message}")
     parts += [format_consequences(others)] if others else []
     return "; ".join(filter(None, [*parts, *_format_skipped(skipped), *ending.remarks]))
-
-
-def _in_plural(message: str, count: int) -> str:
-    """Change a message about one rank to plural for several."""
-    for one, many in _MANY if count > 1 else ():
-        message = message.replace(one, many, 1)
-    return message
 
 
 def _format_places(groups: Iterable[ErrorGroup]) -> str:
@@ -169,7 +169,11 @@ def _format_places(groups: Iterable[ErrorGroup]) -> str:
 def format_consequences(groups: Sequence[ErrorGroup]) -> str:
     """Return `ranks 1-3 failed as a consequence (KeyboardInterrupt at cell 3:2)`."""
     ranks = {rank for group in groups for rank in group.ranks}
-    kinds = list(dict.fromkeys(_kind_and_place(group.error) for group in groups))
+    kinds = []
+    for error in (group.error for group in groups):
+        text = f"{error.type_name} {format_place(error.frames)}".rstrip()
+        kinds.append(f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text)
+    kinds = list(dict.fromkeys(kinds))
     shown = kinds if len(kinds) <= 3 else [*kinds[:3], "…"]
     return f"{name_ranks(ranks)} failed as a consequence ({', '.join(shown)})"
 
@@ -192,10 +196,6 @@ def _join_alike(groups: Sequence[ErrorGroup]) -> list[list[ErrorGroup]]:
         error = group.error
         families.setdefault((error.kind, error.type_name, error.place, skeleton(error.message)), []).append(group)
     return list(families.values())
-
-
-def _render_alike(groups: Sequence[ErrorGroup]) -> list[str]:
-    return [*(_red(group.title) for group in groups[:MOST_ALIKE]), *_count_rest(groups[MOST_ALIKE:])]
 
 
 def _precedence(group: ErrorGroup) -> int:
@@ -235,11 +235,6 @@ def _one_line(group: ErrorGroup) -> str:
 def format_error(error: RankError) -> str:
     """Return `ValueError: no such thing`."""
     return f"{error.type_name}: {error.message}" if error.message else error.type_name
-
-
-def _kind_and_place(error: RankError) -> str:
-    text = f"{error.type_name} {format_place(error.frames)}".rstrip()
-    return f"{text}: {error.message}" if error.kind == "interrupted" and error.message else text
 
 
 def _count_rest(groups: Sequence[ErrorGroup]) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.gallery import markup_of, side_by_side
-from meshbook.magics.output.grouping import Block, Group, group_texts, split_lines
+from meshbook.magics.output.grouping import Block, OutputGroup, group_texts, split_lines
 from meshbook.magics.output.render import render_text
-from meshbook.runtime.cells.outcome import CellOutcome, CellValue, RankError
+from meshbook.runtime.cells.outcome import CellOutcome, CellValue
 from meshbook.runtime.geometry.ranges import format_label, name_ranks
 
 MOST_VALUES = 32  # up to this many different values are all shown; of more, numbers become ranges
@@ -104,7 +104,11 @@ def _parts_of(outcomes: Mapping[int, CellOutcome], mesh: str) -> list[_Part]:
     parts = sorted(
         [*_tensor_parts(values, mesh), *_rich_parts(rich, mesh), *_text_parts(texts, mesh)], key=lambda each: each.ranks
     )
-    failed = {rank: _format_error(each.error) for rank, each in outcomes.items() if each.error is not None}
+    failed = {}
+    for rank, outcome in outcomes.items():
+        if (error := outcome.error) is not None:
+            message, place = error.message.partition("\n")[0], f" ({error.place})" if error.place else ""
+            failed[rank] = f"{error.type_name}: {message}{place}" if message else f"{error.type_name}{place}"
     silent = [rank for rank in outcomes if rank not in values and rank not in failed]
     if silent:
         parts.append(_Part(tuple(silent), f"{mesh}{format_label(silent)} no value\n"))
@@ -122,7 +126,7 @@ def _rich_parts(mimes: Mapping[int, Mapping[str, Any]], mesh: str) -> list[_Part
     parts: list[_Part] = []
     for markup, ranks in ranks_of.items():
         block = Block(split_lines(str(mimes[ranks[0]].get("text/plain", ""))))
-        parts.append(_Part(tuple(ranks), render_text([Group(tuple(ranks), block, mesh=mesh)]), markup))
+        parts.append(_Part(tuple(ranks), render_text([OutputGroup(tuple(ranks), block, mesh=mesh)]), markup))
     return parts
 
 
@@ -160,11 +164,5 @@ def _format_content(value: CellValue) -> str:
     return "  ".join(f"{name} {number:.4g}" for name, number in numbers if number is not None)
 
 
-def _group_values(texts: Mapping[int, str]) -> list[Group]:
+def _group_values(texts: Mapping[int, str]) -> list[OutputGroup]:
     return group_texts(texts, "same" if len(set(texts.values())) <= MOST_VALUES else "auto")
-
-
-def _format_error(error: RankError) -> str:
-    message = error.message.partition("\n")[0]
-    place = f" ({error.place})" if error.place else ""
-    return f"{error.type_name}: {message}{place}" if message else f"{error.type_name}{place}"

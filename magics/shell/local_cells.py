@@ -15,7 +15,7 @@ from typing import Any
 
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
-from meshbook.magics.output.messages import Error
+from meshbook.magics.output.publisher import Error
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook

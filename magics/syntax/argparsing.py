@@ -45,6 +45,11 @@ def mesh_name(text: str) -> str:
     return text
 
 
+def hosts_text(text: str) -> str:
+    """A description of hosts, such as slurm:4; starting them checks it."""
+    return text
+
+
 def job_name(text: str) -> str:
     """The number of a job, or the variable that holds it; the lookup checks whether the job exists."""
     return text
@@ -137,9 +142,6 @@ class Parser(argparse.ArgumentParser):
         """Its arguments, in their order."""
         return self._actions
 
-    def option_names(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings]
-
     def option(self, name: str) -> argparse.Action | None:
         """The option of this name, with its dashes."""
         return self._option_string_actions.get(name)
@@ -170,7 +172,8 @@ def parse_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         odd = next((word for word in left if word.startswith("-")), left[0])
         if not odd.startswith("-"):
             parser.error(f"unexpected argument {quoted(_with_minus(odd))} (names and selectors cannot contain spaces)")
-        name, options = odd.partition("=")[0], parser.option_names()
+        name = odd.partition("=")[0]
+        options = [each for action in parser.actions for each in action.option_strings]
         parser.error(f"unknown option {quoted(name)}{suggestion(name, options)} The options are {', '.join(options)}.")
     return found
 

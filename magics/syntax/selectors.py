@@ -343,16 +343,16 @@ class _Resolver:
 
     def _region(self) -> Region:
         if self.mesh not in self.meshes:
-            self._fail(self.selection.column, self._format_unknown_mesh())
+            problem = f"unknown mesh {_quoted(self.mesh)}"
+            if not self.meshes:
+                self._fail(self.selection.column, f"{problem}; no mesh is up")
+            problem += f"; the meshes are {', '.join(map(_quoted, self.meshes))}"
+            if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
+                hint = f" (it is a dimension; write {self.mesh}=0 or {self.mesh}=0:2)"
+            else:
+                hint = _suggestion(self.mesh, [*self.meshes, *WORDS])
+            self._fail(self.selection.column, problem + hint)
         return self.meshes[self.mesh]
-
-    def _format_unknown_mesh(self) -> str:
-        if not self.meshes:
-            return f"unknown mesh {_quoted(self.mesh)}; no mesh is up"
-        problem = f"unknown mesh {_quoted(self.mesh)}; the meshes are {', '.join(map(_quoted, self.meshes))}"
-        if self.default in self.meshes and self.mesh in self.meshes[self.default].labels:
-            return f"{problem} (it is a dimension; write {self.mesh}=0 or {self.mesh}=0:2)"
-        return problem + _suggestion(self.mesh, [*self.meshes, *WORDS])
 
     def _outcome(self, outcome: OutcomeSelector) -> Region:
         ranks = self._ranks_with(outcome)
@@ -396,7 +396,9 @@ class _Resolver:
         if isinstance(item, SpanSelector):
             chosen = places[item.start : item.stop : item.step]
             if not chosen:
-                self._fail(item.column, f"{meaning} {_written(item)} selects nothing; {size}")
+                ends = ["" if end is None else str(end) for end in (item.start, item.stop)]
+                written = ":".join(ends if item.step is None else [*ends, str(item.step)])
+                self._fail(item.column, f"{meaning} {written} selects nothing; {size}")
             return chosen
         if isinstance(item, Range):
             if item.last >= len(places):
@@ -425,11 +427,6 @@ def _fail(text: str, column: int, problem: str) -> NoReturn:
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= _QUOTED_LENGTH else text[:_QUOTED_LENGTH] + "…")
-
-
-def _written(span: SpanSelector) -> str:
-    ends = ["" if end is None else str(end) for end in (span.start, span.stop)]
-    return ":".join(ends if span.step is None else [*ends, str(span.step)])
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ NEST_ASYNCIO = "nest_asyncio"  # cannot be undone
 
 
 @dataclass(frozen=True)
-class Setting:
+class NotebookSetting:
     """One setting. `read` parses its value from a word, or raises ArgumentTypeError."""
 
     name: str
@@ -51,36 +51,36 @@ def _limit(text: str) -> float | None:
 
 
 _ALL_SETTINGS = (
-    Setting(
+    NotebookSetting(
         "group",
         "auto",
         f"how output is grouped: {', '.join(get_args(GroupMode))}",
         _choice(*get_args(GroupMode)),
         offers=get_args(GroupMode),
     ),
-    Setting(
+    NotebookSetting(
         "on_error",
         "stop",
         f"effect of the first error on the other ranks: {', '.join(get_args(OnError))}",
         _choice(*get_args(OnError)),
         offers=get_args(OnError),
     ),
-    Setting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
-    Setting(
+    NotebookSetting("timeout", None, "seconds after which a cell is interrupted, or none", _limit, offers=("none",)),
+    NotebookSetting(
         "block",
         True,
         "whether a cell waits for its ranks (on) or runs as a job, as with -a (off)",
         _switch,
         offers=SWITCH,
     ),
-    Setting(
+    NotebookSetting(
         "plain_time",
         OutputLimits().plain_time,
         "seconds: a cell that ends sooner prints plain text, a longer one has a live area",
         seconds,
         is_option=False,
     ),
-    Setting(
+    NotebookSetting(
         NEST_ASYNCIO,
         False,
         "whether asyncio.run() works inside cells (on); this patches asyncio until the kernel ends",
@@ -92,7 +92,7 @@ _ALL_SETTINGS = (
 SETTINGS = {each.name: each for each in _ALL_SETTINGS}
 
 
-def find_setting(name: str) -> Setting:
+def find_setting(name: str) -> NotebookSetting:
     """Return the setting of this name, in which hyphens may replace underscores. UsageError if there is none."""
     known = name.replace("-", "_")
     if known not in SETTINGS:
@@ -133,12 +133,13 @@ class NotebookSettings:
 
     def format(self, names: Iterable[str] = SETTINGS) -> str:
         """Return a line for each of these: its name, its value, and its meaning."""
-        rows = [(name, _format_value(self._values[name]), SETTINGS[name].meaning) for name in names]
+        rows = []
+        for name in names:
+            value = self._values[name]
+            if isinstance(value, bool):
+                text = "on" if value else "off"
+            else:
+                text = "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            rows.append((name, text, SETTINGS[name].meaning))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}" for name, value, meaning in rows)
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -44,7 +44,9 @@ def transform(lines: list[str], mode: str | None = None, *, is_within: bool = Fa
         return lines
     line = lines[first].rstrip("\r\n")
     if HERE.match(line):
-        return _without_line(lines, first)
+        # Keep line numbers, unless another cell magic follows, which must be on the first line.
+        rest = lines[first + 1 :]
+        return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
     timer = read_timer(line.rstrip())
     second = next_line(lines, first + 1) if timer else first
     found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
@@ -67,12 +69,6 @@ def _call(line: str, body: str, timer: str, *, by_mode: bool = False, is_within:
     """Return the call that runs the cell: async, or plain within another cell, since its loop runs already."""
     arguments = [*map(repr, [line, body, timer] if timer else [line, body]), *(["by_mode=True"] if by_mode else [])]
     return f"{RUNNER_WITHIN if is_within else f'await {RUNNER}'}({', '.join(arguments)})\n"
-
-
-def _without_line(lines: list[str], first: int) -> list[str]:
-    """Remove the line but keep line numbers, unless another cell magic follows, which must be on the first line."""
-    rest = lines[first + 1 :]
-    return rest if rest and rest[0].startswith("%%") else ["#\n" * (first + 1), *rest]
 
 
 def _as_comment(line: str) -> str:

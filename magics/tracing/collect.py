@@ -182,15 +182,14 @@ async def take_trace(
     controller = TracedProcess(CONTROLLER, "", -1, _with_cells(own, chosen))
     silent = {address.node for address in addresses} - {each.node for each in traced}
     order = sorted(processes, key=lambda each: (each.mesh, each.rank, each.node))
-    gone = _count_ranks_used(controller.recording, window) - len(order) - len(silent) if only is None else 0
+    gone = 0
+    if only is None:  # compare with the largest `%%mesh` cell
+        used_spans = filter(is_use, controller.recording.spans)
+        calls = (span for span in used_spans if (span.kind, span.name) == ("call", "run"))
+        of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
+        used = max((last - first + 1 for first, last, _ in of_cells), default=0)
+        gone = used - len(order) - len(silent)
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
-
-
-def _count_ranks_used(own: SpanRecording, window: TimeWindow) -> int:
-    """Return the number of ranks of the largest `%%mesh` cell."""
-    calls = (span for span in own.spans if span.kind == "call" and span.name == "run" and is_use(span))
-    of_cells = (call.link for call in calls if name_of(call.link[2]) == "cells" and window.has(call))
-    return max((last - first + 1 for first, last, _ in of_cells), default=0)
 
 
 def cell_of(span: Span) -> int | None:

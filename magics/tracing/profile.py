@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import html
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,7 +96,10 @@ class ProfileSummary:
         much, little = ([rank for rank in own if (own[rank] > middle) is wanted] for wanted in (True, False))
         if not much or not little:
             return 0.0, ""
-        groups = [f"{_format_range([own[rank] for rank in ranks])} on {name_ranks(ranks)}" for ranks in (much, little)]
+        groups = []
+        for ranks in (much, little):
+            low, high = (format_seconds(choose(own[rank] for rank in ranks)) for choose in (min, max))
+            groups.append(f"{high if low == high else f'{low} to {high}'} on {name_ranks(ranks)}")
         share = (max(own.values()) - min(own.values())) / max(self.ranks.values())
         return share, f"ranks differ in {line.name}: {groups[0]}, {groups[1]}"
 
@@ -118,11 +121,6 @@ class ProfileSummary:
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in [*self.differences(), *self.notes])
         table = f"<table style='color:inherit;font:inherit'>{rows}</table>"
         return f'<div style="{_STYLE}"><div>{html.escape(self.title)}</div>{table}{notes}</div>'
-
-
-def _format_range(times: Sequence[float]) -> str:
-    low, high = format_seconds(min(times)), format_seconds(max(times))
-    return high if low == high else f"{low} to {high}"
 
 
 def save(profile: Profile, path: Path) -> int:

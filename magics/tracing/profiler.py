@@ -19,15 +19,14 @@ import msgspec
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
-from meshbook.magics.output.messages import Display, Stream
-from meshbook.magics.output.publisher import Publisher
+from meshbook.magics.output.publisher import Display, Publisher, StreamText
 from meshbook.magics.tracing.profile import Profile, SampleProfile, TorchProfile, save
 from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operators import OperatorProfile, OperatorProfiler
 from meshbook.runtime.cells.sampling import Sampler
 from meshbook.runtime.geometry.ranges import name_ranks
-from meshbook.runtime.hosts.profiler import begin_spying, end_spying
+from meshbook.runtime.hosts.py_spy import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope
 
@@ -89,7 +88,7 @@ class ProfilerState:
                     text = save_as(profile, request.out)
                 except MeshError as error:  # printed, so that the cell keeps its result
                     text = str(error)
-                target.publisher.publish([Stream("stdout", f"{text}\n")])
+                target.publisher.publish([StreamText("stdout", f"{text}\n")])
 
     def show(self, profile: Profile, publisher: Publisher) -> None:
         """Show the summary, and keep the profile for `--save`."""

@@ -147,10 +147,10 @@ class Timeline:
             yield f"the clocks of the hosts agree to within {seconds(error)}"
 
     def _format_wait(self, mesh: str, blame: WaitBlame) -> str:
-        who = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")
+        ranks = name_ranks(blame.ranks) + (f" of {mesh}" if self._names_mesh else "")
         calls = f", {blame.times} calls" if blame.times > 1 else ""
         up_to = "up to " if len(blame.ranks) > 1 else ""
-        return f"{who} waited {up_to}{seconds(blame.waited)} for {name_ranks(blame.awaited)} in {blame.name}{calls}"
+        return f"{ranks} waited {up_to}{seconds(blame.waited)} for {name_ranks(blame.awaited)} in {blame.name}{calls}"
 
     @functools.cached_property
     def spent(self) -> list[tuple[str, ...]]:

@@ -156,11 +156,9 @@ def is_array(value: Any) -> bool:
 
 def _kinds(values: Sequence[Any]) -> str:
     """Describe the kinds of the values, each once: `Tensor (2, 3) and Tensor (2, 4)`, `str`."""
-    kinds = dict.fromkeys(_kind(value) for value in values)
+    kinds: dict[str, None] = {}  # an ordered set
+    for value in values:
+        shape = getattr(value, "shape", None)
+        name = f"{library_of(value)} {type(value).__name__}".lstrip()
+        kinds[f"values of type {name}" if shape is None else f"a {name} of shape {tuple(shape)}"] = None
     return " and ".join(list(kinds)[:3]) + (" and others" if len(kinds) > 3 else "")
-
-
-def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    name = f"{library_of(value)} {type(value).__name__}".lstrip()
-    return f"values of type {name}" if shape is None else f"a {name} of shape {tuple(shape)}"

@@ -20,7 +20,7 @@ from meshbook.magics.cells.rank_errors import check_able
 from meshbook.magics.errors import VariableError, VariableUsageError, make_cell_error
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import ask_ranks
-from meshbook.magics.shell.interrupts import run_interruptible
+from meshbook.magics.shell.cell_interrupts import run_interruptible
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.variables import RequestError, VariableRequest

@@ -11,7 +11,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.status import state_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach
@@ -64,7 +64,8 @@ class AttachVerb(Verb):
         status = choose(self.name or "")
         # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
-        session = attach(status, notebook_label(), attached.prepare)
+        # The label of this process, which other notebooks show as the holder of the run.
+        session = attach(status, f"a notebook (pid {os.getpid()})", attached.prepare)
         CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
         session.forwarder.screen = notebook.screen
         attached.bind()
@@ -84,8 +85,3 @@ def _format_attached(session: AttachedSession, attached: AttachedNotebook) -> It
         yield f"  variables: {', '.join(sorted(attached.bound))}"
     for what in (*session.lost, *attached.lost):
         yield f"  not available here: {what}"
-
-
-def notebook_label() -> str:
-    """Return a description of this process, which other notebooks show as the holder of the run."""
-    return f"a notebook (pid {os.getpid()})"

@@ -11,7 +11,7 @@ from meshbook.magics.cells.detach import detach_meshes, plan_to_detach
 from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.hosts.detaching import DAY, DetachError
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.messages import Display, Error, LiveDisplay, Publication
-from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.output.publisher import Display, Error, LiveDisplay, Publication, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, job_name
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 
 
 @dataclass(frozen=True)

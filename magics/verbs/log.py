@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, count
-from meshbook.magics.verbs.base import Verb, add_selection
+from meshbook.magics.verbs import Verb, add_selection
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import MOST_LINES, LogLine, LogPage, LogQuery, find_lines

@@ -11,7 +11,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, selector, setting_name
 from meshbook.magics.syntax.cell_options import parse_cell_options
 from meshbook.magics.syntax.settings import NEST_ASYNCIO, SETTINGS, UNSET, find_setting
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.whereabouts import collect_whereabouts
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.runtime.geometry.ranges import name_ranks
 
 ANNOUNCED_SECONDS = 2.0  # seconds; a longer profile is announced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -9,26 +10,33 @@ from typing import Any
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.rank_errors import format_remedy
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.registry import format_up
+from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
+from meshbook.magics.meshes.registry import NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.messages import LiveDisplay
-from meshbook.magics.output.publisher import publisher_for
-from meshbook.magics.syntax.argparsing import Parser, count, mesh_name, variable
-from meshbook.magics.verbs.base import Verb, add_mesh_name, add_selection, add_size
+from meshbook.magics.output.publisher import LiveDisplay, publisher_for
+from meshbook.magics.syntax.argparsing import Parser, count, hosts_text, mesh_name, variable
+from meshbook.magics.verbs import Verb, add_mesh_name, add_selection, add_size
 from meshbook.runtime.geometry import Extent
 
 
 @dataclass(frozen=True)
 class UpVerb(Verb):
-    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. A mesh that is up stays."""
+    """Start a mesh of `gpus` workers, or of this shape; the default of both is None. A mesh that is up stays.
+
+    With `hosts`, this is the number or shape on each host.
+    """
 
     word = "up"
-    description = "Start a mesh. A mesh of this name and shape that is already up stays as it is."
+    description = (
+        "Start a mesh. A mesh of this name and shape that is already up stays as it is. With --hosts, --gpus and "
+        "--shape are those on each host. Example: %mesh up --hosts slurm:4 --gpus 8"
+    )
 
     gpus: int | None = None
     shape: Extent | None = None
     name: str | None = None
     spares: int = 0
+    hosts: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
@@ -41,20 +49,28 @@ class UpVerb(Verb):
             default=0,
             help="keep N processes ready to replace ranks that die (default: none)",
         )
+        parser.add_argument(
+            "--hosts",
+            metavar="HOSTS",
+            type=hosts_text,
+            help="start it on other machines: slurm:4, ssh:gpu1,gpu2, ray:4, local:2, cluster.toml, a name in "
+            "hosts.toml, or the name of a mesh, to share its hosts (default: this machine)",
+        )
 
     def run(self, notebook: Notebook) -> None:
         started = time.monotonic()
         notebook.session()
         extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
         known = notebook.meshes.find(self.name)
-        if known is not None and extent in (None, known.extent) and not known.session.has_lost_agent:
+        if known is not None and self._is_met_by(known, extent):
             notebook.bind(known)
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
             print(f"{known.format_summary()}; already up{remedy}")
             return
         bar = _Progress(notebook.shell)
         try:
-            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares)
+            open_hosts = functools.partial(self._open_hosts, notebook, bar) if self.hosts is not None else None
+            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
         except BaseException:
             bar.stop()
             raise
@@ -64,17 +80,39 @@ class UpVerb(Verb):
         bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
         print_detached_runs()
 
+    def _is_met_by(self, known: NotebookMesh, extent: Extent | None) -> bool:
+        """Whether a mesh that is up already has this shape and these hosts."""
+        if known.session.has_lost_agent:
+            return False
+        if self.hosts is None or known.hosts is None:
+            return self.hosts is None and extent in (None, known.extent)
+        return self.hosts == known.hosts.text and extent in (None, known.per_host)
+
+    def _open_hosts(self, notebook: Notebook, bar: _Progress) -> MeshHosts:
+        assert self.hosts is not None
+        bar.count_hosts(0, 0)
+        return open_hosts(
+            self.hosts,
+            in_use={mesh.name: mesh.hosts for mesh in notebook.meshes if mesh.hosts is not None},
+            variables=notebook.shell.user_ns,
+            gpus_per_host=self.gpus if self.shape is None else self.shape.nelements,
+            progress=bar.count_hosts,
+        )
+
 
 class _Progress:
-    """A progress line with the number of ranks that are up; a quick start shows none."""
+    """A progress line with the number of hosts, then of ranks that are up; a quick start on this machine shows none."""
 
     def __init__(self, shell: Any) -> None:
         self._publisher = publisher_for(shell)
         self._shown = ""
 
     def __call__(self, ready: int, total: int) -> None:
-        bar = "█" * (20 * ready // total)
-        self._show(f"starting ranks {bar:░<20} {ready}/{total}")
+        self._show(f"starting ranks {_bar(ready, total)}")
+
+    def count_hosts(self, up: int, total: int) -> None:
+        """Show how many hosts are up; 0 of 0 while their launcher has not named them."""
+        self._show(f"starting hosts {_bar(up, total)}" if total else "waiting for hosts")
 
     def done(self, text: str) -> None:
         self._show(text, is_final=True) if self._shown else print(text)
@@ -88,6 +126,10 @@ class _Progress:
         if text != self._shown:
             self._publisher.publish([LiveDisplay({"text/plain": text}, bool(self._shown), is_final)])
             self._shown = text
+
+
+def _bar(ready: int, total: int) -> str:
+    return f"{'█' * (20 * ready // total):░<20} {ready}/{total}"
 
 
 @dataclass(frozen=True)
@@ -112,7 +154,7 @@ class DownVerb(Verb):
     """Stop a mesh (None: the current mesh); `now` does not wait for running code."""
 
     word = "down"
-    description = "Stop a mesh."
+    description = "Stop a mesh. Hosts that %mesh up has started end with the last mesh on them."
 
     name: str | None = None
     now: bool = False

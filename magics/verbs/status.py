@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshbook.magics.cells.detach import print_detached_runs
-from meshbook.magics.doctor.examination import CHECKS
+from meshbook.magics.doctor import CHECKS
 from meshbook.magics.doctor.finding import examine, format_report
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.status import history_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.messages import Display
-from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.output.publisher import Display, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, port
-from meshbook.magics.verbs.base import Verb, add_mesh_name
+from meshbook.magics.verbs import Verb, add_mesh_name
 from meshbook.runtime.hosts.metrics import PORT
 from meshbook.runtime.telemetry.exporters.readings import MetricsError
 

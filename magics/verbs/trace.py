@@ -8,13 +8,12 @@ from pathlib import Path
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.messages import Display
-from meshbook.magics.output.publisher import publisher_for
+from meshbook.magics.output.publisher import Display, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, count, selector
 from meshbook.magics.tracing.chrome_trace import write_trace
 from meshbook.magics.tracing.collect import Trace, ranks_of, take_trace
 from meshbook.magics.tracing.timeline_svg import Timeline
-from meshbook.magics.verbs.base import Verb
+from meshbook.magics.verbs import Verb
 from meshbook.runtime.amounts import format_bytes
 
 

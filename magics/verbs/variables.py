@@ -12,7 +12,7 @@ from meshbook.magics.variables import operations
 from meshbook.magics.variables.compare import compare
 from meshbook.magics.variables.listing import format_names, format_table
 from meshbook.magics.variables.requests import as_usage_errors, run_steps
-from meshbook.magics.verbs.base import Verb, add_selection
+from meshbook.magics.verbs import Verb, add_selection
 from meshbook.runtime.cells.inventory import Entry
 
 

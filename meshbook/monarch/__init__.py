@@ -7,6 +7,7 @@ modules        the errors that its modules raise for missing names
 configuration  `monarch.config` over meshbook's settings; `keys` has the keys
 identities     `ProcId` and `Uid`; `telemetry` has functions of `monarch.actor`
 functions      other functions of Monarch's modules, also those that Monarch itself no longer offers
+jobs           sources of hosts that outlive a program; `workers` has worker loops, `commands` runs programs on hosts
 tensors        `monarch` itself, whose names of the tensor engine are imported at their first use
 
 `alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch`

@@ -10,16 +10,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from meshbook import hosts
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
-from meshbook.runtime.hosts.launchers import CommandLauncher
-from meshbook.runtime.hosts.machine import count_gpus
-from meshbook.runtime.hosts.session import current_session, running_session, this_host
+from meshbook.runtime.hosts.session import running_session, this_host
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.resources import count_gpus
 
 
 class DebugController(Actor):
@@ -37,17 +37,14 @@ def debug_controller() -> DebugController:
     return get_or_spawn_controller("debug_controller", DebugController).get()
 
 
-LOCAL_HOSTS = 2
-
-
 def hosts_from_config(name: str) -> HostMesh:
-    """Return two hosts on this machine, as a mesh with the dimension `hosts`; this version has no configurations.
+    """Return the hosts of the table `name` in `hosts.toml` (`meshbook.hosts.start`); without one, two local hosts.
 
     Raises LaunchError, which names the host, if one does not come up.
     """
-    names = [f"{name}-{number}" for number in range(LOCAL_HOSTS)]
-    launcher = CommandLauncher({each: [] for each in names})
-    return current_session().remote.start(launcher, names, addresses={}, python="")
+    if name in hosts.setup_names():
+        return hosts.start(name)
+    return hosts.command({f"{name}-{number}": [] for number in range(2)})
 
 
 def proc_mesh(

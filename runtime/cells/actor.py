@@ -39,7 +39,7 @@ from meshbook.runtime.cells.thread_stacks import (
     stacks_of_others,
 )
 from meshbook.runtime.cells.values import describe, without_graph
-from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, Transfer, VariableRequest, handle
+from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, VariableRequest, VariableTransfer, handle
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
@@ -97,7 +97,9 @@ class CellActor(Actor):
         names.update({name: value for name, value in self._predefined.items() if names.get(name) is before[name]})
 
     @endpoint
-    def run(self, source: str, number: int, transfer: Transfer = NO_TRANSFER, *, debugs: bool = False) -> CellOutcome:
+    def run(
+        self, source: str, number: int, transfer: VariableTransfer = NO_TRANSFER, *, debugs: bool = False
+    ) -> CellOutcome:
         """Run a cell's source; its execution is the message's origin. Never raises the exception of the cell.
 
         With `debugs`, an error opens the debugger first.

@@ -1,7 +1,7 @@
 """pdb on a rank: `breakpoint()`, `pdb.set_trace()`, `%debug` and the post-mortem of a cell that failed.
 
 It is IPython's debugger. It reads commands like any input of a rank, and its output is output of the cell. The notebook
-decides which ranks a command is for (`meshbook.magics.prompts.debugger`).
+decides which ranks a command is for (`meshbook.magics.prompts.debugger_groups`).
 """
 
 from __future__ import annotations

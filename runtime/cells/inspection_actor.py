@@ -15,10 +15,10 @@ from meshbook.runtime.actor.endpoint import endpoint
 # threads enter a package with circular imports by different modules, one sees a half-initialized module. With this
 # import, the second thread waits here.
 from meshbook.runtime.cells import actor as _first  # noqa: F401
-from meshbook.runtime.cells.background_threads import BackgroundThreads
 from meshbook.runtime.cells.completion import Match, Snapshot, complete, make_completer, take_snapshot
 from meshbook.runtime.cells.object_info import Inspected, inspect_name
 from meshbook.runtime.cells.shell import RankShell
+from meshbook.runtime.threads import BackgroundThreads
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter
@@ -44,8 +44,14 @@ class CellInspection(Actor):
     @endpoint
     def inspect(self, name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected | None:
         """Inspect the object under a name, `whole` or only to compare ranks; None after the time limit."""
+
+        def inspect() -> Inspected:
+            if not RankShell.initialized():
+                return Inspected()
+            return inspect_name(RankShell.instance(), name, detail, omitted, whole=whole)
+
         try:
-            return self._threads.run(lambda: _inspect(name, detail, omitted, whole), WITHIN)
+            return self._threads.run(inspect, WITHIN)
         except TimeoutError:
             return None
 
@@ -63,12 +69,6 @@ class CellInspection(Actor):
         if self._completer is None:
             self._completer = make_completer(RankShell.instance())
         return complete(self._completer, source, len(source))
-
-
-def _inspect(name: str, detail: int, omitted: tuple[str, ...], whole: bool) -> Inspected:
-    if not RankShell.initialized():
-        return Inspected()
-    return inspect_name(RankShell.instance(), name, detail, omitted, whole=whole)
 
 
 def _snapshot() -> Snapshot:

@@ -55,7 +55,8 @@ def inspect_name(shell: Any, name: str, detail: int, omitted: Collection[str], *
         return Inspected()
     held = _fields_of(info.obj)
     if held is not None:
-        text = _fields(shell, held)
+        bundle: Any = {"text/plain": [(field, content) for field, content in held], "text/html": []}
+        text = str(shell.inspector.format_mime(bundle)["text/plain"])
         data = {"text/plain": text}
     else:
         data = dict(shell.inspector._get_info(info.obj, name, None, info, detail, omit_sections=list(omitted)))
@@ -81,11 +82,6 @@ def _fields_of(value: Any) -> Sequence[tuple[str, str]] | None:
             keys = [("Keys", ", ".join(map(str, list(value)[:20])))] if type(value) is dict else []
             return [("Type", type(value).__name__), ("Length", str(len(value))), *keys]
     return None
-
-
-def _fields(shell: Any, fields: Sequence[tuple[str, str]]) -> str:
-    bundle: Any = {"text/plain": [(name, text) for name, text in fields], "text/html": []}
-    return str(shell.inspector.format_mime(bundle)["text/plain"])
 
 
 def _summarize(value: Any, held: Sequence[tuple[str, str]] | None) -> str:

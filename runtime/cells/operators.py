@@ -16,7 +16,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.cells.shell import RankShell
 
 
-class Operator(msgspec.Struct, frozen=True, array_like=True):
+class OperatorTotals(msgspec.Struct, frozen=True, array_like=True):
     """An operator of a rank: how often it ran, and the seconds in itself alone on the CPU and on the device."""
 
     name: str
@@ -29,7 +29,7 @@ class OperatorProfile(msgspec.Struct, frozen=True, array_like=True):
     """The profile of a cell by torch.profiler. `seconds`: the cell's duration. `trace`: its gzipped Chrome trace."""
 
     seconds: float
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorTotals, ...]
     trace: bytes
 
 
@@ -83,7 +83,7 @@ class OperatorProfiler(Actor):
 
 def _summarize_profile(profile: Any, seconds: float) -> OperatorProfile:
     operators = tuple(
-        Operator(
+        OperatorTotals(
             each.key,
             each.count,
             each.self_cpu_time_total / 1e6,

@@ -1,7 +1,8 @@
 """The notebook's requests about variables of a rank: a class for each, which the cell actor carries out.
 
-They wait behind cells, on the main thread, so each request sees the effects of the cells before it. A `Transfer` has
-the variables sent with a cell: set before its source runs, and returned with its outcome. `packed_values` packs values.
+They wait behind cells, on the main thread, so each request sees the effects of the cells before it. A
+`VariableTransfer` has the variables sent with a cell: set before its source runs, and returned with its outcome.
+`packed_values` packs values.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
 
 
 @dataclass(frozen=True)
-class Transfer:
+class VariableTransfer:
     """The variables to set, and the names to return: on every rank (`pulled`), and on some ranks (`pulled_at`).
 
     It is part of the cell, so no other message comes between, and one interrupt ends both.
@@ -204,4 +205,4 @@ class Transfer:
             return msgspec.structs.replace(outcome, error=format_interrupt(error))
 
 
-NO_TRANSFER = Transfer()
+NO_TRANSFER = VariableTransfer()

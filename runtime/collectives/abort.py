@@ -83,15 +83,13 @@ def _store_ports(c10d: Any) -> set[int]:
     stores = {store for _, store in c10d._world.pg_map.values()}
     for frame in _frames_in_torch():
         stores |= {value for value in frame.f_locals.values() if isinstance(value, c10d.Store)}
-    ports = {port for store in stores if (port := _port(store)) is not None}
+    ports: set[int] = set()
+    for store in stores:
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        if hasattr(store, "port"):  # not a store in a file or in memory
+            ports.add(store.port)
     return ports | {port for _, port in _rendezvous_calls()}
-
-
-def _port(store: Any) -> int | None:
-    """Return the port of the underlying TCPStore; None for a store in a file or in memory."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return getattr(store, "port", None)
 
 
 def _frames_in_torch() -> list[FrameType]:

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from meshbook.runtime.geometry.point import Point
 from meshbook.runtime.geometry.ranges import format_ranks
-from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange, Slice, natural, row_major_strides
+from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange, Point, Slice, natural, row_major_strides
 from meshbook.runtime.geometry.splitting import SplitArgument, read_split
 
 # Inside a class with a method called `slice` the builtin needs another name in annotations.
@@ -219,7 +218,10 @@ class Region:
 
     def flatten(self, name: str) -> Region:
         """Replace all dimensions by one, `name`; ValueError if the ranks have gaps."""
-        if not self._is_dense():
+        sizes, strides = self.ndslice.sizes, self.ndslice.strides
+        pairs = zip(sizes, strides, row_major_strides(sizes), strict=True)
+        # A dimension of size 1 never uses its stride, so it cannot make a gap.
+        if self.picked is not None or any(size != 1 and stride != dense for size, stride, dense in pairs):
             raise ValueError(f"cannot flatten sparse mesh: there are gaps between its ranks ({self.ndslice!r})")
         return Region((name,), Slice(self.ndslice.offset, (len(self),), (1,)))
 
@@ -282,12 +284,6 @@ class Region:
             return self.ndslice.index(rank) if rank in self.ndslice else None
         position = bisect_left(self.picked, rank)
         return position if position < len(self.picked) and self.picked[position] == rank else None
-
-    def _is_dense(self) -> bool:
-        # A dimension of size 1 never uses its stride, so it cannot make a gap.
-        sizes, strides = self.ndslice.sizes, self.ndslice.strides
-        pairs = zip(sizes, strides, row_major_strides(sizes), strict=True)
-        return self.picked is None and all(size == 1 or stride == dense for size, stride, dense in pairs)
 
     def _rearranged(self, offset: int, axes: Sequence[_Axis]) -> Region:
         labels = [axis.label for axis in axes]

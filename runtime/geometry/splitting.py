@@ -37,7 +37,10 @@ class SplitRequest:
 def read_split(arguments: Mapping[str, SplitArgument], labels: Sequence[str]) -> SplitRequest:
     """Separate the keyword arguments of `split` into new names and fixed sizes; reject those that match nothing."""
     names = {label: _names(label, given) for label, given in arguments.items() if not isinstance(given, int)}
-    sizes = {name: _size(name, given) for name, given in arguments.items() if isinstance(given, int)}
+    sizes = {name: given for name, given in arguments.items() if isinstance(given, int)}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"the size of {name!r} must be at least 1, but is {size}")
     unknown = [label for label in names if label not in labels]
     if unknown:
         raise ValueError(f"cannot split {_listed(unknown)}: the dimensions are {_listed(labels)}")
@@ -53,12 +56,6 @@ def _names(label: str, given: Sequence[str]) -> tuple[str, ...]:
     if not is_list or not given or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{label}={given!r}: expected the names of new dimensions, such as ('a', 'b'), or a size")
     return tuple(given)
-
-
-def _size(name: str, given: int) -> int:
-    if given < 1:
-        raise ValueError(f"the size of {name!r} must be at least 1, but is {given}")
-    return given
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ Its main thread watches two things: standard input, whose end means that the con
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import secrets
@@ -24,29 +25,37 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import Clients
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.forkserver_client import ForkServerClient, execute_server, fork_server
-from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RunFolder, make_folder
+from meshbook.runtime.hosts.launch import (
+    AgentAnswer,
+    AgentSpec,
+    RemoteAgentSpec,
+    RunFolder,
+    environment_on_host,
+    make_folder,
+)
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.linux import adopt_orphans
-from meshbook.runtime.hosts.machine import address_towards, count_gpus
 from meshbook.runtime.hosts.observer import OBSERVER, Observer
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER, VitalsSender, make_meter
-from meshbook.runtime.hosts.profiler import PROFILER, Profiler
+from meshbook.runtime.hosts.py_spy import PROFILER, Profiler
 from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, RendezvousActor
 from meshbook.runtime.hosts.run_lease import RunLease
-from meshbook.runtime.hosts.run_membership import RunMembership
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
+from meshbook.runtime.hosts.worker_loop import CONTROLLER_LOST
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
+from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
+from meshbook.runtime.mesh.workspaces import WORKSPACE, WorkspaceActor
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
-from meshbook.runtime.resources import raise_file_limit
+from meshbook.runtime.resources import address_towards, count_gpus, raise_file_limit
 from meshbook.runtime.telemetry.events import Kind
 from meshbook.runtime.telemetry.output import TELEMETRY, UnsentOutput
 from meshbook.runtime.transport.curve import KeyPair
@@ -85,6 +94,7 @@ def main(received: bytes = b"", server: Started | None = None) -> None:
             )
         )
         sys.exit(1)
+    os.environ.update(spec.away.environment)
     try:
         folder = make_folder(spec.settings, secrets.token_hex(4))
         servers = first_servers(spec, folder, server)
@@ -140,7 +150,8 @@ def serve(
         workers.serve(line)
     others.close("its agent has ended")
     folder.close()
-    os._exit(0)  # every worker is gone and no peer listens: there is nothing to clean up or wait for
+    # Every worker is gone and no peer listens: there is nothing to clean up or wait for.
+    os._exit(CONTROLLER_LOST if others.has_lost_first else 0)
 
 
 def answer(line: AgentAnswer) -> None:
@@ -210,11 +221,10 @@ def attend(
     node.data_plane.serve_host(others.ip_towards, RunMembership(folder).includes)
     node.actors.host_inline(RENDEZVOUS, RendezvousActor(others.new_rendezvous))
 
-    def make_agent() -> Agent:
-        return Agent(node, workers, clients, notice_lock, started, others)
-
+    make_agent = functools.partial(Agent, node, workers, clients, notice_lock, started, others, spec.away)
     node.actors.host(HOST, make_agent, class_name="HostActor").start(lambda error: None)
     node.actors.host(OBSERVER, lambda: Observer(workers.pid_of)).start(lambda error: None)
+    node.actors.host(WORKSPACE, WorkspaceActor).start(lambda error: None)
     meter = make_meter(host, folder)
     node.actors.host(VITALS_SENDER, lambda: VitalsSender(node, workers.living, meter)).start(lambda error: None)
     node.actors.host(PROFILER, lambda: Profiler(workers.pid_of)).start(lambda error: None)
@@ -243,6 +253,7 @@ class Agent(HostActor):
         notice_lock: threading.Lock,
         started: set[str],
         others: RemoteAgents,
+        away: RemoteAgentSpec | None,
     ) -> None:
         self._node = node
         self._workers = workers
@@ -250,6 +261,7 @@ class Agent(HostActor):
         self._notice_lock = notice_lock
         self._started = started  # the workers started here that are not known to have ended
         self._others = others
+        self._away = away
 
     @endpoint
     def spawn_procs(self, specs: list[WorkerSpec]) -> None:
@@ -272,9 +284,16 @@ class Agent(HostActor):
                 self._notify_restarted(spec)
         # A new process has received no restart notices, and must not mistake a peer for its previous incarnation.
         incarnations = self._node.routes.incarnations()
-        self._workers.start([_informed(spec, rendezvous, incarnations) for spec in specs])
+        self._workers.start([self._inform(spec, rendezvous, incarnations) for spec in specs])
         if self._node.peers.report_of(owner) is not None:  # the owner died meanwhile, before there was anything to end
             self._workers.stop_owned_by(owner)
+
+    def _inform(self, spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
+        """Return the worker spec completed with the values that only its agent has."""
+        world = msgspec.structs.replace(
+            spec.world, rendezvous=rendezvous, environment=_environment_here(spec.world, self._away)
+        )
+        return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
 
     def _notify_restarted(self, spec: WorkerSpec) -> None:
         """Notify all nodes of a restart: they forget the end of the previous incarnation before the new one sends."""
@@ -339,6 +358,8 @@ class Agent(HostActor):
 
     @endpoint
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
+        world = msgspec.structs.replace(like.world, environment=_environment_here(like.world, self._away))
+        like = msgspec.structs.replace(like, world=world)
         self._workers.keep_spares(like, count)
 
     @endpoint
@@ -373,10 +394,15 @@ def _nothing() -> None:
     """Do nothing: no caller waits for the link."""
 
 
-def _informed(spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
-    """Return the worker spec completed with the values that only its agent has."""
-    world = msgspec.structs.replace(spec.world, rendezvous=rendezvous)
-    return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
+def _environment_here(world: MeshSpec, away: RemoteAgentSpec | None) -> dict[str, str]:
+    """Return the environment of this mesh's workers on this host."""
+    if away is None:
+        return world.environment
+    if away.is_local:
+        return {**world.environment, **away.environment, **world.chosen_variables}
+    return environment_on_host(
+        world.environment, os.environ, configured=away.environment, chosen=world.chosen_variables
+    )
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class FoundAgent:
         os.close(self._process)
 
 
-def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = None) -> AttachedSession:
+def attach(run: Status, label: str, prepare: Prepare, settings: Settings | None = None) -> AttachedSession:
     """Become the controller of this run, and replace this process's session, which must own nothing.
 
     Raises DetachError if the run was begun by another version, is attached already, or has ended. It then stays
@@ -174,12 +174,12 @@ def attach(run: Status, who: str, prepare: Prepare, settings: Settings | None = 
             f"run {run.run} was started by {run.version}, but this is {present_version()}; use the same version"
         )
     folder = runtime_root(settings or current_settings()) / run.run
-    return replace_session(lambda: _take(folder, who, prepare))
+    return replace_session(lambda: _take(folder, label, prepare))
 
 
-def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
+def _take(folder: Path, label: str, prepare: Prepare) -> AttachedSession:
     try:
-        answer, connection = send_request(folder, RunRequest("attach", who))
+        answer, connection = send_request(folder, RunRequest("attach", label))
     except RunUnreachable as error:
         raise DetachError(f"cannot attach to run {folder.name}: {error}") from error
     if answer.run_state is None:
@@ -198,11 +198,11 @@ def _take(folder: Path, who: str, prepare: Prepare) -> AttachedSession:
     return session
 
 
-def end(run: Status, who: str, settings: Settings | None = None) -> None:
+def end(run: Status, label: str, settings: Settings | None = None) -> None:
     """End a detached run with all its processes; return once it has ended. DetachError if it is attached already."""
     folder = runtime_root(settings or current_settings()) / run.run
     try:
-        answer, connection = send_request(folder, RunRequest("end", who))
+        answer, connection = send_request(folder, RunRequest("end", label))
     except RunUnreachable as error:
         raise DetachError(f"cannot end run {run.run}: {error}") from error
     if answer.error:

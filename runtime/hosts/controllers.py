@@ -1,10 +1,11 @@
-"""Controllers: actors that exist once in a whole run, by name, in the client's own process.
+"""Actors that exist once in a run, in the client's process: named controllers, and the registry of workers.
 
 Any actor of the run may call `get_or_spawn_controller`; an actor of the client's process keeps the list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from meshbook.runtime.actor.base import Actor, check_arguments, check_class
@@ -13,10 +14,11 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.errors import ActorError
+from meshbook.runtime.errors import ActorError, ExitReport
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.call_table import Target
+from meshbook.runtime.threads import items_of
 
 A = TypeVar("A", bound=Actor)
 CONTROLLERS = "controllers"  # the actor that every client hosts
@@ -55,16 +57,14 @@ class Controllers(Actor):
             here.run(self._answer, port, name, mesh)
 
         try:
-            mesh = self._meshes.get(name) or self._spawn(name, cls, args, kwargs)
+            if name not in self._meshes:
+                made = context().actor_instance.proc.spawn(name, cls, *args, **kwargs)
+                self._meshes[name] = cast("ActorMesh", made)
+            mesh = self._meshes[name]
         except Exception as error:
             port.exception(ActorError(f"{type(error).__name__}: {error}", error))
         else:
             mesh.initialized.when_done(answer)
-
-    def _spawn(self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
-        made = context().actor_instance.proc.spawn(name, cls, *args, **kwargs)
-        self._meshes[name] = made
-        return cast("ActorMesh", made)
 
     def _answer(self, port: Port[Any], name: str, mesh: ActorMesh) -> None:
         if name in self._failed:
@@ -76,3 +76,49 @@ class Controllers(Actor):
         """Record that a controller has failed. It stays failed; later calls get the error."""
         self._failed[failure.mesh_name] = failure.report()
         return True
+
+
+WORKER_REGISTRY = "worker_registry"  # the actor that a controller hosts for this
+
+
+class WorkerRegistry(Actor):
+    """The workers by host agent, as the agents report them. If an agent ends, its workers are lost.
+
+    Hosted inline: a start is recorded before any message of the new worker is handled.
+    """
+
+    def __init__(self) -> None:
+        self._agents: dict[str, str] = {}  # by worker
+        self.when_silent: Callable[[str, float, str], None] | None = None  # called on the receiving thread
+
+    @endpoint
+    def starting(self, agent: str, nodes: list[str]) -> None:
+        """Note that this agent is about to start these workers."""
+        self._agents |= dict.fromkeys(nodes, agent)
+
+    @endpoint
+    def silent(self, host: str, seconds: float, by: str) -> None:
+        """Note that this agent received nothing from the host with this prefix for `seconds`, and has dropped it."""
+        if self.when_silent is not None:
+            self.when_silent(host, seconds, by)
+
+    def ended(self, report: ExitReport) -> None:
+        """Forget a worker."""
+        self._agents.pop(report.node, None)
+
+    @property
+    def all(self) -> dict[str, str]:
+        """The agent of each worker."""
+        return dict(self._agents)
+
+    def adopt(self, agents: dict[str, str]) -> None:
+        """Add the registry of the previous controller."""
+        self._agents |= agents
+
+    def guests_of(self, agent: str) -> list[str]:
+        """Return the workers of this agent."""
+        return [node for node, host in items_of(self._agents) if host == agent]
+
+    def workers(self) -> list[str]:
+        """Return all workers of the run that have not ended."""
+        return list(self._agents)

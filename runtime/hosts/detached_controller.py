@@ -13,8 +13,8 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.hosts.journal import Journal
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY, Chunk

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
-from meshbook.runtime.hosts.lifeline import RUN_SOCKET, MeshStatus, RunRequest, RunUnreachable, Status, send_request
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, RunUnreachable, Status, send_request
 
 STATUS_SECONDS = 1.0  # how long to wait for an agent's answer
 
@@ -18,16 +18,13 @@ def detached_runs(settings: Settings | None = None) -> list[Status]:
     """Return the detached runs of this host, including those that have been attached since."""
     root = runtime_root(settings or current_settings())
     folders = sorted(folder for folder in root.iterdir() if is_of_a_run(folder) and (folder / RUN_SOCKET).exists())
-    return [found for folder in folders if (found := _status_of(folder)) is not None]
-
-
-def _status_of(folder: Path) -> Status | None:
-    try:
-        answer, connection = send_request(folder, RunRequest("status"), STATUS_SECONDS)
-    except RunUnreachable:
-        return None
-    connection.close()
-    return answer.status
+    found = []
+    for folder in folders:
+        with contextlib.suppress(RunUnreachable):
+            answer, connection = send_request(folder, RunRequest("status"), STATUS_SECONDS)
+            connection.close()
+            found.append(answer.status)
+    return [status for status in found if status is not None]
 
 
 def choose(wanted: str, settings: Settings | None = None) -> Status:
@@ -71,16 +68,15 @@ def format_runs(runs: Sequence[Status]) -> str:
 
 def format_run(run: Status) -> str:
     """Format a run: `3f9c01aa mesh: 4 ranks, 2 busy · on gpu1 · detached since 14:02, ends 14:02 tomorrow`."""
-    meshes = ", ".join(_format_mesh(mesh) for mesh in run.meshes) or "no mesh"
     if run.held_by:
         return f"{run.run}  on {run.host} · attached by {run.held_by}"
+    names = []
+    for mesh in run.meshes:
+        ranks = f"{mesh.ranks} rank{'s' * (mesh.ranks != 1)}"
+        busy = f"{mesh.busy} busy" if mesh.busy else "idle"
+        names.append(f"{mesh.name}: {ranks}, {busy}{f', {mesh.dead} dead' if mesh.dead else ''}")
+    meshes = ", ".join(names) or "no mesh"
     return f"{run.run}  {meshes} · on {run.host} · detached {clock(run.since)}, ends {clock(run.until)}"
-
-
-def _format_mesh(mesh: MeshStatus) -> str:
-    ranks = f"{mesh.ranks} rank{'s' * (mesh.ranks != 1)}"
-    busy = f", {mesh.busy} busy" if mesh.busy else ", idle"
-    return f"{mesh.name}: {ranks}{busy}{f', {mesh.dead} dead' if mesh.dead else ''}"
 
 
 def clock(at: float) -> str:

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import RefusedMessage
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
-from meshbook.runtime.wire.frames import Buffer, unpack
-from meshbook.runtime.wire.messages import Call, Down, Reply
+from meshbook.runtime.wire.frames import Buffer, pack, unpack
+from meshbook.runtime.wire.messages import Call, Down, Gathered, Reply
 
 KEPT_BYTES = 32 << 20  # of the output of one process, at least
 NEWS = {
@@ -42,7 +42,7 @@ class Journal:
         self.wanted = dict(wanted)
         self.down: set[str] = set()  # nodes that have ended
         self._messages = _open(folder / MESSAGES)
-        self._outputs: dict[str, _Output] = {}
+        self._outputs: dict[str, _OutputFiles] = {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -57,8 +57,13 @@ class Journal:
             return  # the node reports it
         if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
             if message.sender not in self._outputs:
-                self._outputs[message.sender] = _Output(self._folder / f"{message.sender}.output", self._kept_bytes)
+                self._outputs[message.sender] = _OutputFiles(
+                    self._folder / f"{message.sender}.output", self._kept_bytes
+                )
             self._outputs[message.sender].write(frame)
+        elif isinstance(message, Gathered):
+            for each in message.replies:
+                self.note(pack(Reply(each.node, each.call, each.status, each.rank), (each.body,), len(frame)))
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer
                 _write(self._messages, frame)
@@ -79,7 +84,7 @@ class Journal:
             output.close()
 
 
-class _Output:
+class _OutputFiles:
     """The output of one process: two files; when the newer one is full, the older one is dropped."""
 
     def __init__(self, path: Path, kept_bytes: int) -> None:

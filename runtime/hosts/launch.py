@@ -6,12 +6,14 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from meshbook.runtime.config import Settings, runtime_root
 from meshbook.runtime.errors import LaunchError
+from meshbook.runtime.hosts.launchers import DEVICES
 from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.wire.messages import Address
 
@@ -42,6 +44,28 @@ class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""  # the IP address to listen on; empty: the one from which it reaches one of `towards`
     towards: tuple[str, ...] = ()  # the IP addresses of the first host
     python: tuple[int, int]  # the controller's version of Python
+    is_local: bool = False  # whether the host is the machine of the first one
+    environment: dict[str, str] = {}  # variables of the processes there
+
+
+# Variables that describe a machine, or its part of a job. The controller's values are wrong on other hosts.
+_OF_A_HOST = re.compile(
+    f"{DEVICES}|(SLURM|SLURMD|SSH|PMI|PMIX|PBS)_.*|HOME|HOSTNAME|LOGNAME|SHELL|TMPDIR|USER|XDG_RUNTIME_DIR"
+)
+_IS_LEFT_OUT = re.compile(f"{_OF_A_HOST.pattern}|RAY_.*")  # Ray's are for its own workers
+
+
+def environment_on_host(
+    controller: Mapping[str, str], host: Mapping[str, str], *, configured: Mapping[str, str], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of a worker on another host than the first: the controller's, where it is valid there.
+
+    `host` is the environment of that host's agent. The variables that were `configured` for the host take precedence
+    over both, and those `chosen` for the mesh over all.
+    """
+    ours = {name: value for name, value in controller.items() if not _IS_LEFT_OUT.fullmatch(name)}
+    theirs = {name: value for name, value in host.items() if _OF_A_HOST.fullmatch(name)}
+    return {**ours, **theirs, **configured, **chosen}
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):

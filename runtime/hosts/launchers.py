@@ -15,6 +15,8 @@ from typing import IO, Protocol
 
 from meshbook.runtime.config import PACKAGE, open_private
 
+# Variables that select devices of one machine.
+DEVICES = "(CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 # A script and its argument: the module that it imports and runs once it has started the fork server.
 START_AGENT = (str(PACKAGE / "runtime" / "hosts" / "start_agent.py"), "meshbook.runtime.hosts.agent")
 
@@ -67,36 +69,37 @@ class CommandLauncher:
 class SshLauncher:
     """Starts agents by OpenSSH's client. `destinations` are its arguments by host, such as `user@gpu1`."""
 
-    def __init__(
-        self, destinations: Mapping[str, str], options: Sequence[str], environment: Mapping[str, str], timeout: float
-    ) -> None:
+    def __init__(self, destinations: Mapping[str, str], options: Sequence[str], timeout: float) -> None:
         self._destinations = destinations
         # ssh uses the first value of an option: the user's own go first.
         self._options = [*options, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(timeout))}"]
-        self._environment = environment
 
     def is_local(self, host: str) -> bool:
         return False
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         # The remote shell splits the words again. sshd does not pass the environment on.
-        environment = {"PYTHONPATH": str(PACKAGE.parent), **self._environment}
-        words = ["exec", "env", *(f"{name}={value}" for name, value in environment.items()), *agent]
+        words = ["exec", "env", f"PYTHONPATH={PACKAGE.parent}", *agent]
         return start_process(["ssh", *self._options, "--", self._destinations[host], shlex.join(words)], log)
 
     def close(self) -> None:
         """Do nothing: a connection ends with its agent."""
 
 
-def start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a program on this machine that passes standard input and output on to an agent. OSError on failure."""
+def start_process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program on this machine that passes standard input and output on to an agent. OSError on failure.
+
+    `environment` is by default that of an agent on this machine.
+    """
     with open(log, "wb", opener=open_private) as errors:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=agent_environment(),
+            env=agent_environment() if environment is None else environment,
             start_new_session=True,  # Ctrl-C on a terminal is for the controller only
         )
 

@@ -53,10 +53,10 @@ Line = RunDetached | RunTaken
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """A request at the run's socket; `who` names the client."""
+    """A request at the run's socket; `label` names the client."""
 
     verb: Literal["status", "attach", "end"]
-    who: str = ""
+    label: str = ""
 
 
 class MeshStatus(msgspec.Struct, frozen=True):

@@ -39,13 +39,9 @@ class Readings:
             node: host
             for owned_mesh in owned_meshes
             for node in owned_mesh.ranks
-            if (host := before.get(node) or self._host_of(node))
+            if (host := before.get(node) or getattr(self._history.detail(node), "host", ""))
         }
         return [reading for owned_mesh in owned_meshes if (reading := self._read(owned_mesh)).ranks]
-
-    def _host_of(self, node: str) -> str:
-        detail = self._history.detail(node)
-        return detail.host if detail is not None else ""
 
     def _read(self, owned_mesh: OwnedMesh) -> MeshReading:
         """Read the ranks that have been measured: one that is still starting is neither up nor down."""

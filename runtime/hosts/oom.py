@@ -53,12 +53,26 @@ class MemoryCgroups:
     """The memory cgroup of this process and those above it, which limit it as well."""
 
     def __init__(self, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._top, own = _find_group(proc, root)
+        lines = []
+        with contextlib.suppress(OSError):
+            lines = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+        paths = {controllers: path.strip("/") for _, controllers, path in lines}
+        # The hierarchy of the memory controller (cgroup v1), else the only one (v2).
+        of_memory = next((path for controllers, path in paths.items() if "memory" in controllers.split(",")), None)
+        self._top = root if of_memory is None else root / "memory"
+        own = self._top / (paths.get("", "") if of_memory is None else of_memory)
+        own = own if own.is_dir() else self._top  # in a container the path may be the host's
         self._folders = [own, *own.parents][: len(own.relative_to(self._top).parts) + 1]
         self._kills = self._count()
 
     def _count(self) -> dict[Path, int]:
-        return {folder: _read_kills(folder) for folder in self._folders}
+        kills = dict.fromkeys(self._folders, 0)
+        for folder in self._folders:
+            for name in ("memory.oom_control", "memory.events"):  # the latter is of cgroup v2
+                with contextlib.suppress(OSError, ValueError):
+                    counters = dict(line.split() for line in (folder / name).read_text().splitlines())
+                    kills[folder] = int(counters.get("oom_kill", 0))
+        return kills
 
     def killed(self) -> Path | None:
         """Return the innermost group in which processes were killed since the last call, or None."""
@@ -68,25 +82,6 @@ class MemoryCgroups:
     def folder_of(self, name: str) -> Path:
         """Return the folder of the group with this name in the kernel's log."""
         return self._top / name.strip("/")
-
-
-def _find_group(proc: Path, root: Path) -> tuple[Path, Path]:
-    """Return the root of the memory groups, and the group of this process."""
-    lines = []
-    with contextlib.suppress(OSError):
-        lines = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
-    paths = {controllers: path.strip("/") for _, controllers, path in lines}
-    first = next((path for controllers, path in paths.items() if "memory" in controllers.split(",")), None)
-    top, path = (root / "memory", first) if first is not None else (root, paths.get("", ""))
-    return top, top / path if (top / path).is_dir() else top  # in a container the path may be the host's
-
-
-def _read_kills(folder: Path) -> int:
-    for name in ("memory.events", "memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError):
-            counters = dict(line.split() for line in (folder / name).read_text().splitlines())
-            return int(counters.get("oom_kill", 0))
-    return 0
 
 
 def read_limit(folder: Path) -> int | None:

@@ -29,10 +29,12 @@ class RayLauncher:
     """So many nodes of a Ray cluster, each with these resources: {"GPU": 8}.
 
     It connects to the cluster at `address`, unless the program is connected to one. LaunchError if Ray is missing, or
-    does not have the nodes within `timeout` seconds.
+    does not have the nodes within `timeout` seconds. `gpus_if_any` GPUs of each are added if the cluster has GPUs.
     """
 
-    def __init__(self, num_hosts: int, resources: Mapping[str, float], *, address: str, timeout: float) -> None:
+    def __init__(
+        self, num_hosts: int, resources: Mapping[str, float], *, address: str, timeout: float, gpus_if_any: int = 0
+    ) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
@@ -51,6 +53,8 @@ class RayLauncher:
                 raise LaunchError(f"no Ray cluster can be reached at {address!r}: {error}") from error
         try:
             bundle = {"CPU": 1, **resources}
+            if gpus_if_any and ray.cluster_resources().get("GPU"):
+                bundle["GPU"] = gpus_if_any
             self._group = placement_group([bundle] * num_hosts, strategy="STRICT_SPREAD")
             if not self._group.wait(timeout):
                 raise LaunchError(

@@ -18,12 +18,11 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.hosts.machine import address_towards, interface_of
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.resources import free_port
+from meshbook.runtime.resources import address_towards, free_port, interface_of
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
@@ -41,6 +40,7 @@ class RemoteAgents:
         self._node = node
         self._home = home
         self.end: Callable[[], None] = lambda: None
+        self.has_lost_first = False  # the first host is gone, or has dropped this one
         self._gateway: Gateway | None = None
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
@@ -148,7 +148,7 @@ class RemoteAgents:
 
     def silent(self, host: str, seconds: float) -> None:
         if host == self._home.first:
-            self.end()
+            self._end_without_first()
             return
         worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
@@ -156,11 +156,15 @@ class RemoteAgents:
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:
-            self.end()
+            self._end_without_first()
 
     def left(self, host: str, why: str) -> None:
         if host == self._home.first:
-            self.end()
+            self._end_without_first()
+
+    def _end_without_first(self) -> None:
+        self.has_lost_first = True
+        self.end()
 
     def stranded(self, request: LaneRequest) -> None:
         node = request.to.node

@@ -202,7 +202,7 @@ class RunLease:
             assert self._journal is not None
             peers = tuple(self._controller.leave())
             self._journal.close()
-            self._state, self._held_by = "offered", request.who
+            self._state, self._held_by = "offered", request.label
             self._line = LineReader(client.detach())
         run_state = RunState(self._incarnation + 1, peers, self._journal.dropped)
         with contextlib.suppress(OSError):  # the client is already gone; the connection's end shows that
@@ -215,7 +215,7 @@ class RunLease:
             if self._state != "detached":
                 return _send(client, RunReply(error=self._why_not()))
         _send(client, RunReply(status=self.status()))
-        logger.warning("ending the run: %s requested it", request.who)
+        logger.warning("ending the run: %s requested it", request.label)
         return self._workers.finish()
 
     def _why_not(self) -> str:

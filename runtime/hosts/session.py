@@ -23,16 +23,15 @@ from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.controllers import CONTROLLERS, Controllers
-from meshbook.runtime.hosts.debugging import ScriptDebugger
+from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
 from meshbook.runtime.hosts.launch import AGENT, AgentSpec, RunFolder, make_folder
 from meshbook.runtime.hosts.launchers import START_AGENT, AgentProcess, agent_environment
 from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER
-from meshbook.runtime.hosts.remote import RemoteHosts
-from meshbook.runtime.hosts.worker_registry import WORKER_REGISTRY, WorkerRegistry
+from meshbook.runtime.hosts.remote_hosts import RemoteHosts
+from meshbook.runtime.hosts.script_debugger import ScriptDebugger
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -102,6 +101,7 @@ class Session:
         self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.worker_registry, self._agent_address)
         self.node.places = LocalHandles(self.host, self.node.address)
+        self.node.casts.add_agent(self._agent_address)
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
         self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
@@ -184,8 +184,14 @@ class Session:
     def _watch_agent(self) -> None:
         """Wait until the agent has ended, then report its end and the end of its workers."""
         answer = self._ask_agent("gpus")
+
+        def end_late_agent() -> None:
+            if not answer.done():
+                self._trouble = f"it did not start within {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+                self._agent.kill()
+
         # The wait has no timeout: with one, `Popen.wait` polls 20 times a second.
-        self.node.loop.call_later(self.settings.launch_timeout, lambda: self._end_late_agent(answer))
+        self.node.loop.call_later(self.settings.launch_timeout, end_late_agent)
         returncode = self._agent.wait()
         if self._has_left:  # the run continues without this session
             return
@@ -208,12 +214,6 @@ class Session:
             self.node.peers.announce_down(report.of_guest(node), ())
         self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
-
-    def _end_late_agent(self, answer: Future[Any]) -> None:
-        """Kill an agent that has not answered by now. The node's loop calls this."""
-        if not answer.done():
-            self._trouble = f"it did not start within {self.settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
-            self._agent.kill()
 
     def watch(self, on: bool) -> None:
         """Count one more open dashboard, or one less. While any is open, the agents measure four times a second."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from meshbook.runtime.errors import LaunchError
-from meshbook.runtime.hosts.launchers import AgentProcess, start_process
+from meshbook.runtime.hosts.launchers import DEVICES, AgentProcess, agent_environment, start_process
 
-# What `salloc` runs: it prints the allocation, and lasts until the end of the input. Then `salloc` releases the allocation.
+# What `salloc` runs: it prints the allocation, and lasts until the end of the input. `salloc` then releases it.
 SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; read -r _'
 # Runs its arguments until the end of its input. Only a request that is still pending then needs the signal: `salloc`
 # deadlocks in its handler when a signal arrives while it writes a message, as it does when it releases an allocation.
@@ -74,7 +75,10 @@ class SlurmLauncher:
         return False
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
-        return start_process(["srun", f"--jobid={self._job}", f"--nodelist={host}", *STEP, *self._gpus, *agent], log)
+        command = ["srun", f"--jobid={self._job}", f"--nodelist={host}", *STEP, *self._gpus, *agent]
+        # srun passes its environment on, and Slurm replaces the variables of devices only on nodes that have some.
+        kept = {name: value for name, value in agent_environment().items() if not re.fullmatch(DEVICES, name)}
+        return start_process(command, log, kept)
 
     def close(self) -> None:
         """Release an allocation of its own."""
@@ -90,6 +94,17 @@ class SlurmLauncher:
             holder.kill()
             holder.wait()
         _output(holder).close()
+
+
+def can_request_gpus() -> bool:
+    """Whether a new allocation can be asked for GPUs: Slurm refuses the request if the cluster has none."""
+    if "SLURM_JOB_ID" in os.environ:
+        return False  # a step has all GPUs of its allocation
+    try:
+        done = subprocess.run(["sinfo", "-h", "-o", "%G"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return False  # the launcher reports that Slurm is not installed
+    return "gpu" in done.stdout
 
 
 def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshbook.runtime.hosts.linux import exit_through_c, flush_c_output
-from meshbook.runtime.rdma.nixl.agent import is_loaded as nixl_is_loaded
+from meshbook.runtime.rdma.nixl.nixl_agent import is_loaded as nixl_is_loaded
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.traces import is_ours
 
@@ -39,7 +39,11 @@ def run_finalisers() -> None:
     threading.excepthook = lambda arguments: None
     for module in _user_modules():
         _drop_objects(vars(module))
-    _clear(vars(sys.modules["__main__"]))
+    # Objects first, then the functions, classes and modules that their finalizers use.
+    namespace = vars(sys.modules["__main__"])
+    _drop_objects(namespace)
+    gc.collect()
+    namespace.clear()
     gc.collect()
 
 
@@ -49,13 +53,6 @@ def leave(code: int) -> None:
     if nixl_is_loaded():
         os._exit(code)
     exit_through_c(code)
-
-
-def _clear(namespace: dict[str, Any]) -> None:
-    """Drop objects first, then the functions, classes and modules that their finalizers use."""
-    _drop_objects(namespace)
-    gc.collect()
-    namespace.clear()
 
 
 def _drop_objects(namespace: dict[str, Any]) -> None:
@@ -70,9 +67,7 @@ def _user_modules() -> list[types.ModuleType]:
     """Return the modules that are neither installed nor part of meshbook, the newest first."""
     modules = [module for _, module in items_of(sys.modules) if type(module) is types.ModuleType]
     files = [(module, vars(module).get("__file__") or "") for module in reversed(modules)]
-    return [module for module, file in files if file and not _is_installed(file) and not is_ours(file)]
-
-
-def _is_installed(file: str) -> bool:
     # The runtime still needs installed modules, even of another environment whose path a user has added.
-    return file.startswith(_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file
+    files = [(module, file) for module, file in files if not file.startswith(_LIBRARY)]
+    own = [(module, file) for module, file in files if file and not is_ours(file)]
+    return [module for module, file in own if "/site-packages/" not in file and "/dist-packages/" not in file]

@@ -443,7 +443,12 @@ class Workers:
         return execute_server(self._folder, self._settings, is_warm=is_warm)
 
     def _send_signal(self, pid: int, number: int) -> None:
-        _signal_group(pid, number)
+        # Between fork and setsid a worker has no group of its own; then signal the process itself.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
     def _end_orphans(self) -> None:
         end_descendants(spared={server.pid for server in self._servers.values()})
@@ -459,12 +464,3 @@ def _worker_of(spec: WorkerSpec) -> Worker:
         local_rank=spec.local_rank,
         rendezvous=world.rendezvous,
     )
-
-
-def _signal_group(pid: int, number: int) -> None:
-    # Between fork and setsid a worker has no group of its own; then signal the process itself.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

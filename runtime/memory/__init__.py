@@ -1,12 +1,12 @@
 """Memory at the level of the system: addresses, other processes, segments. No nodes, no messages, no torch import.
 
-local      a user's tensor, array or memoryview as an address range, and its type and shape
-process    reading and writing the memory of another process of this host (Cross Memory Attach)
-segments   shared memory that this process fills; `layout` describes the form
-mappings   shared memory of other processes, mapped here
-identity   identities of processes that survive the reuse of a pid
-pages      large pages, for memory that is moved in bulk
-cuda, gpu  the CUDA driver, and GPUs as torch names them
+local_memory      a user's tensor, array or memoryview as an address range, and its type and shape
+process           reading and writing the memory of another process of this host (Cross Memory Attach)
+segments          shared memory that this process fills; `layout` describes the form
+mappings          shared memory of other processes, mapped here
+pages             large pages, for memory that is moved in bulk
+cuda              the CUDA driver, and GPUs as torch names them
+process_identity  identities of processes that survive the reuse of a pid
 
 Large message bodies (`Settings.shared_bytes`, 512 KiB) for processes of the same host lie in a segment, a memfd that
 the receiver maps. The first touch of memory costs ten times what a copy costs, so both sides cache: the sender its

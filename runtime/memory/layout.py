@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from meshbook.runtime.memory.identity import ProcessMark
+from meshbook.runtime.memory.process_identity import ProcessMark
 
 HEADER = mmap.PAGESIZE
 TOKEN, FIRST_WORD, WORDS = 0, 8, 512  # indices into the first 4 KiB, in words of 8 bytes

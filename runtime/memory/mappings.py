@@ -19,7 +19,6 @@ from typing import Any
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.identity import own_mark
 from meshbook.runtime.memory.layout import (
     FREE,
     HEADER,
@@ -31,6 +30,7 @@ from meshbook.runtime.memory.layout import (
     unmap,
     words_at,
 )
+from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.memory.segments import IDLE_SECONDS
 
 MOST_IDLE = 64

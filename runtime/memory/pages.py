@@ -48,14 +48,10 @@ def make_large(address: int, size: int, is_wanted: Callable[[], bool]) -> None:
     for at in range(start, end, _PAGE):
         if not is_wanted():
             return
-        if _is_there(at):
+        # Only if all of the large page has been touched: untouched memory is not allocated, and should stay so.
+        seen = (ctypes.c_ubyte * (_PAGE // _SMALL))()
+        if _call("mincore", at, _PAGE, ctypes.addressof(seen)) == 0 and all(seen):
             _madvise(at, _PAGE, _MADV_COLLAPSE)
-
-
-def _is_there(address: int) -> bool:
-    """Return whether all of a large page has been touched: untouched memory is not allocated, and should stay so."""
-    seen = (ctypes.c_ubyte * (_PAGE // _SMALL))()
-    return _call("mincore", address, _PAGE, ctypes.addressof(seen)) == 0 and all(seen)
 
 
 def _within(address: int, size: int) -> tuple[int, int]:

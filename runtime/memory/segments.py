@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from meshbook.runtime.clock import monotonic, sleep
-from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
 from meshbook.runtime.memory.layout import (
     FIRST_WORD,
     FREE,
@@ -33,6 +32,7 @@ from meshbook.runtime.memory.layout import (
     want_huge_pages,
     words_at,
 )
+from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
 
 Part = bytes | bytearray | memoryview
 _HAS_MEMFD = hasattr(os, "memfd_create")
@@ -78,7 +78,12 @@ class SharedSegment:
         """Copy these parts in, one after the other."""
         views = [memoryview(part).cast("B") for part in parts]
         for view, start in zip(views, starts_of([view.nbytes for view in views]), strict=False):
-            _copy(self.address + start, view)
+            address = self.address + start
+            if view.nbytes and not view.readonly:
+                # Releases the GIL meanwhile.
+                ctypes.memmove(address, ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes)
+            elif view.nbytes:
+                memoryview((ctypes.c_ubyte * view.nbytes).from_address(address)).cast("B")[:] = view
 
     def lend(self, owner: ProcessMark, reader: ProcessMark, ticket: int, *, is_shared: bool) -> SegmentReference | None:
         """Return a reference that lets this process read it; None if there is no word left."""
@@ -260,15 +265,6 @@ class SegmentPool:
         for segment in surplus(self._idle, now):
             self._idle.remove(segment)
             segment.close()
-
-
-def _copy(address: int, view: memoryview) -> None:
-    """Make the sender's only copy: later changes by the caller do not show."""
-    if view.nbytes and not view.readonly:
-        # Releases the GIL meanwhile.
-        ctypes.memmove(address, ctypes.addressof(ctypes.c_ubyte.from_buffer(view)), view.nbytes)
-    elif view.nbytes:
-        memoryview((ctypes.c_ubyte * view.nbytes).from_address(address)).cast("B")[:] = view
 
 
 LEAST_BYTES = 1 << 20

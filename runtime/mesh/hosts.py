@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
@@ -9,12 +10,13 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.deferred import returns_future
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
@@ -38,6 +40,14 @@ from meshbook.runtime.mesh.worker_specs import (
     installed_path,
     starts_warm,
 )
+from meshbook.runtime.mesh.workspaces import (
+    WORKSPACE,
+    ReloadActor,
+    WorkspaceActor,
+    batches_of,
+    folders_of,
+    read_digests,
+)
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.resources import ensure_files_for_peers
 from meshbook.runtime.transport.home import host_of
@@ -49,6 +59,11 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "host"  # the name of the host actor on every agent
+
+
+def name_agent(host: str, mark: str) -> str:
+    """Return the name of the node of a host's agent; `mark` tells agents of equal hosts apart."""
+    return f"agent-{host}-{mark}"
 
 
 class HostActor(Actor):
@@ -121,6 +136,16 @@ class HostMesh(MeshTrait):
     def stream_logs(self) -> bool:
         """Whether the client shows the output of processes that are spawned now (MESHBOOK_ENABLE_LOG_FORWARDING)."""
         return OVERRIDES.applied_to_mesh(current_node().settings).enable_log_forwarding
+
+    @property
+    def agents(self) -> tuple[Address, ...]:
+        """The addresses of the agents, in rank order."""
+        return tuple(self._picked())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the hosts, in rank order: those given to their launcher. Empty for the controller's own host."""
+        return tuple(agent.node.removeprefix("agent").removeprefix("-").rpartition("-")[0] for agent in self._picked())
 
     @property
     def initialized(self) -> Future[bool]:
@@ -274,6 +299,7 @@ class HostMesh(MeshTrait):
             labels=extent.dims[0],
             sizes=extent.dims[1],
             environment=inherited_environment(env, node.place),
+            chosen_variables=dict(env or {}),
             directory=str(Path.cwd()),
             search_path=search_path,
             prefix=sys.prefix,
@@ -297,6 +323,45 @@ class HostMesh(MeshTrait):
             world=world,
             start=starts[rank],
         )
+
+    @returns_future
+    async def sync_workspace(
+        self, workspace: Any, conda: bool = False, auto_reload: bool = False
+    ) -> dict[str, list[str]]:
+        """Copy folders to every host; return the files that were written or removed, by the name of the host.
+
+        `workspace` is a folder, a list of folders, a dict (folder here -> folder there), or an object with such `dirs`.
+        By default a folder has the same path there. Only files that differ are sent; files there that no sync has
+        written stay. With `auto_reload`, the processes that this handle has spawned import changed modules again; an
+        error of such an import is raised.
+
+        Raises ValueError for a folder that does not exist, RuntimeError on a slice or a received reference, and
+        NotImplementedError for `conda`: environments are not copied.
+        """
+        if not self._owned:
+            raise RuntimeError("sync_workspace needs the hosts as they were started, not a slice or a reference")
+        if conda:
+            raise NotImplementedError(
+                "sync_workspace does not copy conda environments; use a path that all hosts share"
+            )
+        folders = folders_of(workspace)
+        changed: dict[str, list[str]] = {}
+        for here, there in folders.items():
+            ours = await asyncio.to_thread(read_digests, here)
+            for name, agent in zip(self.names, self._agents, strict=True):
+                files = changed.setdefault(name or "this host", [])
+                target = cast(WorkspaceActor, _actor_on(agent, WORKSPACE, WorkspaceActor))
+                theirs = await target.digests.call_one(there)
+                for batch in batches_of(here, [file for file in ours if theirs.get(file) != ours[file]]):
+                    files += await target.write.call_one(there, batch)
+                files += await target.remove_others.call_one(there, list(ours))
+        if auto_reload:
+            every = sorted({file for files in changed.values() for file in files})
+            for procs in list(self._ownership.meshes.values()):
+                actors = procs.spawn("workspace", ReloadActor)
+                await actors.reload_modules.call(list(folders.values()), every)
+                cast(ActorMesh, actors).stop("the modules are imported")
+        return changed
 
     # -- the end -----------------------------------------------------------------
 
@@ -356,6 +421,10 @@ class HostMesh(MeshTrait):
 
     # -- for the meshes on them ----------------------------------------------------
 
+    def count_gpus(self) -> Future[int]:
+        """Return the number of GPUs that every host has: the least of them."""
+        return self._hosts().gpus.call().then(lambda counts: min(counts.values()))
+
     def count_spares(self, mesh: str) -> Future[int]:
         return self._hosts().spares.call(mesh).then(lambda counts: sum(counts.values()))
 
@@ -396,7 +465,11 @@ class HostMesh(MeshTrait):
 
 
 def _on_agent(agent: Address) -> ActorMesh:
-    return ActorMesh("hosts", HostActor, [Target(agent, HOST)], Extent((), ()).region)
+    return _actor_on(agent, HOST, HostActor)
+
+
+def _actor_on(agent: Address, name: str, cls: type[Actor]) -> ActorMesh:
+    return ActorMesh("hosts", cls, [Target(agent, name)], Extent((), ()).region)
 
 
 def ask_for(agent: Address, specs: list[WorkerSpec]) -> Future[None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.mesh.groups import ProcessGroups
+from meshbook.runtime.mesh.process_groups import ProcessGroups
 from meshbook.runtime.node.ledger import OwnedMesh, Policy
 from meshbook.runtime.traces import SourceLine, calling_place
 

@@ -18,13 +18,13 @@ from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
-from meshbook.runtime.mesh.groups import GroupRequest, abort
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.healing import heal
 from meshbook.runtime.mesh.mapping import Chunksize, MapResult, begin_map, check_chunksize
 from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.mesh.process_actor import PROCESS, ask_transfers
+from meshbook.runtime.mesh.process_groups import GroupRequest, abort
 from meshbook.runtime.mesh.resizing import Resize, check_sizes
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
@@ -101,6 +101,10 @@ class ProcMesh(TensorMesh, MeshTrait):
     def host_mesh(self) -> HostMesh:
         """The hosts that these processes run on."""
         return self._hosts
+
+    def sync_workspace(self, *args: Any, **kwargs: Any) -> Future[None]:
+        """Raise NotImplementedError: hosts have files, and their processes share them."""
+        raise NotImplementedError("copy the workspace to the hosts: procs.host_mesh.sync_workspace(...)")
 
     @property
     def nodes(self) -> tuple[Address, ...]:

@@ -49,6 +49,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     environment: dict[str, str]
+    chosen_variables: dict[str, str] = {}  # the part of the environment that was given to `spawn_procs`
     directory: str
     search_path: tuple[str, ...]
     prefix: str = ""  # of the interpreter that this search path belongs to

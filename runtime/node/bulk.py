@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
+from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.memory.segments import SegmentPool, SharedSegment
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.transport.home import host_of

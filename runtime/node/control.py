@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.memory.identity import ProcessMark
 from meshbook.runtime.memory.layout import SegmentReference
+from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.node.deadlock import WaitStep
 from meshbook.runtime.telemetry.spans import SpanRecording, now
 from meshbook.runtime.wire.messages import Address, Place

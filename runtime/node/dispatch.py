@@ -10,21 +10,34 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from meshbook.runtime.errors import RefusedMessage
 from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable
+from meshbook.runtime.node.casts import CastReceiver
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.replies import rebuild_error
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, unpack
-from meshbook.runtime.wire.messages import Hello, Reply
+from meshbook.runtime.wire.messages import Fence, Hello, Message, Reply
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any, Body], None]
 MOST_KINDS = 100  # kinds of refused messages to log, each once
+
+
+class _Result(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Returns the value in the body of a reply. The garbage collector skips it: thousands may be unread."""
+
+    load: Callable[[Body, str], Any]
+    body: Body
+
+    def __call__(self) -> Any:
+        return self.load(self.body, "the result of an endpoint")
 
 
 class Dispatch:
@@ -37,6 +50,7 @@ class Dispatch:
         calls: Outbound,
         bulk: Bulk,
         recorder: Recorder,
+        casts: CastReceiver,
         handlers: dict[type, Handler],
     ) -> None:
         self.messages = self.bytes = 0  # received
@@ -48,6 +62,8 @@ class Dispatch:
         self._bulk = bulk
         self._recorder = recorder
         self._handlers: dict[type, Handler] = {Reply: self._on_reply, **handlers}
+        self._casts = casts
+        self._held = casts.held
         self._logged: set[str] = set()
         self.load = pickling.loads  # makes values of the bodies of replies
 
@@ -65,6 +81,16 @@ class Dispatch:
                 body = self._bulk.open(packed)
             else:
                 body = packed
+            if self._held and message.sender in self._held and not _is_urgent(message):
+                self._casts.hold(message.sender, functools.partial(self.handle, message, body))
+            else:
+                self._handlers[type(message)](message, body)
+        except RefusedMessage as error:
+            self._refuse(error)
+
+    def handle(self, message: Message, body: Body) -> None:
+        """Handle a message of another node that has had to wait, or that agents have relayed."""
+        try:
             self._handlers[type(message)](message, body)
         except RefusedMessage as error:
             self._refuse(error)
@@ -85,7 +111,12 @@ class Dispatch:
             self._recorder.mark((now(), "", reply.call))
         reply_handler, index = found
         if reply.status == "ok":
-            reply_handler.answer(index, functools.partial(self.load, body, "the result of an endpoint"))
+            reply_handler.answer(index, _Result(self.load, body))
         else:
             reply_handler.refuse(index, rebuild_error(reply.status, body))
         return None
+
+
+def _is_urgent(message: Any) -> bool:
+    """Whether a message does not wait for casts."""
+    return isinstance(message, Hello) or (isinstance(message, Fence) and message.is_lost)

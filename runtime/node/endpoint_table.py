@@ -8,7 +8,7 @@ from typing import Any
 
 from meshbook.runtime.actor.base import is_mixed
 from meshbook.runtime.actor.endpoint import endpoints_of
-from meshbook.runtime.actor.undecorated import find_undecorated
+from meshbook.runtime.actor.explicit_calls import find_undecorated
 from meshbook.runtime.wire.messages import Call
 
 

@@ -469,6 +469,7 @@ class HostedActor:
             self.died(call, error)
         else:
             self._owed.pop(id(call), None)
+            self._node.replies.drop(call.sender, call.call)
 
     # -- the end -----------------------------------------------------------------
 

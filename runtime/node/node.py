@@ -16,6 +16,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.actors import ActorRegistry
 from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.node.casts import CastReceiver, CastSender, Relay
 from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.node.dispatch import Dispatch
 from meshbook.runtime.node.flow_control import FlowControl, QueueLimits
@@ -34,7 +35,22 @@ from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.frames import pack
-from meshbook.runtime.wire.messages import Address, Call, Credit, Down, Hello, HoldRequest, Place, Spawn, Stop
+from meshbook.runtime.wire.messages import (
+    Address,
+    Call,
+    Cast,
+    Credit,
+    Down,
+    Fence,
+    Gathered,
+    Hello,
+    HoldRequest,
+    Mark,
+    Place,
+    Relayed,
+    Spawn,
+    Stop,
+)
 
 CALLS_PER_INCARNATION = 1 << 40  # more than any process makes
 
@@ -93,11 +109,17 @@ class Node:
         self.routes = routes = Routes(transport)
         routes.request_report = self._request_report
         # Call numbers continue after a restart: replies to calls of an earlier incarnation must not match a call.
-        self.table = table = CallTable(incarnation * CALLS_PER_INCARNATION + 1)
+        first = incarnation * CALLS_PER_INCARNATION + 1
+        self.table = table = CallTable(first)
         self.bulk = bulk = Bulk(
             routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
         )
-        self.replies = Replies(routes, bulk, limit)
+        self.cast_relay = relay = Relay(routes, loop, limit)
+        self.cast_receiver = received = CastReceiver(routes, relay, first=first, limit=limit)
+        self.casts = casts = CastSender(
+            *(routes, table, loop), incarnation=incarnation, least=settings.cast_ranks, limit=limit
+        )
+        self.replies = Replies(routes, bulk, received, limit)
         window = QueueLimits(settings.queue_messages, settings.queue_bytes)
         self.flow = FlowControl(
             routes, window, limit=limit, call_later=later, serves_here=lambda key: self.actors.is_served_here(key)
@@ -106,7 +128,7 @@ class Node:
             self, routes, lambda target, path: self.calls.notify(target.address, "probe", path, target.actor)
         )
         returned = actors.message_returned
-        parts = routes, table, self.replies, self.flow, bulk, recorder
+        parts = routes, table, self.replies, self.flow, bulk, recorder, casts
         self.calls = calls = Outbound(*parts, limit=limit, call_later=later, returned=returned)
         self.ports = Ports(routes, table, bulk, limit=limit, returned=returned)
         self.supervision = supervision = Supervision(
@@ -123,10 +145,12 @@ class Node:
             incarnation=incarnation,
         )
         self.ledger = supervision.ledger
-        others = loop, routes, table, calls, self.flow, bulk, actors, supervision
+        others = loop, routes, table, calls, self.flow, bulk, actors, supervision, received, relay
         self.peers = peers = Peers(*others, run=run, incarnation=incarnation, limit=limit)
+        peers.when_down.append(casts.note_end)
+        peers.when_restarted.append(relay.note_restarted)
         self.dispatch = Dispatch(
-            *(routes, table, calls, bulk, recorder),
+            *(routes, table, calls, bulk, recorder, received),
             handlers={
                 Hello: peers.on_hello,
                 Spawn: actors.spawn,
@@ -135,8 +159,14 @@ class Node:
                 Credit: self.flow.on_credit,
                 HoldRequest: peers.on_handover,
                 Down: peers.on_down,
+                Cast: relay.on_cast,
+                Relayed: received.on_relayed,
+                Gathered: received.on_gathered,
+                Mark: received.on_mark,
+                Fence: received.on_fence,
             },
         )
+        received.handle = self.dispatch.handle
         self.accept = transport.accept = self.dispatch.accept  # gets each received frame, on the I/O thread
         recorder.busy.append(actors.under_way)
         if incarnation:  # refuse messages for actors of earlier incarnations at once

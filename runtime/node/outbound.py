@@ -7,7 +7,7 @@ has number 0. It names the actor that sent it, so that it can be returned if it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -34,6 +34,7 @@ from meshbook.runtime.node.call_table import (
     TimeLimit,
     Unanswered,
 )
+from meshbook.runtime.node.casts import CastSender
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.flow_control import FlowControl, is_counted, size_of
 from meshbook.runtime.node.identity import NOWHERE, creator_of
@@ -83,6 +84,7 @@ class Outbound:
         flow: FlowControl,
         bulk: Bulk,
         recorder: Recorder,
+        casts: CastSender,
         *,
         limit: int,
         call_later: CallLater,
@@ -95,6 +97,7 @@ class Outbound:
         self._replies = replies
         self._flow = flow
         self._bulk = bulk
+        self._casts = casts
         self._limit = limit
         self.call_later = call_later
         self._returned = returned
@@ -332,10 +335,15 @@ class Outbound:
                 self._transmit_in_bulk(targets, make, body, size, flow, deadline)
                 return
             frames = None
+            sent: Collection[int] = ()
             if len(targets) > 1 and isinstance(first, Call) and _is_alike(targets):
                 frames, rank = CallFrames(first, body, self._limit), first.place[0]
-            for index, target in enumerate(targets):
+                if self._casts.takes(len(targets), size) and first.reply_to is None:
+                    sent = self._cast(frames, targets, calls, rank, make, size, flow)
+            for index, target in enumerate(targets if len(sent) < len(targets) else ()):
                 frame: Buffer
+                if index in sent:
+                    continue
                 if frames is not None:
                     frame = frames.make(calls[index], rank + index)
                 else:
@@ -357,6 +365,39 @@ class Outbound:
             for index in range(len(targets)):
                 self._withdraw(make(index))
             raise
+
+    def _cast(
+        self,
+        frames: CallFrames,
+        targets: Sequence[Target],
+        calls: Sequence[int],
+        rank: int,
+        make: Callable[[int], Request],
+        size: int,
+        flow: FlowControl | None,
+    ) -> Collection[int]:
+        """Send a call through the agents of hosts; return the indices of these targets, those with room."""
+        groups = self._casts.group(targets)
+        spent: list[int] = []
+        try:
+            if flow is not None:
+                # The caller waits for room at the others. A wait here would keep the room that is already spent.
+                for agent, indices in groups.items():
+                    begin = len(spent)
+                    for each in indices:
+                        if flow.spend((targets[each].address.node, targets[each].actor), size):
+                            spent.append(each)
+                    groups[agent] = spent[begin:]
+
+            def fail(index: int, gone: PeerGone) -> None:
+                self._fail(targets[index], make(index), size, gone)
+
+            self._casts.send(frames, targets, calls, rank, groups, fail)
+        except BaseException:  # Ctrl-C
+            for index in spent:
+                self._flow.take_back(targets[index], size)
+            raise
+        return {index for indices in groups.values() for index in indices}
 
     def _transmit_in_bulk(
         self,

@@ -16,6 +16,7 @@ from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.node.actors import ActorRegistry
 from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable, PerRank
+from meshbook.runtime.node.casts import CastReceiver, Relay
 from meshbook.runtime.node.flow_control import FlowControl
 from meshbook.runtime.node.listeners import notify, notify_all
 from meshbook.runtime.node.outbound import Outbound
@@ -41,6 +42,8 @@ class Peers:
         bulk: Bulk,
         actors: ActorRegistry,
         supervision: Supervision,
+        casts: CastReceiver,
+        relay: Relay,
         *,
         run: str,
         incarnation: int,
@@ -56,6 +59,8 @@ class Peers:
         self._bulk = bulk
         self._actors = actors
         self._supervision = supervision
+        self._casts = casts
+        self._relay = relay
         self._run = run
         self._incarnation = incarnation
         self._limit = limit
@@ -68,7 +73,12 @@ class Peers:
 
     def announce_down(self, report: ExitReport, to: Sequence[Address]) -> None:
         """Handle the end of a node here, and send Down to these nodes."""
-        self._loop.run(lambda: self._note_down(report))
+
+        def note() -> None:
+            self._relay.send_all_on()  # replies that the ended node had sent
+            self._note_down(report)
+
+        self._loop.run(note)
         frame = pack(Down(self._routes.own.node, report), (), self._limit)
         for peer in to:
             with contextlib.suppress(PeerGone):
@@ -118,6 +128,7 @@ class Peers:
         if hello.takes_over:
             return self._succeed(hello.sender, hello.incarnation)
         self._routes.release(hello.sender)  # if a handover was announced, it did not happen
+        self._casts.stay(hello.sender.node)
         if self._routes.greet(hello.sender, hello.incarnation):
             # The agent reports the restart too, but until then this process must not be mistaken for the ended one.
             self.begin_again(hello.sender, hello.incarnation)
@@ -135,6 +146,7 @@ class Peers:
         frame = pack(reply, pickling.dumps(None, "a reply"), self._limit)
         # The next process cannot read bodies in shared memory that were lent to the present one: send them in frames.
         self._bulk.forget(handover.sender)
+        self._casts.leave(handover.sender)
         with contextlib.suppress(PeerGone):
             self._routes.hold(peer, frame, self._bulk.keep)
 
@@ -154,6 +166,7 @@ class Peers:
             return self.fail_calls(node, lambda: loss(report))
         if self.report_of(node) is not None:
             return None
+        self._casts.note_end(report)
         self._routes.end(report)
         self._flow.forget(node)
         self._bulk.forget(node)
@@ -171,6 +184,7 @@ class Peers:
             self._note_down(ExitReport(node, 0, None, hint="it has exited and was restarted"))
         self._actors.early.expect(node, incarnation * ACTORS_PER_INCARNATION)
         self._bulk.forget(node)
+        self._casts.forget(node)
         self._routes.begin_again(address, incarnation)
         notify_all(self.when_restarted, node)
         return True
@@ -179,6 +193,8 @@ class Peers:
         """Handle a process that takes over a node: the actors it has spawned here stay, and calls to it fail."""
         node = address.node
         self._bulk.forget(node)
+        if self._routes.is_new(node, incarnation):
+            self._casts.forget(node)
         if not self._routes.succeed(address, incarnation):
             return
         self._flow.forget(node)

@@ -12,12 +12,13 @@ from typing import Any
 from meshbook.runtime.actor.ports import ResponsePort
 from meshbook.runtime.errors import ActorError, MeshbookError, MessageTooLarge, PickleError, SupervisionError
 from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.casts import CastReceiver
 from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.traces import name_cells
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.wire import pickling
-from meshbook.runtime.wire.frames import Body, Buffer, pack
+from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Reply
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,9 @@ _UNSENDABLE = pickling.dumps(("the call failed, and its error could not be sent;
 class Replies:
     """Sends the replies of a node. `limit` is the maximum size of a message in bytes."""
 
-    def __init__(self, routes: Routes, bulk: Bulk, limit: int) -> None:
+    def __init__(self, routes: Routes, bulk: Bulk, casts: CastReceiver, limit: int) -> None:
         self._routes = routes
+        self._casts = casts
         self._bulk = bulk
         self._node = routes.own.node
         self._limit = limit
@@ -38,6 +40,8 @@ class Replies:
         try:
             reply = Reply(self._node, call, "ok", rank)
             body = pickling.dumps(value, what)
+            if self._casts.owes(to, call) and self._casts.reply(to, reply, body):
+                return None
             if len(body) == 1 and len(body[0]) < self._bulk.least:
                 frame = pack(reply, body, self._limit)
             else:
@@ -51,23 +55,32 @@ class Replies:
 
     def reply_error(self, to: str, call: int, text: str, error: BaseException) -> None:
         """Reply that the endpoint raised."""
-        reply = Reply(self._node, call, "error")
-        self._send(to, self._pack_error(reply, text, pickle_exception(error)))
+        self._send_error(to, Reply(self._node, call, "error"), text, pickle_exception(error))
 
     def reply_lost(self, to: str, call: int, error: SupervisionError) -> None:
         """Reply that the callee is lost."""
-        self._send(to, self._pack_error(Reply(self._node, call, "lost"), str(error), None))
+        self._send_error(to, Reply(self._node, call, "lost"), str(error), None)
 
     def port_to(self, node: str, call: int, rank: int, settled: Callable[[], object]) -> ResponsePort[Any]:
         """Return the port through which an endpoint replies to this call itself."""
+        self._casts.drop(node, call)
         return ResponsePort(self._routes.address_of(node), call, rank, settled)
 
-    def _pack_error(self, reply: Reply, text: str, exception: bytes | None) -> Buffer:
+    def drop(self, to: str, call: int) -> None:
+        """Forget a cancelled call: it gets no reply."""
+        self._casts.drop(to, call)
+
+    def _send_error(self, to: str, reply: Reply, text: str, exception: bytes | None) -> None:
         try:
-            return pack_error(reply, text, exception, self._limit)
+            frame = pack_error(reply, text, exception, self._limit)
         except Exception:  # no memory, for example: the caller must not wait forever
             logger.exception("an error could not be sent to its caller")
-            return pack(reply, _UNSENDABLE, self._limit)
+            frame = pack(reply, _UNSENDABLE, self._limit)
+        if self._casts.owes(to, reply.call):
+            _, body = unpack(frame)
+            if not isinstance(body, BodyElsewhere) and self._casts.reply(to, reply, body):
+                return
+        self._send(to, frame)
 
     def _send(self, to: str, frame: Buffer) -> None:
         try:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.node.ordering import Stream
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
-from meshbook.runtime.wire.frames import Buffer
-from meshbook.runtime.wire.messages import Address
+from meshbook.runtime.wire.frames import Buffer, pack
+from meshbook.runtime.wire.messages import Address, Fence, Mark
+
+CONTROL_BYTES = 1 << 16  # more than any mark or fence has
 
 
 class Routes:
@@ -34,6 +37,7 @@ class Routes:
         # Requests the state of a node: no Down arrives for a node that ended before this one began.
         self.request_report: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
+        self.streams: dict[str, Stream] = {}  # of the peers that casts or gathered replies were sent to
         self._closed = ""
 
     def close(self, why: str = "this process's runtime was shut down; restart it to call actors again") -> None:
@@ -99,6 +103,7 @@ class Routes:
         """Register the restart of a node that had ended."""
         self._incarnations[address.node] = incarnation
         self._book[address.node] = address
+        self.streams.pop(address.node, None)
         del self.down[address.node]
         self._transport.remember(address.node, incarnation)
 
@@ -106,6 +111,7 @@ class Routes:
         """Register a process that takes over a running node; return whether that incarnation was unknown."""
         is_news = self.is_new(address.node, incarnation)
         if is_news:
+            self.streams.pop(address.node, None)
             self._incarnations[address.node] = incarnation
             self._book[address.node] = address
         self._transport.release(address, anew=is_news)
@@ -123,6 +129,10 @@ class Routes:
     def book(self) -> dict[str, Address]:
         """The addresses of all known nodes, including this one."""
         return dict(self._book)
+
+    def incarnation_of(self, node: str) -> int:
+        """Return the current incarnation of a node."""
+        return self._incarnations.get(node, 0)
 
     def all_incarnations(self) -> dict[str, int]:
         """Return the current incarnation of each known node."""
@@ -163,6 +173,8 @@ class Routes:
             # Without a call between the read and the write, no other thread interferes.
             self.messages += 1
             self.bytes += size
+            if self.streams:
+                self._note_direct(to.node)
 
     def send_soon(self, to: Address, frame: Buffer) -> None:
         """Send a frame like `send`, but on the I/O thread, which sends many frames at once."""
@@ -171,6 +183,66 @@ class Routes:
             size = len(frame)
             self.messages += 1
             self.bytes += size
+            if self.streams:
+                self._note_direct(to.node)
+
+    def _note_direct(self, node: str) -> None:
+        if (stream := self.streams.get(node)) is not None:
+            stream.direct += 1
+
+    # -- beside casts: see `ordering` --------------------------------------------------
+
+    def stream_to(self, node: str) -> Stream:
+        """Return the stream to a peer, which begins with its first cast or gathered reply."""
+        return self.streams.get(node) or self.streams.setdefault(node, Stream())
+
+    def expect_casts(self, nodes: Sequence[str]) -> list[Stream]:
+        """Send later messages to these nodes after casts that the caller passes to the I/O thread now."""
+        find = self.streams.get
+        streams = [find(node) or self.stream_to(node) for node in nodes]
+        for stream in streams:
+            stream.queued += 1
+        self._ready.difference_update(nodes)  # only now: see `_mark_ready`
+        return streams
+
+    def give_up_casts(self, to: Address, stream: Stream) -> None:
+        """Make a node wait no longer for the casts so far, some of which are lost."""
+        with contextlib.suppress(PeerGone):
+            self._transport.send(to, pack(Fence(self.own.node, stream.casts, is_lost=True), (), CONTROL_BYTES))
+            stream.fenced = stream.casts
+
+    def mark(self, to: Address, stream: Stream) -> int:
+        """Return the number of a mark that follows all direct messages so far; send it unless it was sent."""
+        if (direct := stream.direct) > stream.marked:
+            number = next(stream.numbers)
+            self._transport.send(to, pack(Mark(self.own.node, number), (), CONTROL_BYTES))
+            stream.set_mark(number, direct)
+        return stream.mark
+
+    def _send_behind(self, to: Address, frame: Buffer, stream: Stream) -> None:
+        """Send a frame behind the casts before it. Runs on the I/O thread, as their sending does."""
+        if to.node in self.down or self.streams.get(to.node) is not stream:
+            return  # its Down, also of an earlier incarnation, has failed the call
+        with contextlib.suppress(PeerGone):  # the same
+            if stream.fenced != stream.casts:
+                self._transport.send(to, pack(Fence(self.own.node, stream.casts), (), CONTROL_BYTES))
+                stream.fenced = stream.casts
+            self._transport.send(to, frame)
+        self.messages += 1
+        self.bytes += len(frame)
+        stream.direct += 1
+        stream.done += 1  # only now: from here on other threads may send directly
+        self._mark_ready(to.node)
+
+    def _mark_ready(self, node: str) -> bool:
+        """Let all threads send to a node directly, unless messages for it are still on their way; return whether."""
+        self._ready.add(node)
+        # Only now: another thread may have passed a cast on meanwhile, or the node may have ended.
+        stream = self.streams.get(node)
+        if node in self.down or (stream is not None and stream.is_behind):
+            self._ready.discard(node)
+            return False
+        return True
 
     def have_left(self, to: Address) -> bool:
         """Whether all frames for this node have left this process."""
@@ -183,10 +255,12 @@ class Routes:
             raise PeerGone
         self.meet(node)
         if node != self.own.node:
-            self._ready.add(node)
-            if node in self.down:  # the node ended after the first check
-                self._ready.discard(node)
-            return True
+            if self._mark_ready(node) or (stream := self.streams.get(node)) is None:
+                return True
+            stream.queued += 1
+            self._ready.discard(node)
+            self._transport.loop.call_soon(functools.partial(self._send_behind, to, frame, stream))
+            return False
         if to.url != self.own.url:  # an earlier controller of this process
             raise RunEnded("its run has ended: this process called close_session()")
         # Deliver on the I/O thread as well: it alone owns the state that the handlers change.

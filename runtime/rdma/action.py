@@ -10,11 +10,10 @@ from typing import Any, NoReturn, Self
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import LocalMemory, local_memory
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, deadline_in
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, deadline_in
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.data_plane import own_data_plane
-from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.transfers import INLINE_BYTES, Transfers, TransferTask
 
 

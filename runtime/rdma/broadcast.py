@@ -16,9 +16,9 @@ from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.rdma.backends import BufferHandle
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder
 from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, register_holders
-from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 

@@ -18,11 +18,10 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
-from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob
 from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, Copies, Copy, CopyHolders, Source
-from meshbook.runtime.rdma.handle import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.wire.messages import Address

@@ -8,12 +8,11 @@ from typing import Any
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
-from meshbook.runtime.memory.local import CPU, LocalMemory, form_of, local_memory, shaped
-from meshbook.runtime.rdma.backend import get_rdma_backend
-from meshbook.runtime.rdma.backends import TransferJob, deadline_in
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, form_of, local_memory, shaped
+from meshbook.runtime.rdma.backends import BufferHandle, TransferJob, deadline_in
 from meshbook.runtime.rdma.broadcast import Broadcast, receivers_of
 from meshbook.runtime.rdma.data_plane import own_data_plane
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.hardware import get_rdma_backend
 from meshbook.runtime.rdma.transfers import Progress, TransferProgress
 
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import RefusedMessage, TransferTimeout
-from meshbook.runtime.rdma import protocol
+from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma.backends import Deadline
 
 PIECE = 8 << 20  # bytes of one call, and between two checks of the deadline
@@ -132,7 +132,7 @@ def admit(connection: DataConnection, key: bytes, deadline: Deadline) -> None:
     if not protocol.is_proof(proof, key, "process", own, asked):
         raise RefusedMessage("it does not have the key of this run")
     connection.send(protocol.prove(key, "agent", asked, own), deadline)
-    connection.seal_out, connection.seal_in = (protocol.Seal(key, who, own + asked) for who in ("agent", "process"))
+    connection.seal_out, connection.seal_in = (protocol.Seal(key, side, own + asked) for side in ("agent", "process"))
 
 
 def be_admitted(connection: DataConnection, key: bytes, deadline: Deadline) -> None:
@@ -145,4 +145,4 @@ def be_admitted(connection: DataConnection, key: bytes, deadline: Deadline) -> N
     connection.send(own + protocol.prove(key, "process", asked, own), deadline)
     if not protocol.is_proof(bytes(connection.receive(protocol.PROOF, deadline)), key, "agent", own, asked):
         raise RefusedMessage("the peer does not have the key of this run")
-    connection.seal_out, connection.seal_in = (protocol.Seal(key, who, asked + own) for who in ("process", "agent"))
+    connection.seal_out, connection.seal_in = (protocol.Seal(key, side, asked + own) for side in ("process", "agent"))

@@ -15,9 +15,9 @@ from typing import Any
 
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.backends import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.wire.messages import Address

@@ -15,13 +15,12 @@ from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.gpu import name_everywhere
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import CPU, LocalMemory, TensorForm
+from meshbook.runtime.memory.cuda import name_everywhere
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
+from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.backend import Fallback
-from meshbook.runtime.rdma.backends import TransferBackend, TransferJob
+from meshbook.runtime.rdma.backends import BufferHandle, TransferBackend, TransferJob
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.backends.message import MessageBackend
@@ -30,14 +29,14 @@ from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.broadcast_receiver import Receiver
 from meshbook.runtime.rdma.copies import RECEIVER, Copies, CopyHolders, Source, notify_dropped, register_holders
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.hardware import Fallback
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServer, MemoryServerActor
 from meshbook.runtime.rdma.progress import FOLDER, ActiveTransfers, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
 from meshbook.runtime.rdma.select_backend import BackendSelector, explain
 from meshbook.runtime.rdma.service import RDMA, RDMAService
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.telemetry.spans import CELLS
 from meshbook.runtime.telemetry.traffic import Traffic

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook.runtime.actor.context import Instance
-from meshbook.runtime.memory.local import LocalMemory
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.memory.local_memory import LocalMemory
+from meshbook.runtime.rdma.backends import BufferHandle, Lease
 from meshbook.runtime.threads import items_of
 
 WORDS_A_BLOCK = 512

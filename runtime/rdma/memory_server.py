@@ -22,9 +22,10 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import MeshbookError, RefusedMessage, TransferTimeout
-from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.memory.local import LocalMemory
-from meshbook.runtime.rdma import pieces, protocol
+from meshbook.runtime.memory.local_memory import LocalMemory
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.rdma import memory_protocol as protocol
+from meshbook.runtime.rdma import pieces
 from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.connection import DataConnection, admit
 from meshbook.runtime.transport.gateway_connections import RejectedPeers

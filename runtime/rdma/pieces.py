@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import threading
+from collections import deque
 from collections.abc import Iterator
 
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.memory.pages import want_large
-from meshbook.runtime.rdma.protocol import TAG
+from meshbook.runtime.rdma.memory_protocol import TAG
 
 PIECE = 4 << 20  # bytes; fastest of 256 KiB to 8 MiB: fits in a socket's buffer and in the CPU cache
 ALIGNMENT = 2 << 20  # of large pages
@@ -31,21 +31,19 @@ class Buffers:
     """Buffers for a sealed piece. The last one returned is the next one taken, because its memory is in the cache."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the next
-        self._free: list[LocalMemory] = []
+        self._free: deque[LocalMemory] = deque(maxlen=KEPT)  # any thread appends and pops
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
         """Yield a buffer for one transfer."""
-        with self._lock:
-            buffer = self._free.pop() if self._free else None
-        buffer = buffer or _make_buffer()
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = _make_buffer()
         try:
             yield buffer
         finally:
-            with self._lock:
-                if len(self._free) < KEPT:
-                    self._free.append(buffer)
+            self._free.append(buffer)
 
 
 def cut(size: int) -> Iterator[tuple[int, int]]:

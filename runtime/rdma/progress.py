@@ -20,8 +20,8 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.errors import TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import has_ended, is_used, own_mark
-from meshbook.runtime.rdma.handle import Lease
+from meshbook.runtime.memory.process_identity import has_ended, is_used, own_mark
+from meshbook.runtime.rdma.backends import Lease
 
 FOLDER = "moving"  # in the folder of the run
 SIZE = 4096

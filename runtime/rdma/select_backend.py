@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.rdma.backends import Transfer, TransferBackend, Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.rdma.backends import BufferHandle, Transfer, TransferBackend, Unsuitable
 
 logger = logging.getLogger(__name__)
 

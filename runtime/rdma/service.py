@@ -15,7 +15,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.rdma.leases import LeaseTable
 
 RDMA = "rdma"

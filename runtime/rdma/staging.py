@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshbook.runtime.memory import gpu
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.memory import cuda
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
 PIECE = 16 << 20  # bytes staged at a time
@@ -21,8 +21,7 @@ class Staging:
     def __init__(self, allocate: Callable[[int], LocalMemory] | None = None) -> None:
         """`allocate` makes memory that the GPU can access; by default pinned memory."""
         self._allocate = allocate or _allocate_pinned
-        self._lock = threading.Lock()  # guards the next
-        self._free: list[LocalMemory] = []
+        self._free: deque[LocalMemory] = deque(maxlen=KEPT)  # any thread appends and pops
 
     def transfer_by(self, backend: Transfer) -> Transfer:
         """Return a transfer by the same backend, for GPU memory of this process."""
@@ -31,15 +30,14 @@ class Staging:
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[LocalMemory]:
         """Yield a piece of pinned memory."""
-        with self._lock:
-            found = self._free.pop() if self._free else None
-        found = found or self._allocate(PIECE)
+        try:
+            found = self._free.pop()
+        except IndexError:
+            found = self._allocate(PIECE)
         try:
             yield found
         finally:
-            with self._lock:
-                if len(self._free) < KEPT:
-                    self._free.append(found)
+            self._free.append(found)
 
 
 class StagedTransfer:
@@ -67,7 +65,7 @@ class StagedTransfer:
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Yield for each piece the memory here and the transfer of the pinned memory."""
-        gpu.settle(job.local)
+        cuda.settle(job.local)
         with self._staging.borrowed() as between:
             for start in range(0, job.local.size, PIECE):
                 size = min(PIECE, job.local.size - start)
@@ -77,7 +75,7 @@ class StagedTransfer:
 
 def _copy(to: LocalMemory, source: LocalMemory) -> None:
     to.tensor.copy_(source.tensor)
-    gpu.settle(to, source)
+    cuda.settle(to, source)
 
 
 def _allocate_pinned(size: int) -> LocalMemory:

@@ -20,13 +20,12 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
 from meshbook.runtime.memory.pages import want_large
-from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.telemetry.spans import Recorder, now
 
 T = TypeVar("T")
@@ -223,18 +222,17 @@ def compare(job: TransferJob, backend: Transfer) -> None:
         size = min(PIECE, job.local.size - start)
         piece = again.part(0, size)
         backend.read(TransferJob(job.handle, job.offset + start, piece, job.deadline))
-        if not _is_same(piece, job.local.part(start, size)):
+        ours = job.local.part(start, size)
+        if ours.device == CPU:
+            is_same = _memcmp(piece.address, ours.address, piece.size) == 0
+        else:
+            is_same = piece.view() == ours.tensor.cpu().numpy().data
+        if not is_same:
             first = job.offset + start
             raise ChecksumMismatch(
                 f"bytes {first:,} to {first + size:,} of the buffer of {job.handle.actor} differ from those here: they "
                 "were written to during the transfer. Synchronize the accesses, or try again"
             )
-
-
-def _is_same(piece: LocalMemory, ours: LocalMemory) -> bool:
-    if ours.device == CPU:
-        return bool(_memcmp(piece.address, ours.address, piece.size) == 0)
-    return bool(piece.view() == ours.tensor.cpu().numpy().data)  # on a GPU: copied to the CPU first
 
 
 _memcmp = ctypes.CDLL(None).memcmp

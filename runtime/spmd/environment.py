@@ -14,7 +14,7 @@ from meshbook.runtime.mesh.worker_specs import WorkerSpec, elastic_run
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class RunRendezvous:
     """The address of the rendezvous of one run, and the run's name, which is the same on all ranks."""
 
     address: str
@@ -22,7 +22,7 @@ class Rendezvous:
     run_id: str
 
 
-def rank_environment(rank: int, hosts: Sequence[int], rendezvous: Rendezvous) -> dict[str, str]:
+def rank_environment(rank: int, hosts: Sequence[int], rendezvous: RunRendezvous) -> dict[str, str]:
     """Return the variables of `rank`, by the names of torchrun's documentation ("Environment Variables").
 
     Local ranks count the ranks of one host in rank order; groups are the hosts, in the order of their first rank.

@@ -31,8 +31,8 @@ import msgspec
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
+from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import StderrTail
-from meshbook.runtime.telemetry.streams import RankStream
 from meshbook.runtime.telemetry.terminal import Emission
 from meshbook.runtime.telemetry.terminals import Terminals
 from meshbook.runtime.telemetry.unsent import PIECE_CHARACTERS as KEPT_CHARACTERS
@@ -171,7 +171,9 @@ class Capture:
         self._waiting.append((number, origin, stream, text))
         if len(text) > KEPT_CHARACTERS or not self._unsent.add(number, origin, stream, text):
             self._keep_waiting_for_room(number, origin, stream, text)
-        if self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and monotonic() - self._sent_at > FLUSH_SECONDS):
+        if not self._is_urgent and (
+            self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and monotonic() - self._sent_at > FLUSH_SECONDS)
+        ):
             self.flush_soon()
         elif self._asleep:
             self._wake()
@@ -290,24 +292,24 @@ class Capture:
 
     def _merged(self) -> Iterator[tuple[int, str, StreamName, str]]:
         """Yield the queued text, with adjacent pieces of one origin and stream joined."""
-        now: tuple[str, StreamName] = ("", "stdout")
-        last = 0
+        waiting, most = self._waiting, self._chunk_characters
+        now, last, size = "", 0, 0
+        of_stream: StreamName = "stdout"
         parts: list[str] = []
-        size = 0
-        while self._waiting:
-            number, origin, stream, text = self._waiting.popleft()
+        while waiting:  # for each piece that is written: each line of a cell has two
+            number, origin, stream, text = waiting.popleft()
             self._size -= len(text) + PIECE_CHARACTERS
-            if parts and ((origin, stream) != now or size >= self._chunk_characters):
-                yield last, *now, "".join(parts)
+            if parts and (origin != now or stream != of_stream or size >= most):
+                yield last, now, of_stream, "".join(parts)
                 parts, size = [], 0
-            now = (origin, stream)
+            now, of_stream = origin, stream
             if number > last:
                 last = number
             parts.append(text)
             size += len(text)
         self._size = 0
         if parts:
-            yield last, *now, "".join(parts)
+            yield last, now, of_stream, "".join(parts)
 
     def _file_ends(self) -> list[int]:
         """Return how far to read the files; call it before reading Python's text, to send earlier text first."""

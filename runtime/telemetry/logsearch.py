@@ -256,18 +256,14 @@ class _Search:
         if not self._compared % CLOCK_EVERY:
             self._look_at_clock()
         try:
-            return not self.is_over and self._holds(without_colours(text))
+            plain = _ESCAPE.sub("", text) if "\x1b" in text else text
+            return not self.is_over and self._holds(plain)
         except TimeoutError:
             self.is_over = True
             return False
 
     def _look_at_clock(self) -> None:
         self.is_over = self.is_over or self._clock() >= self._until
-
-
-def without_colours(text: str) -> str:
-    """Return the text without escape sequences."""
-    return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def _shown(text: str) -> str:

@@ -123,7 +123,7 @@ class StatusPageReader:
         except FileNotFoundError:
             return -1
         page = os.pread(file, SIZE, 0)
-        if len(page) == SIZE and incarnation_of(page) == incarnation:
+        if len(page) == SIZE and _ALL.unpack_from(page)[INCARNATION] == incarnation:
             self._files[node, incarnation] = file
             return file
         os.close(file)
@@ -138,11 +138,6 @@ class StatusPageReader:
 
     def close(self) -> None:
         self.keep(set())
-
-
-def incarnation_of(page: bytes) -> int:
-    """Return the incarnation of the process that wrote a page."""
-    return int(_ALL.unpack_from(page)[INCARNATION])
 
 
 def parse(page: bytes) -> StatusReading:

@@ -110,7 +110,8 @@ class Terminal:
         half = _HALF.search(text)
         self._half = half.group() if half else ""
         text = text[: len(text) - len(self._half)]
-        if not has_moves(text) and text.count("\n") >= MOST_ROWS and self._is_at_end:
+        is_at_end = self._row == len(self._rows) - 1 and self._column == len(_COLOUR.sub("", self._rows[-1]))
+        if not has_moves(text) and text.count("\n") >= MOST_ROWS and is_at_end:
             settled = self._show() + text  # a program that prints lines has left its bars
             self._rows = []
             self._open = settled.rpartition("\n")[2]
@@ -118,11 +119,6 @@ class Terminal:
         self._apply(text)
         settled = self._cut_off()
         return Emission(settled, self._show() if self._rows else "")
-
-    @property
-    def _is_at_end(self) -> bool:
-        last = self._rows[-1]
-        return self._row == len(self._rows) - 1 and self._column == len(_COLOUR.sub("", last))
 
     def _apply(self, text: str) -> None:
         position = 0

@@ -62,7 +62,8 @@ class UnsentFile:
         """
         if self._is_full or not self._is_on:
             return True
-        data, name = text.encode("utf-8", "surrogatepass"), origin.encode()
+        data = text.encode() if text.isascii() else text.encode("utf-8", "surrogatepass")
+        name = origin.encode()
         try:
             # One call, which copies and advances the position: no other thread can interleave.
             self._current.write(_pack_piece(len(data), number, stream == "stderr", len(name)) + name + data)

@@ -73,7 +73,7 @@ class _Batch:
         self.future = future
 
 
-class Recorder(Protocol):
+class CommandRecorder(Protocol):
     """Takes down the commands of a function (`recordings`)."""
 
     def note(self, lane: Lane, command: Command) -> None: ...
@@ -126,7 +126,7 @@ class Engine:
         self.must_reconnect = False
         self._random: torch.Tensor | None = None  # the controller's random state when the ranks last got one
         self.holds = 0  # how many `coalescing` blocks hold the commands back
-        self.recorder: Recorder | None = None  # takes the commands down, while a function is recorded
+        self.recorder: CommandRecorder | None = None  # takes the commands down, while a function is recorded
         self.modules: weakref.WeakSet[RemoteModule] = weakref.WeakSet()  # to be made again on new ranks
         self.meshes: dict[
             Region, DeviceMesh

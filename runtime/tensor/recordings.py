@@ -55,7 +55,7 @@ class _Entry:
         self.name = name
         self.lane = lane
         self.spec = spec
-        self.leaves = leaves  # of the result: a `Meta` for a new tensor, an `_Input` for an input, else itself
+        self.leaves = leaves  # of the result: a `Meta` for a new tensor, an `_InputIndex` for an input, else itself
         self.held = held  # values that the commands use and that are no inputs; they live as long as this
 
     def replay(self, inputs: Sequence[MeshTensor], place: Place) -> Any:
@@ -68,14 +68,14 @@ class _Entry:
         engine.issue(self.lane, command, user_place(1))
         new = iter([make_tensor(m, self.lane.new_ref(n), place) for m, n in zip(metas, numbers, strict=True)])
         leaves = [
-            next(new) if isinstance(leaf, Meta) else inputs[leaf.index] if isinstance(leaf, _Input) else leaf
+            next(new) if isinstance(leaf, Meta) else inputs[leaf.index] if isinstance(leaf, _InputIndex) else leaf
             for leaf in self.leaves
         ]
         return tree_unflatten(leaves, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
+class _InputIndex:
     """In a result: the input with this index, itself."""
 
     index: int
@@ -203,7 +203,7 @@ class _Recorder:
         if not isinstance(leaf, MeshTensor):
             return leaf
         if leaf._ref.id in given:
-            return _Input(given[leaf._ref.id])
+            return _InputIndex(given[leaf._ref.id])
         return leaf._meta.as_constant(False) if leaf._ref.id > self._first else leaf
 
 

@@ -74,10 +74,11 @@ class Sharding:
 
 def _align(owner: weakref.ref[Any], gradient: Any) -> Any:
     tensor: Any = owner()
-    if tensor is None or getattr(gradient, "_place", None) is not tensor._place:
+    place: Any = None if tensor is None else tensor._place
+    if place is None or getattr(gradient, "_place", gradient) is not place:
         return gradient
-    if (recorder := tensor._place.engine.recorder) is not None:
-        recorder.hold([tensor])
+    if place.engine.recorder is not None:
+        place.engine.recorder.hold([tensor])
     return gradient._like(gradient._meta, gradient._issue_for("align", tensor._ref.id))
 
 

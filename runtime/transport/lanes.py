@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str]  # a host, and a stream to a node of it
 
 
-class Lane(NamedTuple):
+class LaneConnection(NamedTuple):
     """One connection of a process here."""
 
     key: Key
@@ -38,7 +38,7 @@ class Lanes:
         self._loop = loop
         self._most_bytes = most_bytes
         self._gateway = gateway
-        self._lanes: dict[Key, list[Lane]] = {}
+        self._lanes: dict[Key, list[LaneConnection]] = {}
         self._listener = Listener(loop, path, self._open_reader)
         loop.close_in_child.append(self._listener.close_in_child)
 
@@ -59,17 +59,17 @@ class Lanes:
             return reader.close()
         if (key := self._gateway.open_lane(request)) is None:
             return reader.close()
-        lane = Lane(key, reader)
+        lane = LaneConnection(key, reader)
         self._lanes.setdefault(key, []).append(lane)
         reader.when_closed.append(lambda: self._forget(lane))
         reader.accept = lambda frame: self._forward(lane, frame)
         return None
 
-    def _forward(self, lane: Lane, frame: Buffer) -> None:
+    def _forward(self, lane: LaneConnection, frame: Buffer) -> None:
         if not self._gateway.forward(lane.key, frame):
             lane.reader.pause()
 
-    def _forget(self, lane: Lane) -> None:
+    def _forget(self, lane: LaneConnection) -> None:
         if lane in (lanes := self._lanes.get(lane.key, [])):
             lanes.remove(lane)
 

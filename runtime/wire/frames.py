@@ -23,7 +23,7 @@ from meshbook.runtime.errors import MessageTooLarge, RefusedMessage
 from meshbook.runtime.memory.layout import SegmentReference
 from meshbook.runtime.wire import messages
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"mb"
 ALIGNMENT = 64
 HERE, ELSEWHERE = 0, 1
@@ -136,16 +136,27 @@ class CallFrames:
         header, number_at, rank_at = _header_template(
             *(call.sender, call.actor, call.endpoint, call.place[1:], call.origin, call.manner, call.reply_to, call.by)
         )
-        self._template = pack(call, body, limit, header)
+        self.template = pack(call, body, limit, header)
         start = _PREFIX.size + _LENGTH.size * max(0, len(body) - 1)
-        self._number_at, self._rank_at = start + number_at, start + rank_at
+        self.number_at, self.rank_at = start + number_at, start + rank_at
 
     def make(self, number: int, rank: int) -> bytearray:
         """Return the frame for one rank."""
-        frame = bytearray(self._template)
-        _NUMBER.pack_into(frame, self._number_at, number)
-        _RANK.pack_into(frame, self._rank_at, rank)
-        return frame
+        return fill_in(self.template, self.number_at, number, self.rank_at, rank)
+
+
+def fill_in(template: Buffer, number_at: int, number: int, rank_at: int, rank: int) -> bytearray:
+    """Return the frame of a call to one rank: the template with this number and rank at these positions.
+
+    Raises RefusedMessage if a position is outside the template.
+    """
+    frame = bytearray(template)
+    try:
+        _NUMBER.pack_into(frame, number_at, number)
+        _RANK.pack_into(frame, rank_at, rank)
+    except struct.error as error:
+        raise RefusedMessage(f"a damaged cast: {error}") from error
+    return frame
 
 
 def pack_elsewhere(message: messages.Message, lengths: Sequence[int], reference: SegmentReference) -> Buffer:

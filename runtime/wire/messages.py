@@ -129,4 +129,84 @@ class Down(Message, frozen=True, tag="d"):
     report: ExitReport
 
 
-Any = Hello | Spawn | Call | Reply | Stop | Credit | HoldRequest | Down
+class CastTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One receiver of a cast. `number` counts the casts to it, and `mark` names the mark that it waits for first."""
+
+    node: str
+    call: int
+    rank: int
+    number: int
+    mark: int
+    incarnation: int
+
+
+class CastGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The receivers on one host, and its agent."""
+
+    agent: Address
+    targets: list[CastTarget]
+
+
+class Cast(Message, frozen=True, tag="m"):
+    """A call for many ranks, which agents forward; body: the frame of a Call, complete but for its number and rank.
+
+    `origin` is the caller, in this incarnation, and `cast` the number of the call among its casts. The agent forwards
+    it to the workers of its own host, and passes the other groups on to their agents.
+    """
+
+    sender: str
+    origin: Address
+    incarnation: int
+    cast: int
+    groups: list[CastGroup]
+    number_at: int  # position of the call number in the frame
+    rank_at: int
+
+
+class Relayed(Message, frozen=True, tag="y"):
+    """A cast for one rank, from its agent; body: the frame of the Call. `number` and `mark` are as in CastTarget."""
+
+    sender: str
+    origin: Address
+    incarnation: int  # of the caller
+    cast: int
+    number: int
+    mark: int
+
+
+class GatheredReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Reply to a cast, with its body in one part. The caller handles it once this mark of its node has arrived."""
+
+    node: str
+    call: int
+    status: Literal["ok", "error", "lost"]
+    rank: int
+    body: bytes
+    cast: int
+    mark: int
+
+
+class Gathered(Message, frozen=True, tag="g"):
+    """Replies to casts, on their way up to the caller."""
+
+    sender: str
+    to: Address
+    replies: list[GatheredReply]
+
+
+class Mark(Message, frozen=True, tag="q"):
+    """Sent directly: casts and gathered replies that name this mark follow the direct messages before it."""
+
+    sender: str
+    number: int
+
+
+class Fence(Message, frozen=True, tag="f"):
+    """Sent directly: so many casts precede the direct messages after it. With `is_lost`, no longer wait for them."""
+
+    sender: str
+    number: int
+    is_lost: bool = False
+
+
+Any = Hello | Spawn | Call | Reply | Stop | Credit | HoldRequest | Down | Cast | Relayed | Gathered | Mark | Fence

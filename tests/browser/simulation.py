@@ -1,4 +1,4 @@
-"""The kernel behind a bare page that shows a simulated mesh: it answers what a view asks; time passes when told to."""
+"""The kernel behind a bare page that shows a simulated mesh: it answers a view; the test advances time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshbook.runtime.geometry import Slice
 from meshbook.runtime.geometry.region import Region
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS
 from meshbook.testing import fake_mesh
-from meshbook.widgets.model import DashboardModel, ModelUpdate
+from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate
 from meshbook.widgets.sections import answer_logs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Simulation:
         self.model = DashboardModel(self.mesh, self._choose)
 
     def tick(self, seconds: float) -> ModelUpdate | None:
-        """Let so much time pass; what the views are to be told of it."""
+        """Let so much time pass; return what the views get."""
         self.mesh.advance(seconds)
         return self.model.tick(self.mesh.seconds)
 

@@ -288,7 +288,7 @@ def test_a_view_finds_its_way_back(view: BarePage, kernel: Kernel) -> None:
     page.wait_for_selector(".meshbook-dashboard[data-silent]")
     opened = len(view.heard("open"))
     kernel.mute = False
-    view.say(kernel.state(counts={"running": 3}))  # that others are told shows that what this one asked was lost
+    view.say(kernel.state(counts={"running": 3}))  # an update for others shows that this request was lost
     page.wait_for_selector(".meshbook-chips >> text=12")
     assert len(view.heard("open")) == opened + 1
 

@@ -1,4 +1,4 @@
-"""Handles that outlive their session: whoever uses one is told, at once, also when another session has begun."""
+"""Handles that outlive their session: any use raises an error at once, also when another session has begun."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_stopping_is_no_error(former: Former) -> None:
     assert former.host.shutdown().get(PATIENCE) is None
 
 
-def test_ports_of_it_reach_nobody(former: Former) -> None:
-    """Not somebody of the new session either, who has a port of the same number."""
+def test_ports_of_a_former_session_reach_no_receiver(former: Former) -> None:
+    """Nor a receiver of the new session with a port of the same number."""
     ports = [Channel[int].open() for _ in range(former.port._number + 1)]
     former.port.send(3)
     assert "shut down" in lost(former.receiver.recv())

@@ -47,7 +47,7 @@ class Counter(Actor):
 
 @pytest.fixture(autouse=True)
 def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever has a run at the end of a test, it ends. What workers import at birth does not matter here."""
+    """End all runs at the end of a test. What workers import when they start does not matter here."""
     monkeypatch.setenv("MESHBOOK_PRELOAD", "")
     yield
     for run in detached_runs():
@@ -127,7 +127,7 @@ def test_what_is_printed_meanwhile_is_kept(trainers: ProcMesh, tmp_path: Path) -
     def talk(lines: int) -> None:
         for line in range(lines):
             print(f"before {line}", flush=True)
-        started.write_text("now")  # waits for who reads it
+        started.write_text("now")  # waits for the reader
         for line in range(lines):
             print(f"between {line}", flush=True)
         print("the end", flush=True)
@@ -211,7 +211,7 @@ def test_a_run_is_reached_over_the_loopback_interface_alone(trainers: ProcMesh) 
     assert counted(attach()["trainers"]) == [2, 2]
 
 
-def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
+def test_deaths_meanwhile_are_reported(trainers: ProcMesh, faults: Any) -> None:
     victim = psutil.Process(pids(trainers)[1])
     detach(60)
     victim.kill()
@@ -224,7 +224,7 @@ def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
     assert found.heal().get(PATIENCE) == [1]
 
 
-def test_who_calls_the_controller_meanwhile_is_answered(trainers: ProcMesh, tmp_path: Path) -> None:
+def test_calls_to_the_controller_meanwhile_are_answered(trainers: ProcMesh, tmp_path: Path) -> None:
     """What lived in that process has ended with it."""
     here = this_proc().spawn("here", Counter)
     here.add.call().get(PATIENCE)
@@ -320,7 +320,7 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_its_time_is_limited(trainers: ProcMesh) -> None:
-    """A GPU is not held for ever by nobody."""
+    """A run without a controller does not hold a GPU for ever."""
     session = current_session()
     family = family_of(session)
     run = detach(0.3)

@@ -1,4 +1,4 @@
-"""Large arguments and results between processes of one host: through shared memory, and nobody can tell."""
+"""Large arguments and results between processes of one host: through shared memory, without a visible difference."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_many_messages_leave_nothing(keep):
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
-def test_messages_that_nobody_reads_give_their_memory_back(keep):
+def test_unread_messages_give_their_memory_back(keep):
     for _ in range(20):
         keep.make.call(2 * MIB)  # nobody waits
     keep.echo.broadcast(np.ones(MIB))
@@ -230,7 +230,7 @@ def test_values_outlive_the_process_that_sent_them(spawn_procs):
     again = [maker.make.call_one(2 * MIB).get(PATIENCE) for _ in range(3)]
     assert {int(value[0]) for value in again} == {maker.facts.call_one().get(PATIENCE)[0] % 251}
     assert [digest(value) for value in values[:2]] == before[:2]
-    assert digest(maker.echo.call_one(values[0]).get(PATIENCE)) == before[0]  # it is sent to who is there now
+    assert digest(maker.echo.call_one(values[0]).get(PATIENCE)) == before[0]  # it is sent to the present incarnation
 
 
 def test_a_process_that_leaves_has_its_answers_taken(spawn_procs):

@@ -133,7 +133,7 @@ def test_a_binding_for_each_process_is_asked_for_at_the_call(host):
         host.spawn_procs(per_host={"rows": 2, "gpus": 2}, proc_bind=[{"cpus": "0"}])
 
 
-def test_numactl_stands_in_front(spawn_procs, tmp_path):
+def test_numactl_precedes_the_command(spawn_procs, tmp_path):
     """One of ours: whether the machine has it, and memory nodes, is not the question."""
     script(tmp_path / "numactl", f'echo "$1 $2 $3" > {tmp_path}/options; shift 3; exec "$@"')
     path = f"{tmp_path}:{os.environ['PATH']}"
@@ -264,7 +264,7 @@ def test_an_agent_that_does_not_answer_is_killed(start_session, monkeypatch):
 
 
 @pytest.mark.parametrize("victim", ["the controller", "the agent", "the fork server"])
-def test_executed_workers_do_not_outlive_those_who_started_them(run_script, victim):
+def test_executed_workers_do_not_outlive_their_starter(run_script, victim):
     source = CLIENT.replace('{"gpus": 2}', '{"gpus": 2}, bootstrap_command=COMMAND')
     command = 'BootstrapCommand("sh", args=["-c", "sleep 1000 & $0 $1; exit", cmd.program, *cmd.args])'
     client = run_script(
@@ -395,7 +395,7 @@ def test_detaching_leaves_the_host_and_what_others_spawned(own_session):
     host = own_session.host
     others = pickle.loads(pickle.dumps(host)).spawn_procs()
     meshes = [host.spawn_procs(), host.rename().spawn_procs()]
-    host.spawn_procs().stop()  # ends by itself: nobody need wait for it
+    host.spawn_procs().stop()  # ends by itself: no wait is needed
     pids = [pid for mesh in meshes for pid in ask(mesh, os.getpid)]
     assert host.stop().get(PATIENCE) is None
     assert not any(map(psutil.pid_exists, pids))
@@ -408,7 +408,7 @@ def test_detaching_leaves_the_host_and_what_others_spawned(own_session):
     assert ask(others, os.getpid)
 
 
-def test_meshes_that_ended_are_forgotten_though_nobody_kept_them(own_session):
+def test_ended_meshes_without_a_handle_are_forgotten(own_session):
     host = own_session.host
     pids = ask(host.spawn_procs(per_host={"gpus": 2}), os.getpid)
     assert len(host._ownership.meshes) == 1

@@ -269,7 +269,7 @@ def test_a_script_is_a_client(session):
     assert context().actor_instance.name == "client"
 
 
-def test_an_actor_on_this_process_lives_here(session):
+def test_an_actor_on_this_process_is_hosted_here(session):
     probe = this_proc().spawn("probe", Probe)
     assert probe.run.call_one(os.getpid).get(PATIENCE) == os.getpid()
     probe.stop().get(PATIENCE)

@@ -17,8 +17,8 @@ import pytest
 
 from meshbook import Actor, ActorError, HostMesh, endpoint, this_host
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.spmd.actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from meshbook.runtime.spmd.run_policy import TERM_SECONDS
+from meshbook.runtime.spmd.spmd_actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.support import PATIENCE
 
 pytestmark = pytest.mark.process
@@ -95,7 +95,7 @@ def test_a_slice_is_a_world_of_its_own(hosts: Any, cut: Callable[[Any], Any], pl
     assert read(part, "MASTER_PORT") == [["4711"]] * len(places)
 
 
-def test_the_dimensions_tell_as_much_as_the_mesh(hosts: Any) -> None:
+def test_the_dimensions_determine_as_much_as_the_mesh(hosts: Any) -> None:
     actors = hosts.spawn("spmd", SPMDActor)
     actors.slice(gpus=0).setup_env.call("127.0.0.1", 1).get(PATIENCE)
     assert ["".join(map(str, place)) for place in read(hosts.slice(gpus=0), *PLACE)] == ["020102", "120112"]
@@ -211,6 +211,24 @@ def test_an_all_reduce(launch: Launch, size: int) -> None:
     assert (run.status, run.told) == (0, [])
 
 
+def test_several_hosts(launch: Launch) -> None:
+    names = "'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE', 'MASTER_ADDR'"
+    source = REDUCE + f"print(*[os.environ[name] for name in ({names})])\n"
+    run = finish(launch("--hosts", "local:2", "--procs", "2", "train.py", train=source, **TORCH))
+    assert run.out == sorted(
+        line
+        for rank in range(4)
+        for line in (f"[rank {rank}] sum 10.0 of 4", f"[rank {rank}] {rank % 2} 2 {rank // 2} 2 127.0.0.1")
+    )
+    assert (run.status, run.told) == (0, [])
+
+
+def test_hosts_that_are_not_there(launch: Launch) -> None:
+    run = finish(launch("--hosts", "nowhere", "train.py", train=""))
+    assert run.status == 1
+    assert run.told[0].startswith("no hosts are known as 'nowhere'")
+
+
 def test_arguments_and_a_module_beside_the_script(launch: Launch) -> None:
     source = """
         import sys, beside
@@ -295,7 +313,7 @@ SLEEPS = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
     ("source", "preload", "told"),
     [
         (SLEEPS, "", r"ranks? 0(-1)? interrupted at train.py:[23]"),
-        # Who is deaf in a collective is freed by the end of the one that it waits for.
+        # A rank that is stuck in a collective is freed by the end of the rank that it waits for.
         (
             BEGIN + "print('ready')\nwhile rank == 0: time.sleep(0.01)\n" + STUCK,
             "torch.distributed",
@@ -358,7 +376,7 @@ def test_sigterm(launch: Launch) -> None:
     assert (run.status, run.err) == (143, ["meshbook.spmd: ended by SIGTERM"])
 
 
-def test_output_that_nobody_reads_ends_the_run(launch: Launch) -> None:
+def test_unread_output_ends_the_run(launch: Launch) -> None:
     source = "import time\nprint('ready')\nwhile True:\n    print('more')\n    time.sleep(0.01)\n"
     process = launch("--procs", "1", "train.py", train=source)
     wait_for_ranks(process, 1)

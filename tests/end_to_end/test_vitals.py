@@ -86,7 +86,7 @@ def pipe() -> Iterator[tuple[str, int]]:
         os.close(end)
 
 
-def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_of_life(
+def test_a_rank_that_holds_the_gil_and_a_stopped_one_send_no_heartbeat(
     mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]
 ) -> None:
     probe = mesh.spawn("probe", Probe)
@@ -103,7 +103,7 @@ def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_
     watch.until(lambda vitals: (vitals.age < 1.5).all())
 
 
-def test_what_an_actor_is_at_and_what_waits_for_it_is_told(mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]) -> None:
+def test_activity_and_queue_of_an_actor_are_written(mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]) -> None:
     probe = mesh.spawn("probe", Probe)
     busy = probe.slice(gpus=0).run.call_one(wait_for_pipe, pipe[0])
     waiting = [probe.slice(gpus=0).run.call_one(os.getpid) for _ in range(3)]
@@ -157,14 +157,14 @@ def test_a_cell_that_runs_and_one_that_asks_are_seen(
     asked = threading.Event()
 
     class Patient:
-        """Answers when it is told to."""
+        """Answers on request."""
 
         def take(self, question: Any, reply: Any) -> None:
             replies.append(reply)
             asked.set()
 
         def withdraw(self, rank: int, number: int) -> None:
-            """Nobody does."""
+            """Never answer."""
 
     cells = mesh.slice(gpus=0).spawn_on_main("cells", CellActor)
     cells.prepare.call_one().get(PATIENCE)

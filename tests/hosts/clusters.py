@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from meshbook.runtime.hosts.ray_launcher import AgentRunner
 from tests.end_to_end.faults.test_network import Network
 
 PATIENCE = 60.0
@@ -43,6 +44,7 @@ class SshCluster:
     """Three machines with sshd, each a network namespace of its own."""
 
     launcher = "ssh"
+    environment: dict[str, str] = {}
 
     def __init__(self, scratch: Path) -> None:
         need("sshd", "ssh", "ssh-keygen", "ip")
@@ -62,6 +64,7 @@ class SshCluster:
             "PermitRootLogin": "prohibit-password",
             "PidFile": "none",
             "PermitUserEnvironment": "no",
+            "SetEnv": f"MESHBOOK_TEST_ID={os.environ['MESHBOOK_TEST_ID']} CUDA_VISIBLE_DEVICES=3",
         }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         self._daemons = [
@@ -87,8 +90,20 @@ class SshCluster:
         return {
             "hosts": self.addresses,
             "options": ["-i", str(self.key), *options],
-            "environment": {"MESHBOOK_TEST_ID": os.environ["MESHBOOK_TEST_ID"]},
         }
+
+    @property
+    def second(self) -> str:
+        """The name of the second host."""
+        return self.addresses[1]
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        """The process by which the controller has started the second host, which has these workers."""
+        return child_with(controller, "ssh", self.second)
+
+    def variables(self, host: int) -> dict[str, str]:
+        """The variables of that host that a worker there has, of those that the program shows."""
+        return {"CUDA_VISIBLE_DEVICES": "3"}
 
     def lose_second(self, pids: list[int]) -> None:
         """Cut the second host off."""
@@ -193,6 +208,14 @@ class SlurmCluster:
     def arguments(self) -> dict[str, Any]:
         return {"nodes": 3}
 
+    second = "n2"
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        return child_with(controller, "srun", "--nodelist=n2")
+
+    def variables(self, host: int) -> dict[str, str]:
+        return {"SLURMD_NODENAME": f"n{host + 1}"}
+
     def lose_second(self, pids: list[int]) -> None:
         """Kill all that runs on the second node, but for what Slurm could notice: its slurmd."""
         for process in family_of_agent(pids):
@@ -241,6 +264,18 @@ class RayCluster:
     def arguments(self) -> dict[str, Any]:
         return {"num_hosts": 3, "address": self.address}
 
+    @property
+    def second(self) -> str:
+        return f"{AgentRunner().host()}-1"
+
+    def launcher_of_second(self, controller: int, pids: list[int]) -> psutil.Process:
+        parent = family_of_agent(pids)[0].parent()
+        assert parent is not None
+        return parent
+
+    def variables(self, host: int) -> dict[str, str]:
+        return {}
+
     def lose_second(self, pids: list[int]) -> None:
         """Stop all processes of the second host, without their connections being closed."""
         for process in family_of_agent(pids):
@@ -260,6 +295,12 @@ def family_of_agent(pids: list[int]) -> list[psutil.Process]:
         each for each in psutil.Process(pids[0]).parents() if "meshbook.runtime.hosts.agent" in each.cmdline()
     ]
     return [agent, *agent.children(recursive=True)]
+
+
+def child_with(parent: int, name: str, word: str) -> psutil.Process:
+    """The child of this name that has this word in its command."""
+    [found] = [each for each in psutil.Process(parent).children() if each.name() == name and word in each.cmdline()]
+    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,7 +1,8 @@
 """A user's program on several hosts: python program.py LAUNCHER '{"arguments": ...}', with two ranks on each host.
 
-It trains the quick-start's network with DistributedDataParallel and prints a line of JSON; on `watch` it also waits
-for a call that the loss of a host ends, and prints what the call raised and which hosts still answer.
+It prints a line of JSON about its ranks. On `train` it trains the quick-start's network with DistributedDataParallel.
+On `watch` it waits for a call that the loss of a host ends, and prints what the call raised and which hosts still
+answer. With `job` as the launcher it runs a `SlurmJob` of one host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from sklearn.datasets import load_digits
 
 import meshbook
 from meshbook import Actor, endpoint
+from meshbook.monarch.jobs import SlurmJob
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook
+
+SHOWN = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "RAY_", "SLURMD_NODENAME")
+
+
+def describe() -> dict[str, Any]:
+    """Return facts about this rank."""
+    environment = {name: os.environ[name] for name in os.environ if name.startswith(SHOWN)}
+    return {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "environment": environment}
 
 
 class Trainer(Actor):
@@ -46,7 +56,11 @@ class Trainer(Actor):
         weights = sum(float(parameter.double().sum()) for parameter in model.parameters())
         del model, optimizer
         dist.destroy_process_group()
-        return {"rank": rank, "first": losses[0], "last": losses[-1], "weights": weights, "pid": os.getpid()}
+        return {**describe(), "first": losses[0], "last": losses[-1], "weights": weights}
+
+    @endpoint
+    def look(self) -> dict[str, Any]:
+        return describe()
 
     @endpoint
     def wait(self) -> None:
@@ -60,10 +74,16 @@ class Trainer(Actor):
 def main() -> None:
     set_unhandled_fault_hook(lambda failure: None)  # otherwise the loss of a host ends this program
     launcher, arguments = sys.argv[1], json.loads(sys.argv[2])
+    if launcher == "job":
+        run_job(**arguments)
+        return
     hosts = getattr(meshbook.hosts, launcher)(**arguments)
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     trainers = procs.spawn("trainers", Trainer)
-    ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(100).values())
+    if "train" in sys.argv:
+        ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(200).values())
+    else:
+        ranks = list(trainers.look.call().get(100).values())
     say(hosts=dict(hosts.extent), ranks=ranks)
     if "watch" in sys.argv:
         waiting = [(index, trainers.slice(hosts=index, gpus=0).wait.call_one()) for index in range(hosts.size())]
@@ -80,6 +100,17 @@ def main() -> None:
     sys.stdin.readline()
     meshbook.close_session()
     say(closed=True)
+
+
+def run_job(**arguments: Any) -> None:
+    job = SlurmJob({"trainers": 1}, **arguments)
+    procs = job.state(cached_path=None).trainers.spawn_procs(per_host={"gpus": 2})
+    ranks = list(procs.spawn("trainers", Trainer).look.call().get(100).values())
+    say(ranks=ranks, active=job.active)
+    job.kill()
+    while job.active:
+        time.sleep(0.1)
+    meshbook.close_session()
 
 
 def say(**facts: Any) -> None:

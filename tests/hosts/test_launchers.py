@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from meshbook.runtime.hosts.launch import sweep
-from tests.hosts.clusters import PATIENCE, RayCluster, SlurmCluster, SshCluster, wait_until
+from tests.hosts.clusters import PATIENCE, RayCluster, SlurmCluster, SshCluster, free_ports, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).with_name("program.py")
@@ -27,10 +27,12 @@ class Program:
     """A run of `program.py`, line by line."""
 
     def __init__(self, cluster: Any, *words: str, **changed: Any) -> None:
-        arguments = json.dumps(cluster.arguments | changed)
+        arguments = json.dumps(
+            {name: value for name, value in (cluster.arguments | changed).items() if value is not None}
+        )
         self.process = subprocess.Popen(
             [sys.executable, PROGRAM, cluster.launcher, arguments, *words],
-            env=os.environ | getattr(cluster, "environment", {}),
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", **cluster.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,13 +100,17 @@ def of_this_run() -> list[int]:
 
 
 def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
-    program = start()
+    program = start("train")
     trained = program.read()
     assert trained["hosts"] == {"hosts": 3}
     ranks = trained["ranks"]
     assert [each["rank"] for each in ranks] == list(range(6))
     assert all(each["last"] < each["first"] / 3 for each in ranks)
     assert len({each["weights"] for each in ranks}) == 1
+    for rank, each in enumerate(ranks):
+        assert each["environment"].pop("LOCAL_RANK") == str(rank % 2)
+        each["environment"].pop("GLOO_SOCKET_IFNAME")
+        assert each["environment"] == cluster.variables(rank // 2)
     program.go_on()
     assert program.read() == {"closed": True}
     assert program.process.wait(PATIENCE) == 0
@@ -113,15 +119,21 @@ def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
         wait_until(lambda: not cluster.jobs())
 
 
-def test_a_lost_host_is_reported_and_the_others_continue(cluster: Any, start: Any) -> None:
+@pytest.mark.parametrize("is_cut_off", [True, False], ids=["host", "launcher"])
+def test_a_lost_host_is_reported_and_the_others_continue(cluster: Any, start: Any, is_cut_off: bool) -> None:
+    """Its machine is cut off or stops, or its launcher is killed, which ends its agent."""
     program = start("watch")
     ranks = program.read()["ranks"]
     assert program.read() == {"waits": 3}
-    cluster.lose_second([each["pid"] for each in ranks[2:4]])
+    pids = [each["pid"] for each in ranks[2:4]]
+    if is_cut_off:
+        cluster.lose_second(pids)
+    else:
+        cluster.launcher_of_second(program.process.pid, pids).kill()
     program.go_on()
     report = program.read()
     assert list(report["lost"]) == ["1"]
-    assert "is lost" in report["lost"]["1"]
+    assert cluster.second in report["lost"]["1"]
     assert report["seconds"] < AT_ONCE
     assert report["rest"] == [1, 5]
     cluster.restore()
@@ -144,8 +156,10 @@ def test_a_killed_controller_leaves_nothing(cluster: Any, start: Any) -> None:
         wait_until(lambda: not cluster.jobs())
 
 
-def test_a_wrong_interpreter_is_named(cluster: Any, start: Any) -> None:
-    assert "/no/python3" in start(python="/no/python3").error()
+def test_a_wrong_interpreter_on_one_host_is_named(cluster: Any, start: Any) -> None:
+    error = start(python={cluster.second: "/no/python3"}).error()
+    assert f"host {cluster.second}" in error
+    assert "/no/python3" in error
     wait_until(lambda: not of_this_run())
 
 
@@ -183,6 +197,19 @@ def test_a_request_that_is_pending_ends_with_its_controller(cluster: SlurmCluste
     wait_until(cluster.jobs)
     program.process.kill()
     wait_until(lambda: not cluster.jobs())
+
+
+@pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
+def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster, "launcher", "job")
+    with contextlib.closing(Program(cluster, nodes=None, monarch_port=free_ports(1)[0])) as program:
+        found = program.read()
+        assert [each["rank"] for each in found["ranks"]] == [0, 1]
+        assert found["active"]
+        assert program.process.wait(PATIENCE) == 0
+    assert not cluster.jobs()
+    wait_until(lambda: not of_this_run())
 
 
 @pytest.mark.parametrize("cluster", [RayCluster], ids=["ray"], indirect=True)

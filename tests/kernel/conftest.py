@@ -39,7 +39,7 @@ class Cell:
     messages: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] | None = None
     is_idle: bool = False
-    states: list[str] = field(default_factory=list)  # of the kernel, as they were told for this request
+    states: list[str] = field(default_factory=list)  # of the kernel, as reported for this request
 
     def contents(self, kind: str) -> list[dict[str, Any]]:
         return [message["content"] for message in self.messages if message["msg_type"] == kind]
@@ -263,7 +263,7 @@ class Notebook:
         self.client.wait_for_ready(timeout=PATIENCE)
 
     def processes(self) -> set[psutil.Process]:
-        """The kernel and all that came of it, whoever is their parent now."""
+        """The kernel and all processes that it started, whatever their parent is now."""
         return processes_with(f"MESHBOOK_NOTEBOOK={self.mark}")
 
     @property
@@ -301,7 +301,7 @@ class Signs:
         return f"def tell(word):\n    with open({str(self.path)!r}, 'w') as file:\n        file.write(f'{{word}} ')\n"
 
     def wait_for(self, word: str, count: int = 1, timeout: float = PATIENCE) -> None:
-        """Until so many ranks have told this word; then forget them."""
+        """Wait until so many ranks have written this word; then forget them."""
         end = time.monotonic() + timeout
         while self._words.count(word) < count:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, end - time.monotonic()))

@@ -63,7 +63,7 @@ def complete(notebook: Notebook, cell: str) -> dict[str, str]:
 
 
 def settle(notebook: Notebook, cell: str, expected: dict[str, str]) -> dict[str, str]:
-    """Ask as a person does who types on: on a loaded machine ranks, and jedi, may be late for one request."""
+    """Ask as a person does while typing: on a loaded machine ranks, and jedi, may be late for one request."""
     end = time.monotonic() + PATIENCE
     while (found := complete(notebook, cell)) != expected and time.monotonic() < end:
         pass
@@ -259,9 +259,11 @@ def test_an_object_that_hangs_costs_its_own_answer(notebook: Notebook, signs: Si
 
 
 @in_ours
-def test_a_rank_that_cannot_answer_has_told_what_it_had(notebook: Notebook, signs: Signs, gate: Gate) -> None:
+def test_a_busy_rank_is_completed_from_its_snapshot(notebook: Notebook, signs: Signs, gate: Gate) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
-    assert offers(notebook, "%%mesh\nmodel.|", "%%mesh\nmodel.weight")  # so it has told it before the next cell begins
+    assert offers(
+        notebook, "%%mesh\nmodel.|", "%%mesh\nmodel.weight"
+    )  # so its snapshot has it before the next cell begins
     cell = notebook.start(HOLDING.format(gate=gate.path))
     signs.wait_for("began")
     assert offers(notebook, "%%mesh\nmod|", "%%mesh\nmodel")

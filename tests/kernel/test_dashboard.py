@@ -24,7 +24,7 @@ PROMISED = 1.0  # seconds in which a dead rank is seen
 
 
 class View:
-    """A view of the dashboard of `mesh`. What it was told is merged as the front end does."""
+    """A view of the dashboard of `mesh`. It merges updates as the front end does."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
@@ -44,7 +44,7 @@ class View:
         return str(message["header"]["msg_id"])
 
     def open(self) -> dict[str, Any]:
-        """Everything, as it is told to a view that opens."""
+        """The full state, as a new view gets it."""
         before = len(self.states)
         self.say(kind="open", view=self.name)
         self.notebook.wait_until(lambda: any(state["full"] for state in self.states[before:]))
@@ -127,7 +127,7 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> None:
+def test_a_view_that_opens_gets_everything(shared: Notebook, view: View) -> None:
     state = view.open()
     assert state["mesh"]["dims"] == [["gpus", 4]]
     assert state["mesh"]["alive"]
@@ -298,7 +298,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     assert view.wait(lambda state: state["mesh"]["alive"])["counts"] == {"idle": 2}
 
 
-def test_without_views_nobody_is_at_work(shared: Notebook, view: View) -> None:
+def test_without_views_no_thread_works(shared: Notebook, view: View) -> None:
     threads = "sorted(t.name for t in __import__('threading').enumerate() if t.name == 'meshbook dashboard')"
     view.open()
     assert shared.evaluate(threads) == ["meshbook dashboard"]

@@ -38,7 +38,7 @@ def step(x):
 step(10)"""
 
 
-def test_ranks_step_together_part_and_are_spoken_to_one_by_one(notebook: Notebook) -> None:
+def test_ranks_step_together_part_and_are_debugged_one_by_one(notebook: Notebook) -> None:
     cell, prompts = notebook.converse(SPLIT, "p x + rank", "n", "n", "ranks", "@gpus=1:3 p x", "p x", "@all c")
     at = f"cell {number_of(cell)}"
     assert prompts == [
@@ -79,7 +79,7 @@ def test_a_breakpoint_set_at_the_prompt_holds_for_its_cell(notebook: Notebook) -
     assert notebook.run("%%mesh 0\nf()").result == "[0] 3"
 
 
-def test_a_rank_is_spoken_to_while_others_wait_for_it(notebook: Notebook) -> None:
+def test_a_rank_is_debugged_while_others_wait_for_it(notebook: Notebook) -> None:
     """Two stand where only the third can free them: the prompt turns to that."""
     notebook.run(
         "%%mesh\nimport torch, torch.distributed as dist\n"
@@ -120,15 +120,17 @@ def test_an_interrupt_ends_the_cell_while_a_command_runs(notebook: Notebook, sig
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_a_breakpoint_where_nobody_can_be_asked_is_an_error(notebook: Notebook) -> None:
+def test_a_breakpoint_without_a_prompt_is_an_error(notebook: Notebook) -> None:
     failed = notebook.run_failing("%%mesh\nbreakpoint()")
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "breakpoint(): this front end does not support input requests" in failed.error["evalue"]
     assert "debugger.py" not in failed.traceback
-    assert notebook.run("%%mesh --break 0\nif rank: breakpoint()\nrank").result  # who does not stop there passes
+    assert notebook.run(
+        "%%mesh --break 0\nif rank: breakpoint()\nrank"
+    ).result  # a rank that does not stop there continues
 
 
-def test_an_error_is_looked_at_where_it_was_raised(notebook: Notebook) -> None:
+def test_an_error_is_debugged_where_it_was_raised(notebook: Notebook) -> None:
     source = "%%mesh --on-error debug\nzero = rank - rank\nif rank: 1 / zero\nprint('done')"
     cell, prompts = notebook.converse(source, "p rank, zero", "q")
     at = f"cell {number_of(cell)}:3"
@@ -155,7 +157,7 @@ def test_a_person_in_the_debugger_is_not_thrown_out_by_another_ranks_error(noteb
     assert cell.error["ename"] == "ZeroDivisionError"
 
 
-def test_what_failed_in_the_last_cell_is_looked_at_afterwards(notebook: Notebook) -> None:
+def test_failed_ranks_of_the_last_cell_are_debugged_afterwards(notebook: Notebook) -> None:
     failed = notebook.run_failing("%%mesh\nnames = {}\nif rank != 1: names['lost']")
     at = f"cell {number_of(failed)}:3"
     for _ in range(2):  # the debugger is no cell of its own
@@ -206,7 +208,7 @@ def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: Not
     assert sorted(re.findall("(.) goes on\n", cell.plain)) == list("abcdef")
 
 
-def test_nothing_is_kept_alive_that_was_looked_at(notebook: Notebook) -> None:
+def test_debugged_objects_are_not_kept_alive(notebook: Notebook) -> None:
     source = (
         "%%mesh 0\nimport weakref\nclass Big: pass\ndef hold():\n    big = Big(); hold.ref = weakref.ref(big)\n"
         "    breakpoint()\nhold()"

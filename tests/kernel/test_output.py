@@ -261,7 +261,7 @@ def test_a_display_that_all_ranks_share_appears_once(notebook: Notebook) -> None
     assert "[0-3]" in bundle["text/html"]
 
 
-def test_displays_that_differ_stand_side_by_side(notebook: Notebook) -> None:
+def test_displays_that_differ_are_side_by_side(notebook: Notebook) -> None:
     cell = notebook.run(
         "%%mesh -o kept\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank // 2}</b>'))"
     )

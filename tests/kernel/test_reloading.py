@@ -29,7 +29,7 @@ class Counter(Actor):
 
 
 def test_a_class_that_is_defined_again_in_a_cell(notebook: Notebook) -> None:
-    """What it uses of other cells is new as well; actors that are there change when they are told to."""
+    """What it uses of other cells is new as well; existing actors change on request."""
     notebook.run(CLASS.format(version="first"))
     notebook.run("first = mesh.spawn('counters', Counter)\nfirst.add.call().get()")
     notebook.run(CLASS.format(version="second") + "    @endpoint\n    def take(self):\n        self.count -= 1\n")

@@ -42,7 +42,7 @@ def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: Notebook) -> Non
 
 
 def test_large_values_are_their_owner_s(notebook: Notebook) -> None:
-    """They go through memory that is shared, and nobody can tell."""
+    """They go through shared memory, without a visible difference."""
     notebook.run("large = torch.arange(1 << 18)\nfor _ in range(2): mesh.push(large=large)\nlarge += 1")
     notebook.run("%%mesh\nlarge[0] += rank")
     notebook.run("for _ in range(2): found = mesh.pull('large')")

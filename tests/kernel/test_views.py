@@ -97,7 +97,7 @@ def test_progress_and_outputs_are_shown(notebook: Notebook) -> None:
     assert [each["text/html"] for each in cell.displays] == ["<b>", "<b>"]
 
 
-def test_an_interrupt_gives_up_what_has_not_begun(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_cancels_tasks_that_have_not_begun(notebook: Notebook, signs: Signs) -> None:
     notebook.run(f"dv.execute({signs.definition!r}, block=True)\nimport os, tempfile\nfolder = tempfile.mkdtemp()")
     notebook.run("os.mkfifo(f'{folder}/go')\ndef wait(path):\n    tell('there')\n    open(path).close()")
     cell = notebook.start("ar = lv.map_async(wait, [f'{folder}/go'] * 9, chunksize=1)\nar.get()")

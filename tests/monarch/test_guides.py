@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshbook import this_host
+from meshbook import hosts, this_host
 from meshbook.monarch import functions
 from meshbook.monarch.functions import debug_controller
 from meshbook.monarch.identities import ProcId, Uid
@@ -139,15 +139,14 @@ def test_the_debug_controller_knows_the_stopped_ranks(run: InProcessSession) -> 
         assert debug_controller().list.call_one().get(PATIENCE) == []
 
 
-def test_a_named_set_up_is_two_local_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: dict[str, Any] = {}
-
-    def start(launcher: Any, names: list[str], **options: Any) -> str:
-        started.update(names=names, **options)
-        return "the hosts"
-
-    session = SimpleNamespace(remote=SimpleNamespace(start=start))
-    monkeypatch.setattr(functions, "current_session", lambda: session)
+def test_hosts_of_a_named_set_up_are_two_local_ones_if_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hosts, "command", lambda commands: commands)
+    monkeypatch.setattr(hosts, "start", lambda name: f"hosts of {name}")
     found: Any = functions.hosts_from_config("lab")
-    assert found == "the hosts"
-    assert started == {"names": ["lab-0", "lab-1"], "addresses": {}, "python": ""}
+    assert found == {"lab-0": [], "lab-1": []}
+    (tmp_path / "hosts.toml").write_text('[lab]\nlauncher = "local"\n')
+    found = functions.hosts_from_config("lab")
+    assert found == "hosts of lab"

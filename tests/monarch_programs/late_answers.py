@@ -17,7 +17,7 @@ from monarch.actor import (
 
 
 class Desk(Actor):
-    """Keeps questions until it is told to answer them."""
+    """Keeps questions until it is asked to answer them."""
 
     def __init__(self) -> None:
         self.open: dict[str, Port[str]] = {}
@@ -86,7 +86,7 @@ def main() -> None:
     except ValueError as error:
         print("ValueError:", error)
 
-    # No future at all: the answers go to a port of ours, with the rank of who was asked.
+    # No future at all: the answers go to a port of ours, with the rank of each callee.
     port, receiver = Channel[str].open_ranked()
     send(desks.ask, ("ports?",), {}, port=port)
     desks.slice(gpus=1).answer.call_one("ports?").get()

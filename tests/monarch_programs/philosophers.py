@@ -1,4 +1,4 @@
-"""Dining philosophers: a waiter hands out the forks, both at once, so that nobody starves with one in the hand."""
+"""Dining philosophers: a waiter hands out the forks, both at once, so that none starves with one in the hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEALS = 8
 
 
 class Waiter(Actor):
-    """Serves everyone at the same time: who has to wait for forks keeps nobody else from asking."""
+    """Serves all at the same time: a philosopher that waits for forks keeps no other from asking."""
 
     def __init__(self) -> None:
         self.table = asyncio.Condition()
@@ -83,7 +83,7 @@ class Philosopher(Actor):
 
 
 def call_waiter() -> Future[Waiter]:
-    """The one waiter of the house, whoever calls first."""
+    """The one waiter of the house; the first call makes it."""
     return get_or_spawn_controller("waiter", Waiter)
 
 

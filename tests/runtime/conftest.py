@@ -38,7 +38,7 @@ NOWHERE = Extent((), ())
 
 
 class Gate:
-    """Holds whoever comes until the test opens it. Pickled it stays the same: all nodes live in this process."""
+    """Holds all callers until the test opens it. Pickled it stays the same: all nodes live in this process."""
 
     _known: ClassVar[weakref.WeakValueDictionary[int, Gate]] = weakref.WeakValueDictionary()
 
@@ -109,7 +109,7 @@ class Session:
         self.controller = self.node("controller")
 
     def node(self, name: str, **settings: Any) -> Node:
-        """A started node that knows nobody, and is closed with the session."""
+        """A started node that knows no other, and is closed with the session."""
         chosen = Settings(**(self._settings | settings))
         node = Node(self._connect(name, chosen), "run", chosen)
         node.start()

@@ -24,14 +24,14 @@ HERE = Extent((), ())
 
 
 def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
-    """A probe whose key tells who spawned it, and how many that had spawned before."""
+    """A probe whose key names its owner, and how many that had spawned before."""
     target = [Target(node.address, key or spawner.supervision.name_actor("probe"))]
     reply_handler = AllReplies(HERE.region)
     spawner.calls.spawn(target, (Probe, (), {}), HERE, reply_handler)
     return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, reply_handler.future.then(lambda _: None)))
 
 
-def test_whoever_ended_is_never_taken_for_one_still_to_come(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_actor_is_never_mistaken_for_a_future_one(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others have ended since, a call to one of the last that its spawner sent is answered."""
     monkeypatch.setattr(actors, "REMEMBERED", 2)
     (worker,) = session.workers(1)
@@ -99,7 +99,7 @@ class Lingering(Probe):
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_an_actor_that_is_given_up_before_its_turn_is_never_made(make_session: Any, gate: Gate, follows: bool) -> None:
+def test_an_actor_that_is_cancelled_before_its_turn_is_never_made(make_session: Any, gate: Gate, follows: bool) -> None:
     """It was to replace one that is still at its cleanup, which stays the only one of that name until it is over."""
     session, made = make_session(stop_timeout=0.01), Gate()
     (worker,) = session.workers(1)
@@ -162,8 +162,8 @@ class Farewell(Actor):
         self.do()
 
 
-def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> None:
-    """Their finalisers may take any time, and whoever spawns has not heard yet that the process leaves."""
+def test_an_actor_may_be_spawned_while_earlier_ones_are_released(session: Any) -> None:
+    """Their finalizers may take any time, and the spawning node does not know yet that the process leaves."""
     (worker,) = session.workers(1)
     late: list[Any] = []
 
@@ -181,7 +181,7 @@ def test_an_actor_may_be_spawned_while_those_before_are_let_go(session: Any) -> 
 def test_an_actor_of_the_runtime_fails_in_silence_while_its_process_leaves(
     session: Any, caplog: pytest.LogCaptureFixture, is_leaving: bool, logged: int
 ) -> None:
-    """A late message may reach one that has been released; nobody can do anything about that."""
+    """A late message may reach one that has been released; that cannot be avoided."""
     node = session.workers(1)[0]
     probe = node.actors.host("probe", Probe)
     probe.start(lambda error: None)

@@ -76,8 +76,8 @@ def test_a_stop_is_kept_among_the_others() -> None:
     assert early.arrived(key) == [first, stop]
 
 
-def test_what_waits_for_a_spawner_that_is_gone_is_given_up() -> None:
-    """For all of its actors, and for nobody else's."""
+def test_messages_that_wait_for_a_lost_spawner_fail() -> None:
+    """For all of its actors, and for no others."""
     early = EarlyMessages()
     gone = kept(early, "probe-3@owner", 1, 2) + kept(early, "trainer-4@owner", 3)
     others = kept(early, "probe-3@other", 4)

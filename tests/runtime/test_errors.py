@@ -67,7 +67,7 @@ def test_cause_and_signal(made: ExitReport, cause: str, signal_name: str) -> Non
         # Without a return code the hint's first line is the cause, and is not said twice.
         (report(None, 0, hint="fork failed\nulimit -u"), f"{FAILED}fork failed (procs.3)\nulimit -u"),
         (report(None, 0), f"{FAILED}ended for an unknown reason (procs.3)"),
-        # Of a process that was told to leave nobody wants to know how it went.
+        # How a process ended that was asked to leave is of no interest.
         (
             report(-9, stderr=("noise",), stopped="enough"),
             "actor mesh is stopped due to proc mesh shutdown: enough",
@@ -79,7 +79,7 @@ def test_the_text_of_a_report(made: ExitReport, text: str) -> None:
 
 
 @pytest.mark.parametrize("stopped", ["", "the session ended"])
-def test_who_ended_with_its_host(stopped: str) -> None:
+def test_workers_that_ended_with_their_host(stopped: str) -> None:
     agent = ExitReport("agent", 12, -9, ("last",), "what to do", stopped)
     guest = agent.of_guest("procs.3")
     assert (guest.node, guest.pid, guest.returncode, guest.stopped) == ("procs.3", 0, None, stopped)

@@ -101,7 +101,7 @@ class Host:
 
 @pytest.fixture
 def hosts(folder: Path) -> Iterator[Callable[[int], list[Host]]]:
-    """So many hosts, each linked to each; the first is the only one that nobody can connect to."""
+    """So many hosts, each linked to each; the first is the only one that accepts no connections."""
     made: list[Host] = []
 
     def make(count: int) -> list[Host]:
@@ -153,7 +153,7 @@ def test_a_node_may_be_addressed_before_it_is_there(hosts: Callable[[int], list[
     assert received(second.node("there"), 2)[1] == b"x"
 
 
-def test_a_slow_receiver_slows_its_sender_and_nobody_else(hosts: Callable[[int], list[Host]]) -> None:
+def test_a_slow_receiver_slows_its_own_sender_only(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     here, slow, quick = first.node("here"), second.node("slow", is_slow=True), second.node("quick")
     count = 20_000
@@ -177,7 +177,7 @@ def test_a_slow_receiver_slows_its_sender_and_nobody_else(hosts: Callable[[int],
 
 
 def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Callable[[int], list[Host]]) -> None:
-    """Whether it was there already, or comes only now: from a sender who has not heard of the end yet."""
+    """Whether it was there already, or comes only now: from a sender that does not know of the end yet."""
     first, second = hosts(2)
     one, two, marker = first.node("one"), first.node("two"), second.node("marker")
     there = second.home.address("there")
@@ -236,7 +236,7 @@ def test_a_stream_that_is_over_leaves_nothing_and_does_no_harm(hosts: Callable[[
 
 
 class Relay:
-    """A TCP relay that can be cut: nothing goes through any more, and nobody is told."""
+    """A TCP relay that can be cut: nothing passes any more, and no side gets a notice."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -279,7 +279,7 @@ class Relay:
         self._open.set()
 
     def wait_for_another_connection(self) -> None:
-        """Until somebody connects from now on."""
+        """Wait for the next connection."""
         while not self._asked.empty():
             self._asked.get()
         self._asked.get(timeout=PATIENCE)
@@ -379,14 +379,14 @@ def test_after_the_grace_time_each_gives_the_other_up(relayed: tuple[Host, Host,
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def test_who_leaves_says_so(hosts: Callable[[int], list[Host]]) -> None:
+def test_a_leaving_host_says_so(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     second.gateway.close("its work is done")
     assert first.notes.next() == ("left", second.home.prefix, "its work is done")
 
 
-def test_who_has_no_time_to_listen_hears_it_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
-    """What came last on a connection is gone where ZeroMQ sees its end before somebody has read it."""
+def test_a_busy_host_is_notified_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
+    """The last data of a connection is lost if ZeroMQ sees its end before it was read."""
     first, second = hosts(2)
     entered, goes_on = threading.Event(), threading.Event()
 
@@ -415,7 +415,7 @@ def test_all_may_leave_at_once(hosts: Callable[[int], list[Host]]) -> None:
         assert not thread.is_alive()
 
 
-def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
+def test_an_abandoned_host_is_notified_and_refused_from_then_on(hosts: Callable[[int], list[Host]]) -> None:
     first, second, third = hosts(3)
     third.gateway.remove_host(second.home.prefix, "it was lost")
     assert second.notes.next() == ("dismissed", third.home.prefix, "it was lost")
@@ -506,7 +506,7 @@ def knock(prefix: str, keys: KeyPair | None) -> None:
 @pytest.mark.parametrize(
     "stranger", [knock_with_garbage, knock_without_a_key, knock_with_another_key, knock_with_another_client_key]
 )
-def test_strangers_are_refused_counted_and_logged_once(
+def test_unauthenticated_connections_are_refused_counted_and_logged_once(
     hosts: Callable[[int], list[Host]], caplog: pytest.LogCaptureFixture, stranger: Callable[[str], None]
 ) -> None:
     first, second = hosts(2)
@@ -542,7 +542,7 @@ def is_open(connection: socket.socket) -> bool:
     return not waiting.poll(0)
 
 
-def test_connections_that_never_speak_are_limited_and_hosts_come_through(
+def test_silent_connections_are_limited_and_hosts_connect(
     hosts: Callable[[int], list[Host]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshbook.runtime.transport.gateway_connections.HANDSHAKE_MS", 3_600_000)
@@ -596,7 +596,7 @@ def test_an_entrance_closes_while_events_are_unread() -> None:
     context.destroy(0)
 
 
-def test_many_strangers_are_noted_a_few_at_a_time() -> None:
+def test_many_unauthenticated_connections_are_logged_a_few_at_a_time() -> None:
     """Whatever they do, the thread that notes them has time for other hosts."""
     context: Any = zmq.Context()
     entrance = GatewayListener(context, "127.0.0.1", KEYS, RejectedPeers())

@@ -1,4 +1,4 @@
-"""The handle of hosts, as far as it needs none: who owns them, and which interpreter it chooses."""
+"""The handle of hosts, as far as it needs none: its owner, and which interpreter it chooses."""
 
 from __future__ import annotations
 

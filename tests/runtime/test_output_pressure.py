@@ -1,4 +1,4 @@
-"""Output of ranks that nobody takes in waits where it was printed, as messages to any actor do."""
+"""Output of ranks that is not received waits where it was printed, as messages to any actor do."""
 
 from __future__ import annotations
 

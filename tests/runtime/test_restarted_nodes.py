@@ -25,7 +25,7 @@ BEFORE = ExitReport("worker-0", 4711, -9, incarnation=0)  # the end of the first
 
 @pytest.fixture
 def rebirth(session: Any) -> Callable[..., Node]:
-    """Ends a worker, which nobody is told, and starts it again."""
+    """Ends a worker, without a notice, and starts it again."""
 
     def make(node: Node, incarnation: int = 1) -> Node:
         node.close()
@@ -48,7 +48,7 @@ def declare_down(session: Any) -> None:
     session.controller.peers.on_down(Down("agent", BEFORE), ())
 
 
-def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) -> None:
+def test_notified_of_the_end_and_then_of_the_new_incarnation(session: Any, rebirth: Any) -> None:
     """The calls to the one before have failed, and those to the next reach it; what it calls is answered."""
     [node] = session.workers(1)
     assert call_back(session, node).get(PATIENCE) == 4
@@ -61,8 +61,8 @@ def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) ->
     assert call_back(session, again).get(PATIENCE) == 4
 
 
-def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> None:
-    """Then who waits for the one before is told at once, and news of its end is no news of the next one's."""
+def test_notified_of_the_new_incarnation_first(session: Any, rebirth: Any, gate: Any) -> None:
+    """Callers of the previous incarnation get an error at once, and a notice of its end does not concern the next."""
     [node] = session.workers(1)
     held = session.spawn_probe(node).run.call_one(gate.pass_through)
     gate.wait_entered()
@@ -76,7 +76,7 @@ def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> No
     gate.open()
 
 
-def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
+def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -> None:
     """It greets, and is answered: the agent's word may come later, and changes nothing any more."""
     [node] = session.workers(1)
     assert call_back(session, node).get(PATIENCE) == 4
@@ -94,8 +94,8 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     assert call_back(session, again).get(PATIENCE) == 4
 
 
-def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any, rebirth: Any) -> None:
-    """It was written to by its address alone, and stopped, or cut off. The next one has not heard who writes there."""
+def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: Any, rebirth: Any) -> None:
+    """It was known by its address alone, and stopped, or cut off. The next one does not know its senders."""
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
@@ -111,7 +111,7 @@ def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any,
 
 
 def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_session: Any) -> None:
-    """Also where the next one spoke before the end was told."""
+    """Also where the next one sent before the end was known."""
     session = make_session(queue_messages=1)
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())
     session.refer(Probe, "nobody@controller", deaf).run.broadcast(len, "")
@@ -122,7 +122,7 @@ def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_
     deaf.close()
 
 
-def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
+def test_a_node_without_an_earlier_incarnation_accepts_the_present_one(session: Any) -> None:
     """A node that is born after it: nothing that waits for it is lost by its greeting."""
     chosen = Settings()
     node = Node(session._connect("worker-9", chosen), "run", chosen, 3)
@@ -163,7 +163,7 @@ def test_actors_that_are_stopped_while_they_are_healed(session: Any, stopped: li
 
 
 def test_what_is_not_created_again_is_not_waited_for(session: Any, rebirth: Any) -> None:
-    """A message may come before its actor does, but for that somebody must be about to create it."""
+    """A message may come before its actor does, but only if a process is about to create it."""
     [node] = session.workers(1)
     again = rebirth(node)
     session.controller.peers.begin_again(again.address, 1)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshbook.runtime.errors import ActorError
-from meshbook.runtime.spmd.actor import AddrType, SPMDActor, host_address
 from meshbook.runtime.spmd.script import ScriptExited
+from meshbook.runtime.spmd.spmd_actor import AddrType, SPMDActor, host_address
 from tests.support import PATIENCE
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_the_environment_of_a_single_process(session: Session, spmd: SPMDActor) 
 def test_the_hosts_can_be_said(session: Session, spmd: SPMDActor) -> None:
     ranks = session.spawn(SPMDActor, on=session.workers(3))
     ranks.slice(gpus=slice(1, 3)).setup_env.call("here", 1, [4, 5]).get(PATIENCE)  # type: ignore[attr-defined]
-    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")  # the same for both, who share a process here
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")  # the same for both, which share a process here
     assert [os.environ[name] for name in names] == ["2", "1", "2"]
 
 

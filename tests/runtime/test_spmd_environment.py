@@ -1,4 +1,4 @@
-"""Who is who in an SPMD program: ranks, local ranks and groups of meshes and slices, as torchrun counts them."""
+"""Ranks, local ranks and groups of meshes and slices in an SPMD program, as torchrun counts them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from meshbook.runtime.config import Settings
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, inherited_environment
-from meshbook.runtime.spmd.environment import Rendezvous, hosts_of, rank_environment
+from meshbook.runtime.spmd.environment import RunRendezvous, hosts_of, rank_environment
 from meshbook.runtime.wire.messages import Address
 
-MEETING = Rendezvous("node7", 4711, "run-1")
+MEETING = RunRendezvous("node7", 4711, "run-1")
 
 
 def born(extent: Extent, local_size: int) -> WorkerSpec:
@@ -106,7 +106,7 @@ Cut = Callable[[Region], Region]
     ],
     ids=["whole", "a host", "a gpu of each", "gpus of each", "one host kept", "one rank", "renamed", "split"],
 )
-def test_the_dimensions_of_the_hosts_tell_the_host(cut: Cut, hosts: str) -> None:
+def test_the_dimensions_of_the_hosts_determine_the_host(cut: Cut, hosts: str) -> None:
     extent = cut(SPAWNED.region).extent
     assert "".join(map(str, hosts_of(extent, born(SPAWNED, 3)))) == hosts
 
@@ -143,7 +143,7 @@ def test_on_one_host_all_are_local(cut: Cut) -> None:
     [lambda whole: whole.flatten("all"), lambda whole: whole.rename(hosts="nodes")],
     ids=["flattened", "renamed"],
 )
-def test_who_hides_the_hosts_is_told_what_to_do(cut: Cut) -> None:
+def test_a_slice_that_hides_the_hosts_is_an_error_with_a_remedy(cut: Cut) -> None:
     with pytest.raises(
         ValueError, match=r"cannot determine the hosts of .* spawned as {'hosts': 2, 'gpus': 3}, 3 per host"
     ):
@@ -159,7 +159,7 @@ def test_without_a_birth_all_are_here(sizes: dict[str, int]) -> None:
 # -- what is not handed on -----------------------------------------------------------
 
 
-def test_what_a_rank_was_told_later_is_not_for_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_later_on_a_rank_are_not_for_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"MASTER_PORT": "4711", "ROLE_RANK": "0", "TORCHELASTIC_RUN_ID": "procs"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

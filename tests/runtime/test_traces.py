@@ -129,7 +129,7 @@ def test_whose_lines_are_not_the_users(filename: str) -> None:
 
 @pytest.mark.parametrize("filename", [__file__, CELL, "<cell 3>", traceback.__file__, "/lib/site-packages/torch/x.py"])
 def test_whose_lines_are(filename: str) -> None:
-    """Those of libraries too: who wrote them may be the user, and they tell where he was."""
+    """Those of libraries too: they may be the user's own, and they show the place."""
     assert SourceLine(filename, 1, "f").is_of_user
 
 
@@ -191,7 +191,7 @@ def test_frames_of_ours_and_of_asyncio_are_folded_away(wait: Any) -> None:
 
 
 def test_a_chain_may_be_long_or_a_circle() -> None:
-    """It is told, and does not end the actor that has to tell it."""
+    """It is reported, and does not end the actor that reports it."""
     error: BaseException = ValueError("0")
     for number in range(1, 3000):
         before, error = error, ValueError(str(number))
@@ -203,7 +203,7 @@ def test_a_chain_may_be_long_or_a_circle() -> None:
 
 
 def test_ours_are_shown_where_there_are_no_others() -> None:
-    """That is a mistake of ours, and somebody will want to see it; but not where the error itself is one of ours."""
+    """That is a mistake of ours, and should be visible; but not where the error itself is one of ours."""
     error = raised_by(lambda: Future.failed(ValueError("of ours")).get())
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
     assert "future.py" in format_error(error)

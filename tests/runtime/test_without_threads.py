@@ -1,4 +1,4 @@
-"""At the limit of threads: whoever asks hears of it, and what could not be started then is started later."""
+"""At the limit of threads: the caller gets an error, and what could not be started then is started later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshbook.runtime.mesh.policies import Respawning, Restarts
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.rdma.memory_server import MemoryServer
 from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.transport.io_loop import IoLoop
 from tests.support import PATIENCE
 
@@ -113,7 +113,7 @@ def server() -> Iterator[MemoryServer]:
 
 
 def test_the_memory_server(limit: Limit, server: MemoryServer) -> None:
-    """Who is told a door finds somebody there: else he would wait until his time is over."""
+    """A client that gets an address can connect: else it would wait until its timeout."""
     with pytest.raises(OSError, match=TOO_MANY):
         server.open("127.0.0.1")
     limit.is_reached = False

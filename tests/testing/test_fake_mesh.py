@@ -131,12 +131,12 @@ def test_ranks_that_fill_no_hosts_are_refused() -> None:
         fake_mesh(12)
 
 
-def test_on_a_dashboard_its_time_passes_while_somebody_looks() -> None:
+def test_on_a_dashboard_its_time_passes_while_a_view_is_open() -> None:
     times = iter([0.0, 0.1, 0.6, 100.0, 100.3])
     mesh = fake_mesh(8)
     board = FakeBackend(mesh, clock=lambda: next(times))
     passed = [mesh.seconds for _ in range(4) if board.snapshot()]
-    assert passed == [0.0, 0.5, 2.5, 2.75]  # who has not looked for long has missed what was
+    assert passed == [0.0, 0.5, 2.5, 2.75]  # a reader that has not looked for long has missed some
 
 
 def test_the_buttons_of_its_dashboard_do_something() -> None:

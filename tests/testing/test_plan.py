@@ -50,7 +50,7 @@ def test_nothing_to_do(ranks: list[int], rates: Rates) -> None:
     assert list(plan(1, ranks, rates)) == []
 
 
-def test_those_that_are_stopped_are_let_go_in_time() -> None:
+def test_stopped_processes_continue_in_time() -> None:
     stops = [Event(1.0, "stop", 0, 5.0), Event(2.0, "drop", 1, 1.0), Event(3.0, "stop", 2, 1.0), Event(4.5, "kill", 1)]
     first, drop, second, kill = stops
     assert list(with_ends(iter(stops))) == [

@@ -1,4 +1,4 @@
-"""A mesh for the model's tests that says what it is told to say, a view that believes what it hears, and node."""
+"""A mesh for the model's tests that the test controls, a view that applies what it receives, and node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail, Vitals
-from meshbook.widgets.model import ModelUpdate
+from meshbook.widgets.dashboard_model import ModelUpdate
 from meshbook.widgets.source import MeshFacts, MeshSnapshot
 
 OLDEST_NODE = 20  # of earlier ones `node --test` has no timers that a test can move
@@ -53,7 +53,7 @@ def snapshot(size: int = 8, **changes: Any) -> MeshSnapshot:
 
 
 class Told:
-    """A source that is told what to answer."""
+    """A source whose answers the test sets."""
 
     def __init__(self, now: MeshSnapshot) -> None:
         self.now = now

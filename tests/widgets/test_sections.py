@@ -1,4 +1,4 @@
-"""What a view is told of the logs, whatever it asks for."""
+"""What a view gets of the logs, for any request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 /** What the parts of the dashboard share. */
 
-import type { Replies, Sections, ViewMessage } from "./protocol.d.ts";
+import type { ReplyTypes, Sections, ViewMessage } from "./protocol.d.ts";
 import type { Selection } from "./selection.js";
 import type { Store } from "./store.js";
 import type { Theme } from "./theme.js";
@@ -9,10 +9,10 @@ import type { Theme } from "./theme.js";
 export type Change = keyof Sections | "states" | "values" | "marks" | "theme" | "shown";
 export type Changed = ReadonlySet<Change>;
 
-export type RequestKind = keyof Replies;
+export type RequestKind = keyof ReplyTypes;
 export type RequestFields<K extends RequestKind> = Omit<Extract<ViewMessage, { kind: K }>, "kind" | "id">;
 export interface Answer<K extends RequestKind> {
-  content: Replies[K];
+  content: ReplyTypes[K];
   buffers: DataView[];
 }
 

@@ -343,7 +343,7 @@ export interface EmptyReply {
 export type Reply = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply;
 
 /** The reply to each kind of request. */
-export interface Replies {
+export interface ReplyTypes {
   select: SelectReply;
   act: ActReply;
   history: HistoryReply;

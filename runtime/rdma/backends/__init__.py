@@ -18,14 +18,48 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from meshbook.runtime.actor.future import check_timeout
 from meshbook.runtime.errors import TransferTimeout
-from meshbook.runtime.memory.local import LocalMemory
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.wire.messages import Address
 
 # Errors of the system that may pass soon: a lack of descriptors, memory or space, a server that does not listen yet.
 ROOM = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN
 PASSING = frozenset({*ROOM, errno.ECONNREFUSED})
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Memory is lent while the word at this address, in the owner's memory, holds this number."""
+
+    word: int  # its address: eight bytes, never freed
+    number: int  # random, never used again
+    # On the owner's host: processes that use the memory are marked there (`progress`).
+    folder: str = ""
+
+
+class BufferHandle(msgspec.Struct, frozen=True, array_like=True):
+    """A memory range of some process: the picklable part of a buffer."""
+
+    owner: Address  # the node
+    incarnation: int  # of that node
+    actor: str  # the owner's full name, for errors
+    process: ProcessMark
+    agent: Address | None  # of the owner's host; None if there is none
+    lease: Lease
+    address: int
+    size: int  # bytes
+    device: str = CPU  # or "cuda:<UUID>": the number of a GPU differs between processes
+    offers: dict[str, bytes] = {}  # by backend name: what backends need beyond an address
+    is_writable: bool = True  # False if the owner's data is read-only: `bytes`, arrays with that flag
+    form: TensorForm | None = None  # of the tensor or array that it is; None: bytes
+    run: str = ""  # the owner's run: a handle pickled to a file may be loaded in another one
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device != CPU
 
 
 class Unsuitable(Exception):

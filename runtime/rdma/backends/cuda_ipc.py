@@ -19,13 +19,12 @@ from functools import partial
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory import gpu
+from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.cuda import CudaError, Driver, driver
-from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import LocalMemory
-from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
+from meshbook.runtime.memory.local_memory import LocalMemory
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class CudaIpcBackend:
         self._imports = IpcHandles(self._open, self._close)
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        if not handle.device.startswith(gpu.CUDA):
+        if not handle.device.startswith(cuda.CUDA):
             return "the memory is not on a GPU"
         if handle.process.system != self._system:
             return "the owner is on another host, or in another pid namespace"
@@ -69,21 +68,21 @@ class CudaIpcBackend:
         offer = _unpack(handle)
         if offer.why_not:
             return offer.why_not
-        if not gpu.is_in_use():
+        if not cuda.is_in_use():
             return "this process has not used a GPU yet"
-        if gpu.number_here(handle.device) is None:
+        if cuda.number_here(handle.device) is None:
             return "that GPU is not visible to this process (CUDA_VISIBLE_DEVICES)"
         return ""
 
     # -- the owner's side ------------------------------------------------------------------
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
-        if not local.device.startswith(gpu.CUDA):
+        if not local.device.startswith(cuda.CUDA):
             return None
-        gpu.settle(local)  # finish the work that fills it before other processes read it
+        cuda.settle(local)  # finish the work that fills it before other processes read it
         self._memory.offer(local, lease)  # lets other processes read the lease's word
         try:
-            offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(gpu.CUDA)), local.address))
+            offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(cuda.CUDA)), local.address))
         except CudaError as error:
             offer = CudaIpcOffer(
                 why_not=f"the owner cannot share it ({error}); check whether torch uses expandable_segments there"
@@ -102,9 +101,9 @@ class CudaIpcBackend:
         self._move(job, is_write=True)
 
     def _move(self, job: TransferJob, *, is_write: bool) -> None:
-        number = gpu.number_here(job.handle.device)
+        number = cuda.number_here(job.handle.device)
         assert number is not None, "refused before"
-        gpu.settle(job.local)
+        cuda.settle(job.local)
         with self._memory.at(job), self._opened(job.handle, number) as base:
             there = base + _unpack(job.handle).offset + job.offset
             for start in range(0, job.local.size, PIECE):

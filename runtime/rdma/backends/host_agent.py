@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma import pieces, protocol
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma import memory_protocol as protocol
+from meshbook.runtime.rdma import pieces
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.connection import DataConnection
 from meshbook.runtime.rdma.connection_pool import AgentConnections, ConnectionPool
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MOST_SECONDS
 
 TRIES = 3  # attempts of a read whose connection breaks; each continues where the last one ended

@@ -11,12 +11,11 @@ from typing import Any
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.local import LocalMemory
+from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.service import RDMA, parcel_of, put_bytes
 
 PIECE = 4 << 20  # bytes of a message; fewer if messages have a lower limit

@@ -11,13 +11,12 @@ import threading
 from concurrent.futures import Future
 
 from meshbook.runtime.errors import TransferError, TransferTimeout
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.rdma.backend import why_no_ibverbs
-from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob, Unsuitable
+from meshbook.runtime.rdma.hardware import why_no_ibverbs
 from meshbook.runtime.rdma.leases import LeaseTable
-from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
+from meshbook.runtime.rdma.nixl.nixl_agent import MemoryRange, NixlAgent, NixlError, is_guarded, is_installed
 from meshbook.runtime.rdma.nixl.registration import RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Steps, TransferScheduler
 from meshbook.runtime.rdma.nixl.transfer import NixlOffer, TransferContext, format_transfer, unpack

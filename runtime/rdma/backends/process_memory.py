@@ -8,10 +8,9 @@ from functools import partial
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError
 from meshbook.runtime.memory import process
-from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import CPU, LocalMemory
-from meshbook.runtime.rdma.backends import TransferJob, Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.progress import ActiveTransfers, TransferMark
 
 PIECE = 64 << 20  # bytes of one call, and between two checks of the lease

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-from meshbook.runtime.memory.gpu import settle
-from meshbook.runtime.memory.local import CPU, LocalMemory
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.memory.cuda import settle
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.runtime.memory.local import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.rdma.backends import Unsuitable
-from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
+from meshbook.runtime.rdma.nixl.nixl_agent import MemoryRange, NixlAgent, NixlError
 
 STAGED = 256 << 10  # up to this many bytes, data is staged: registering memory takes longer than copying them
 _HEAD = 64  # bytes before the staged data

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import dropped, gone
-from meshbook.runtime.rdma.handle import BufferHandle
-from meshbook.runtime.rdma.nixl.agent import MemoryRange, NixlAgent, NixlError
+from meshbook.runtime.rdma.nixl.nixl_agent import MemoryRange, NixlAgent, NixlError
 from meshbook.runtime.rdma.nixl.registration import STAGED, RegisteredMemory, RegistrationTable
 from meshbook.runtime.rdma.nixl.scheduler import Steps, settle
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Who still lives when nobody should any more."""
+    """Return the processes that are alive although all should have ended."""
     return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
 
 
@@ -123,7 +123,10 @@ def test_a_script_that_ends_leaves_nothing(run_script, runtime_dir: Path, end: s
     run.script.go_on()
     assert run.script.process.wait(PATIENCE) == code
     assert alive(run.family) == []
-    if end not in ("SIGTERM", "no finalisers"):  # who ends in order is the last, and removes the folder himself
+    if end not in (
+        "SIGTERM",
+        "no finalisers",
+    ):  # a process that ends in order is the last, and removes the folder itself
         assert list(runtime_dir.iterdir()) == []
     assert is_empty(runtime_dir)
 

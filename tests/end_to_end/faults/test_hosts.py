@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 import meshbook
-from meshbook import HostMesh, RDMABuffer, TransferError, context, current_rank, this_host
+from meshbook import ActorError, HostMesh, RDMABuffer, TransferError, context, current_rank, this_host
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.errors import LaunchError
@@ -26,7 +28,7 @@ from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
-from tests.support import PATIENCE, Probe, await_death, died, pids, wait_forever
+from tests.support import PATIENCE, Probe, await_death, died, environment, pids, wait_forever
 
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 pytestmark = pytest.mark.process
@@ -140,7 +142,7 @@ def test_a_broadcast_reads_each_host_once(spawn):
     assert read == [
         (f"rank {rank}", owner, data.nbytes) for rank, owner in enumerate(("controller", "rank 0", "rank 0", "rank 2"))
     ]
-    # Who fetches from one that does not go on, goes on from the source.
+    # A receiver whose predecessor does not continue fetches from the source.
     stopped = pids(probe)[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -162,7 +164,7 @@ sys.stdin.read()
 """
 
 
-def test_thousands_of_connections_that_never_speak(hosts: HostMesh, session: Session, spawn):
+def test_thousands_of_silent_connections(hosts: HostMesh, session: Session, spawn):
     _, probe = spawn()
     living, agent = pids(probe), agent_of("h1", session)
     [address] = [each.address for each in session.remote if each.name == "h1"]
@@ -260,7 +262,7 @@ def test_a_slice_of_hosts_and_a_stop(hosts: HostMesh, spawn):
 # -- deaths ----------------------------------------------------------------------------------
 
 
-def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn, spawn_procs):
+def test_a_dead_worker_is_reported_with_its_host_and_healed(spawn, spawn_procs):
     procs, probe = spawn()
     home = spawn_procs().spawn("home", Probe)
     one, two = probe.slice(hosts=0), probe.slice(hosts=1)
@@ -342,6 +344,50 @@ def test_hosts_that_are_shut_down(session: Session):
         hosts.spawn_procs()
 
 
+def test_each_host_has_its_own_environment(session: Session):
+    hosts = meshbook.hosts.local(2, environment={"COMMON": "1", "OWN": "1", "local-1": {"OWN": "2"}})
+    probe = hosts.spawn_procs(env={"COMMON": "chosen"}).spawn("probe", Probe)
+    found = probe.run.call(environment, "COMMON", "OWN").get(PATIENCE)
+    assert list(found.values()) == [["chosen", "1"], ["chosen", "2"]]
+    assert hosts.names == ("local-0", "local-1")
+    hosts.shutdown().get(PATIENCE)
+
+
+def test_a_workspace_is_copied_and_its_modules_are_imported_again(hosts: HostMesh, spawn, tmp_path: Path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "recipe.py").write_text("VALUE = 1\n")
+    (here / "old.py").touch()
+    workspace = {here: str(there)}
+    first = hosts.sync_workspace(workspace).get(PATIENCE)
+    # Both hosts are this machine, so the second one has the files already.
+    assert {name: sorted(files) for name, files in first.items()} == {
+        "h1": [str(there / "old.py"), str(there / "recipe.py")],
+        "h2": [],
+    }
+    (there / "theirs.py").touch()
+
+    def value() -> int:
+        sys.path.insert(0, str(there))
+        import recipe  # type: ignore[import-not-found]
+
+        return int(recipe.VALUE)
+
+    _, probe = spawn()
+    assert list(probe.run.call(value).get(PATIENCE).values()) == [1, 1]
+    (here / "recipe.py").write_text("VALUE = 23\n")
+    (here / "old.py").unlink()
+    changed = hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
+    assert changed["h1"] == [str(there / "recipe.py"), str(there / "old.py")]
+    assert list(probe.run.call(value).get(PATIENCE).values()) == [23, 23]
+    assert (there / "theirs.py").exists(), "no sync has written it"
+    (here / "recipe.py").write_text("1 / 0\n")
+    with pytest.raises(ActorError, match="ZeroDivisionError"):
+        hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
+    with pytest.raises(RuntimeError, match="slice"):
+        hosts.slice(hosts=0).sync_workspace(workspace).get(PATIENCE)
+
+
 # -- hosts that do not come up --------------------------------------------------------------------
 
 
@@ -358,8 +404,26 @@ def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(own_session: S
     before = set(psutil.Process().children())
     launcher = CommandLauncher({"good": [], "bad": command})
     with pytest.raises(LaunchError, match=f"(?s){said}"):
-        own_session.remote.start(launcher, ["good", "bad"], addresses={}, python="")
+        own_session.remote.start(launcher, ["good", "bad"])
     assert psutil.wait_procs(set(psutil.Process().children()) - before, timeout=AT_ONCE)[1] == []
+
+
+def test_a_host_that_never_answers_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
+    own_session.remote._open_gateway()
+    monkeypatch.setattr(
+        own_session.remote, "_settings", msgspec.structs.replace(own_session.settings, launch_timeout=0.2)
+    )
+    launcher = CommandLauncher({"silent": ["sh", "-c", "exec sleep 1000", "sh"]})
+    with pytest.raises(LaunchError, match=r"host silent: .* did not answer within 0\.2 s \(MESHBOOK_LAUNCH_TIMEOUT\)"):
+        own_session.remote.start(launcher, ["silent"])
+    assert list(own_session.remote) == []
+
+
+def test_a_host_with_another_version_of_python_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
+    others = SimpleNamespace(version_info=(3, 9, 0), executable=sys.executable)
+    monkeypatch.setattr("meshbook.runtime.hosts.remote.sys", others)
+    with pytest.raises(LaunchError, match=r"host old: .* is Python 3\.1\d, and the controller's is 3\.9: .*python="):
+        own_session.remote.start(CommandLauncher({"old": []}), ["old"])
 
 
 def listeners(agent: psutil.Process) -> set[str]:
@@ -370,11 +434,11 @@ def test_agents_of_this_machine_are_reached_from_it_alone(
     own_session: Session, hosts: HostMesh, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert listeners(agent_of("h1", session)) == {"127.0.0.1"}
-    monkeypatch.setattr("meshbook.runtime.hosts.remote.own_addresses", lambda: ["192.0.2.1"])
+    monkeypatch.setattr("meshbook.runtime.hosts.remote_hosts.own_addresses", lambda: ["192.0.2.1"])
     launcher = CommandLauncher({"local": [], "remote": ["env"]})
-    here = own_session.remote.start(launcher, ["local"], addresses={}, python="")
+    here = own_session.remote.start(launcher, ["local"])
     with pytest.raises(LaunchError, match=r"remote cannot be linked with host local, .*addresses"):
-        own_session.remote.start(launcher, ["remote"], addresses={}, python="")
+        own_session.remote.start(launcher, ["remote"])
     here.shutdown().get(PATIENCE)
 
 
@@ -403,7 +467,7 @@ def test_only_the_client_starts_hosts(spawn):
 
 
 def test_closing_the_session_ends_all_hosts(own_session: Session):
-    hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"], addresses={}, python="")
+    hosts = own_session.remote.start(CommandLauncher({"c1": []}), ["c1"])
     agent = agent_of("c1", own_session)
     pids(hosts.spawn_procs().spawn("probe", Probe))
     family = [agent, *agent.children(recursive=True)]

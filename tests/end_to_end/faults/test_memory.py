@@ -1,4 +1,4 @@
-"""Memory that runs out: told as such, with the limit, and with what the rank had."""
+"""Memory that runs out: reported as such, with the limit and the memory of the rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT = 600 << 20  # several times what a script, its agent and two ranks need
 
 @pytest.fixture
 def limited() -> Iterator[Path]:
-    """A cgroup of either version that may use so much memory, for who moves there."""
+    """A cgroup of either version with this memory limit, for the processes that move there."""
     parent = next((each for each in (ROOT / "memory", ROOT) if (each / "cgroup.procs").exists()), None)
     folder = (parent or ROOT) / f"meshbook-{uuid.uuid4().hex[:8]}"
     names = ("memory.limit_in_bytes", "memory.max")
@@ -101,8 +101,8 @@ def test_an_allocation_that_fails(spawn_procs: Any) -> None:
     assert probe.run.call_one(lambda: 3).get(PATIENCE) == 3
 
 
-def test_who_is_killed_by_a_person_had_memory(spawn_procs: Any) -> None:
-    """The last lines on stderr are told as well, and the whole text is kept."""
+def test_a_kill_by_a_person_is_not_reported_as_out_of_memory(spawn_procs: Any) -> None:
+    """The last lines on stderr are reported as well, and the whole text is kept."""
     procs = spawn_procs(1)
     probe = procs.spawn("probe", Probe)
 

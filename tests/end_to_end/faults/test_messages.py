@@ -1,4 +1,4 @@
-"""Messages that cannot travel: not pickled, not unpickled, too large. Who sent them is told what, and where."""
+"""Messages that cannot travel: not pickled, not unpickled, too large. The sender's error names the value."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Network:
         self._ip("-n", self._space(host), "link set eth0 up")
 
     def part(self, one: str, other: str) -> None:
-        """These two do not reach each other any more, and everybody else does."""
+        """These two do not reach each other any more; all others do."""
         self._ip("-n", self._space(one), "route add blackhole", f"{self._net}.{other.removeprefix('h')}/32")
 
     def unite(self, one: str, other: str) -> None:
@@ -140,7 +140,7 @@ class Hosts:
         self.session = Session(Settings(runtime_dir=folder, preload="", rdma_backends=rdma_backends))
         self.token = CURRENT.set(self.session.context)
         launcher = CommandLauncher({host: [*before, *network.command(host)] for host in ("h1", "h2")})
-        self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"], addresses={}, python="")
+        self.mesh: HostMesh = self.session.remote.start(launcher, ["h1", "h2"])
         self.procs = self.mesh.spawn_procs()
         self.probe: Any = self.procs.spawn("probe", Probe)
         self.pids = pids(self.probe)
@@ -243,7 +243,7 @@ def test_a_short_cut_loses_nothing_and_messages_resume_in_order(hosts: Hosts, ne
     assert pids(hosts.probe) == hosts.pids
 
 
-def test_who_is_busy_or_stopped_is_not_silent(hosts: Hosts) -> None:
+def test_busy_or_stopped_processes_are_not_silent(hosts: Hosts) -> None:
     """A controller in C code that never lets Python run, and a worker that is stopped: their hosts are heard."""
     worker = psutil.Process(hosts.pids[0])
     worker.suspend()
@@ -252,7 +252,7 @@ def test_who_is_busy_or_stopped_is_not_silent(hosts: Hosts) -> None:
     assert pids(hosts.probe) == hosts.pids
 
 
-def test_a_stranger_at_the_door_is_refused(hosts: Hosts) -> None:
+def test_an_unauthenticated_connection_is_refused(hosts: Hosts) -> None:
     [address, _] = [host.address for host in hosts.session.remote]
     assert address is not None
     ip, _, port = describe(host_of(address)).rpartition(":")
@@ -304,7 +304,7 @@ def test_memory_of_other_hosts_is_read_and_written_by_their_agents(hosts: Hosts)
 
 
 def test_hosts_whose_processes_have_numbers_of_their_own(network: Network) -> None:
-    """As on other machines. Nobody has to be told which way to take."""
+    """As on other machines. The address is found without any setting."""
     hosts = Hosts(network, ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"], rdma_backends="")
     try:
         buffer = hosts.on("h1").run.call_one(lend, 1_000_003).get(PATIENCE)
@@ -363,7 +363,7 @@ def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(det
         network.mend("h1")
 
 
-def test_a_host_that_was_given_up_ends_itself_when_it_comes_back(detached: Hosts) -> None:
+def test_an_abandoned_host_ends_itself_when_it_returns(detached: Hosts) -> None:
     family = detached.family("h1")
     waiting = detached.on("h1").run.call_one(wait_forever)
     family[0].suspend()
@@ -420,7 +420,7 @@ def test_a_killed_controller_leaves_nothing_on_any_host(
     launched = [process for process in script.processes() if process not in family]
     [own] = [agent for agent in agents if agent.ppid() == script.process.pid and "ip" not in agent.cmdline()]
     script.process.kill()
-    if with_agent:  # nobody says good-bye: the others find out by themselves
+    if with_agent:  # without a notice: the others detect it by themselves
         own.send_signal(signal.SIGKILL)
     is_over = gone(family)
     for process in launched:

@@ -18,7 +18,7 @@ from meshbook.runtime.errors import ProcessDied
 PATIENCE = 120.0
 MANY = 100_000
 DATA = bytes(1000)
-ALL_MB = MANY * len(DATA) / 1e6  # what would pile up somewhere if nobody waited
+ALL_MB = MANY * len(DATA) / 1e6  # what would pile up somewhere without flow control
 MOST_MB = 40.0  # that a process may grow by: 4096 messages of this size, and what Python keeps for them
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -146,7 +146,7 @@ def test_an_actor_that_sends_more_than_a_slow_receiver_takes(spawn_procs: Any, k
     source = procs.slice(gpus=1).spawn("source", kind)
     growths = [Growth(actor.pid.call_one().get(PATIENCE)) for actor in (sink, source)]
     assert getattr(source, how).call_one(sink, count).get(PATIENCE) == (count, True)
-    assert max(growth() for growth in growths) < MOST_MB + count * 0.002  # whoever calls keeps a future of each
+    assert max(growth() for growth in growths) < MOST_MB + count * 0.002  # the caller keeps a future of each
 
 
 def test_a_receiver_that_is_stopped_and_goes_on(spawn_procs: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_receiver_that_is_killed_while_its_senders_wait(spawn_procs: Any, faul
     killing.join()
     faults.get(timeout=PATIENCE)
     if verb != "broadcast":
-        answers = [list(each) if verb == "stream" else [each] for each in sent]  # by whoever comes first
+        answers = [list(each) if verb == "stream" else [each] for each in sent]  # by order of arrival
         errors = [[future.exception(PATIENCE) for future in each] for each in answers]
         assert all(any(isinstance(error, ProcessDied) for error in each) for each in errors)
         assert "SIGKILL" in str(errors[0]) + str(errors[-1])

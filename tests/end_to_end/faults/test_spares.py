@@ -60,7 +60,7 @@ def booting(path: str) -> Callable[[], None]:
 
 def wait_warm(procs: ProcMesh, count: int) -> None:
     end = time.monotonic() + PATIENCE
-    while procs.spares().get(PATIENCE) != count:  # nothing tells of it: whoever needs one takes it, warm or not
+    while procs.spares().get(PATIENCE) != count:  # no event reports it: a mesh that needs a spare takes it, warm or not
         assert time.monotonic() < end
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Faults of a worker: an endpoint that raises, and deaths of every kind. Who waited gets the reason; the mesh heals."""
+"""Faults of a worker: an endpoint that raises, and deaths of every kind. Callers get the reason; the mesh heals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from meshbook import ActorError, SupervisionError
 from tests.support import PATIENCE, Probe, died, pids, wait_forever
 
 AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
-TELLING = 0.1  # the promise: who waits for one that dies knows by then
+TELLING = 0.1  # the promise: callers of a worker that dies get an error by then
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Who still lives when nobody should any more."""
+    """Return the processes that are alive although all should have ended."""
     return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
 
 
@@ -82,7 +82,7 @@ def test_the_other_ranks_answer(spawn_procs):
     assert [others[rank].get(PATIENCE) for rank in (0, 2)] == [before[0], before[2]]
 
 
-def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
+def test_a_worker_that_waits_for_another_is_notified_of_its_death(spawn_procs):
     def ask(other: Any) -> str:
         return type(other.run.call_one(wait_forever).exception(PATIENCE)).__name__
 
@@ -93,8 +93,8 @@ def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
     assert asking.get(PATIENCE) == "ProcessDied"
 
 
-def test_a_worker_that_was_born_later_hears_of_a_death_before(spawn_procs):
-    """Nobody told it, since it was not there: of one that was killed, and of one that was stopped."""
+def test_a_later_worker_is_notified_of_an_earlier_death(spawn_procs):
+    """It got no notice, since it did not exist: of one that was killed, and of one that was stopped."""
 
     def ask(other: Any) -> str:
         return str(other.run.call_one(wait_forever).exception(PATIENCE))
@@ -133,7 +133,7 @@ def fall_silent() -> None:
 )
 @pytest.mark.parametrize("asked", [True, False], ids=["call", "broadcast"])
 def test_a_worker_that_ends_itself(spawn_procs, faults, end: Callable[[], None], said: list[str], asked: bool):
-    """Whoever waits and whoever owns it are told the same; then the mesh is healed."""
+    """Callers and owner get the same reason; then the mesh is healed."""
     mesh = spawn_procs(2)
     probe = mesh.spawn("probe", Probe)
     before = pids(probe)
@@ -148,7 +148,7 @@ def test_a_worker_that_ends_itself(spawn_procs, faults, end: Callable[[], None],
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
-def test_who_waits_for_a_killed_worker_knows_at_once(spawn_procs):
+def test_callers_of_a_killed_worker_get_an_error_at_once(spawn_procs):
     """The best of three, since other processes of the machine may take their time in between."""
     mesh = spawn_procs(2)
     probe = mesh.spawn("probe", Probe)
@@ -248,14 +248,14 @@ def test_a_program_that_replaces_clocks_and_pickle_is_answered(spawn_procs, hear
 
 
 class Leaving:
-    """Whoever unpickles it leaves."""
+    """Unpickling it ends the process."""
 
     def __reduce__(self) -> Any:
         return sys.exit, (3,)
 
 
 class Unsent:
-    """Whoever pickles it leaves."""
+    """Pickling it ends the process."""
 
     def __reduce__(self) -> Any:
         sys.exit(3)

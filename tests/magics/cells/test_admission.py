@@ -1,4 +1,4 @@
-"""Who begins a cell when: `--first`, `--seq`, and who waits behind another cell. Tables, without a rank."""
+"""Which ranks begin a cell when: `--first`, `--seq`, and waits for other cells. Tables, without a rank."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_rank_is_at_one_cell_at_a_time() -> None:
     assert (after.ahead(), after.at_work((0, 1, 2))) == ({}, [1, 2])
 
 
-def test_what_has_not_begun_is_given_up_at_once() -> None:
+def test_ranks_that_have_not_begun_are_withdrawn_at_once() -> None:
     queues = RankQueues()
     attend(queues, "1", [StartWave((0,))]).take_turn(range(3), has_failed=False)
     cell = attend(queues, "2", [StartWave((0, 1)), StartWave((2,))])

@@ -23,7 +23,7 @@ def supervisor(events: Sequence[Event], *, stops_on_error: bool = True, until: f
         while (planned := policy.next_at) <= at:
             now = max(planned, last)
             due += [(round(now, 3), *_written(action)) for action in policy.due(now)]
-            if policy.next_at == planned:  # it is due to nobody
+            if policy.next_at == planned:  # it is due for no rank
                 break
         last = at
         if what == "press":
@@ -124,7 +124,7 @@ def _written(action: EscalationAction) -> tuple[str, str]:
         ),
         # errors because of an interrupt change nothing
         ([(1, "press", 0), (1.1, "raised", 0), (3, "done", 1), (3, "done", 2)], [(1, "interrupt", "012")]),
-        # a time limit: nobody is there to press again
+        # a time limit: no person presses again
         (
             [(1, "time is up", 0)],
             [(1, "interrupt", "012"), (2, "abort", "012"), (4.5, "abort!", "012"), (7, "leave", "012")],
@@ -146,7 +146,7 @@ def test_with_on_error_finish_nothing_is_done_to_the_others(what: str) -> None:
     assert pressed == [(2, "interrupt", "12")]
 
 
-def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
+def test_a_step_is_due_once_and_not_for_ranks_that_have_answered() -> None:
     silent = {0}
     policy = EscalationPolicy(silent, stops_on_error=True)
     assert policy.next_at == math.inf
@@ -158,7 +158,7 @@ def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
     assert policy.due(50.0) == []
 
 
-def test_a_person_is_told_what_the_next_interrupt_does() -> None:
+def test_the_effect_of_the_next_interrupt_is_shown() -> None:
     policy, said = EscalationPolicy({0}, stops_on_error=True), []
     for at in range(4):
         said.append(policy.advice)

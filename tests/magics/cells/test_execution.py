@@ -1,4 +1,4 @@
-"""A running cell over ranks that answer when the test says so; and who may run one."""
+"""A running cell over ranks that answer when the test says so; and which ranks may run one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.messages import Publication, Stream
+from meshbook.magics.output.publisher import Publication, StreamText
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.interrupts import interruptible
+from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
@@ -178,7 +178,7 @@ def test_a_cell_ends_with_its_last_answer() -> None:
 
     result = cell.run(script)
     assert (list(result.ranks), result[1].stdout) == ([0, 1, 2], "said\n")
-    assert cell.published == [Stream("stdout", "[0-2] said\n")]
+    assert cell.published == [StreamText("stdout", "[0-2] said\n")]
     assert cell.mesh.last.ok == {0, 1, 2}
     (origin,) = cell.ranks.origins
     assert origin.startswith("7."), "what ranks print is told apart by the cell they print for"
@@ -203,7 +203,7 @@ def test_a_cell_that_has_ended_is_freed_without_the_garbage_collector() -> None:
     assert list(result.ranks) == [0, 1, 2]
 
 
-def test_two_executions_of_a_number_are_told_apart() -> None:
+def test_two_executions_of_a_number_are_distinguished() -> None:
     origins = []
     for _ in range(2):
         cell = Cell(1)
@@ -260,7 +260,7 @@ def test_after_an_error_a_collective_is_broken() -> None:
     assert cell.mesh.busy == {}
 
 
-def test_after_a_death_nobody_is_waited_for_long() -> None:
+def test_after_a_death_waits_are_short() -> None:
     cell = Cell()
     died = ProcessDied("", ExitReport("mesh.1", 4711, -9))
 
@@ -348,7 +348,7 @@ def test_a_cell_that_waits_for_another_is_interrupted_at_once() -> None:
     assert cell.mesh.queues.at_work() == {"job 1 of cell 1": ["mesh.1"]}
 
 
-def test_a_cell_that_cannot_be_sent_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_cannot_be_sent_delays_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell()
 
     def refuse(ranks: Sequence[int]) -> list[Future[CellOutcome]]:
@@ -377,7 +377,7 @@ def test_a_cell_whose_later_ranks_cannot_be_sent_it_shows_what_was_printed(monke
     monkeypatch.setattr(cell.ranks, "begin", refuse_others)
     with pytest.raises(MessageTooLarge):
         cell.run(script)
-    assert cell.published == [Stream("stdout", "[0] here\n")]
+    assert cell.published == [StreamText("stdout", "[0] here\n")]
     assert cell.mesh.queues.at_work() == {}
 
 
@@ -429,7 +429,7 @@ def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
     assert str(error) == "timed out after 0.01 s: rank 0 in all_reduce (cell 7:4), rank 1 at data.py:88 in load"
 
 
-def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
+def test_ranks_whose_whereabouts_are_unknown_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def collect_whereabouts(*_: Any) -> Any:

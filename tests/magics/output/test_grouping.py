@@ -1,14 +1,11 @@
 """Grouping of the text of many ranks: what is joined, what is aligned, and that nothing is dropped."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.output.ansi import html_of
-from meshbook.magics.output.grouping import Block, Group, group_blocks, group_texts, split_lines
-from meshbook.magics.output.render import render_html, render_text
+from meshbook.magics.output.grouping import Block, group_blocks, group_texts, split_lines
+from meshbook.magics.output.render import render_text
 
 
 def shown(texts, mode="auto"):
@@ -21,6 +18,7 @@ def on(count, make):
 
 
 LOSSES = ["2.31", "2.35", "2.33", "2.34", "2.32"]
+
 
 AUTO = {
     "nothing": ({0: "", 1: ""}, []),
@@ -105,6 +103,8 @@ def test_modes(mode, texts, expected):
 
 
 words = st.sampled_from(["a", "1", "2.5", "-3", "0x1f", "\0", "\x1b[31m", "\x1b]", "é", "x", ".", "e5", " ", "\n"])
+
+
 texts_of_ranks = st.dictionaries(st.integers(0, 9), st.lists(words, max_size=6).map("".join), max_size=10)
 
 
@@ -126,16 +126,6 @@ def test_blocks_with_a_cut_are_equal_only_if_the_whole_was():
     assert [group.ranks for group in group_blocks({0: cut, 1: cut, 2: other})] == [(0, 1), (2,)]
 
 
-def test_a_cut_is_announced_where_it_is_with_the_way_to_the_rest():
-    group = Group((0, 1), Block(("first", "last"), hidden=999_000, cut=1))
-
-    assert render_text([group], "stderr").splitlines() == [
-        "[0-1] first",
-        "[0-1] … 999,000 lines not shown (result[0].stderr has all; %mesh log 0)",
-        "[0-1] last",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -150,32 +140,3 @@ def test_a_cut_is_announced_where_it_is_with_the_way_to_the_rest():
 )
 def test_lines(text, expected):
     assert split_lines(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<b>&</b>", "&lt;b&gt;&amp;&lt;/b&gt;"),
-        ("\x1b[1;31m<\x1b[0m", '<span style="color:#d14d49;font-weight:bold">&lt;</span>'),
-        ("\x1b[31ma\nb", '<span style="color:#d14d49">a</span>\nb'),
-        ("\x1b[38;5;196;48;2;1;2;300mx\x1b[39;49my", '<span style="color:#ff0000;background:#0102ff">x</span>y'),
-        (
-            "\x1b[3;4;97mx\x1b[23;24mb",
-            '<span style="color:#a1a6b2;font-style:italic;text-decoration:underline">x</span>'
-            '<span style="color:#a1a6b2">b</span>',
-        ),
-        ("\x1b[38;5m\x1b[38;2;1mx\x1b[2Ky\x1b[;m", "xy"),
-        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
-    ],
-)
-def test_text_from_a_worker_is_harmless_in_html(text, expected):
-    assert html_of(text) == expected
-
-
-def test_a_range_opens_to_each_ranks_own_lines_in_html():
-    html = render_html(group_texts({**on(5, lambda rank: f"<loss> {LOSSES[rank]}\n"), 5: "other\n"}))
-
-    assert re.search(r"<summary[^>]*>\[0-4\] &lt;loss&gt; 2.31 … 2.35 \(max r1\)</summary>", html)
-    assert all(f"[{rank}] &lt;loss&gt; {loss}\n" in html for rank, loss in enumerate(LOSSES))
-    assert "[5] other\n</pre>" in html
-    assert html.index("<details>") < html.index("[5] other")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshbook.magics.output.buffer import TextBuffer
-from meshbook.magics.output.displays import MOST_OUTPUTS
-from meshbook.magics.output.grouping import Block, Group
-from meshbook.magics.output.messages import Display, LiveDisplay, Stream
+from meshbook.magics.output.display_rows import MOST_OUTPUTS
+from meshbook.magics.output.grouping import Block, OutputGroup
 from meshbook.magics.output.model import CellOutput, OutputLimits
+from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText
 from meshbook.magics.output.render import format_header, render_text
+from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import LEAST_COST, fit
 from meshbook.runtime.amounts import format_elapsed
 
@@ -32,7 +32,7 @@ def plain(publication):
 
 
 def texts_of(publications):
-    return [publication.text for publication in publications if isinstance(publication, Stream)]
+    return [publication.text for publication in publications if isinstance(publication, StreamText)]
 
 
 # Quick cells
@@ -44,7 +44,7 @@ def test_a_quick_cell_publishes_plain_streams_at_its_end():
     say(output, {2: "careful\n"}, "stderr")
 
     assert output.due(101.9) == []
-    assert output.close(101.95) == [Stream("stdout", "[0-3] loaded\n"), Stream("stderr", "[2] careful\n")]
+    assert output.close(101.95) == [StreamText("stdout", "[0-3] loaded\n"), StreamText("stderr", "[2] careful\n")]
 
 
 def test_a_silent_cell_publishes_nothing():
@@ -213,7 +213,7 @@ def test_only_shown_ranks_print_and_the_others_are_named():
         output.display(rank, {"text/plain": f"{rank}"}, {})
 
     text, picture = output.close(101.0)
-    assert text == Stream("stdout", "[0] from 0\n… output of [1-3] not shown (%mesh log RANK)\n")
+    assert text == StreamText("stdout", "[0] from 0\n… output of [1-3] not shown (%mesh log RANK)\n")
     assert picture.data == {"text/plain": "[0] 0"}
 
 
@@ -226,7 +226,7 @@ def test_late_text_follows_its_cell():
     say(output, {1: "from a thread\n"})
 
     assert output.due(101.5) == []
-    assert output.due(102.0) == [Stream("stdout", "[1] from a thread\n")]
+    assert output.due(102.0) == [StreamText("stdout", "[1] from a thread\n")]
     assert output.due(104.0) == []
 
 
@@ -252,10 +252,10 @@ def test_figures_come_after_the_text():
     say(output, {0: "drawn\n"})
 
     text, figure = output.close(101.0)
-    assert text == Stream("stdout", "[0] drawn\n")
+    assert text == StreamText("stdout", "[0] drawn\n")
     assert figure.data["text/plain"] == "[0-3] <Figure at 0x0>"
     assert figure.metadata == {"image/png": {"width": 3}}
-    assert [type(publication) for publication in output.final] == [Stream, Display]
+    assert [type(publication) for publication in output.final] == [StreamText, Display]
 
 
 def test_a_figure_appears_once_every_running_rank_has_sent_one():
@@ -330,7 +330,7 @@ def flood(output, ranks, line, size=20_000_000):
 def size_of(publications):
     total = 0
     for publication in publications:
-        parts = [publication.text] if isinstance(publication, Stream) else publication.data.values()
+        parts = [publication.text] if isinstance(publication, StreamText) else publication.data.values()
         total += sum(len(part.encode()) for part in parts)
     return total
 
@@ -445,8 +445,8 @@ def test_a_line_without_end_is_kept_in_part():
 
 
 def test_small_groups_stay_whole_beside_large_ones():
-    small = Group((0,), Block(("small",)))
-    large = Group((1,), Block(tuple(f"line {number}" for number in range(1000))))
+    small = OutputGroup((0,), Block(("small",)))
+    large = OutputGroup((1,), Block(tuple(f"line {number}" for number in range(1000))))
 
     fitted = fit([small, large], 3000)
 
@@ -458,7 +458,9 @@ def test_small_groups_stay_whole_beside_large_ones():
 
 
 def test_what_was_cut_twice_has_one_gap():
-    group = Group((0,), Block(tuple(f"line {number}" for number in range(1000)), hidden=500, cut=20, identity=b"x"))
+    group = OutputGroup(
+        (0,), Block(tuple(f"line {number}" for number in range(1000)), hidden=500, cut=20, identity=b"x")
+    )
 
     (fitted,) = fit([group], 3000)
 
@@ -491,7 +493,7 @@ def test_after_its_end_a_cell_shows_rows_once_they_are_final():
     output.add(0, "stderr", "\r", "10%")
     assert output.due(103.0) == []
     output.add(0, "stderr", "100%\n", "")
-    assert output.due(105.0) == [Stream("stderr", "[0] 100%\n")]
+    assert output.due(105.0) == [StreamText("stderr", "[0] 100%\n")]
 
 
 def test_after_a_prompt_there_is_another_area():
@@ -510,16 +512,16 @@ def test_after_a_prompt_there_is_another_area():
 # --- around a prompt ---
 
 
-def test_what_was_printed_before_a_prompt_stands_above_it_and_the_rest_is_another_part() -> None:
+def test_output_before_a_prompt_is_above_it_and_the_rest_is_another_part() -> None:
     output = CellOutput([0, 1], started=0.0)
     output.add(0, "stdout", "before\n")
     output.add(1, "stdout", "before\n")
-    assert output.pause(0.1) == [Stream("stdout", "[0-1] before\n")]
+    assert output.pause(0.1) == [StreamText("stdout", "[0-1] before\n")]
     assert output.due(30.0) == []  # nothing new is shown while a person thinks
     output.resume(30.0)
     output.add(0, "stdout", "after\n")
     assert output.due(30.1) == []  # a part of its own, which may be a quick one
-    assert output.close(30.2) == [Stream("stdout", "[0] after\n")]
+    assert output.close(30.2) == [StreamText("stdout", "[0] after\n")]
 
 
 def test_what_others_print_while_a_prompt_is_shown_goes_above_it() -> None:
@@ -527,7 +529,7 @@ def test_what_others_print_while_a_prompt_is_shown_goes_above_it() -> None:
     output.pause(0.1)
     output.add(1, "stdout", "meanwhile\n")
     assert output.due(0.2) == []
-    assert output.due(0.5) == [Stream("stdout", "[1] meanwhile\n")]
+    assert output.due(0.5) == [StreamText("stdout", "[1] meanwhile\n")]
     assert output.due(9.0) == []
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from meshbook.magics.output.messages import Display, LiveDisplay, Stream
 from meshbook.magics.output.model import CellOutput
-from meshbook.magics.output.publisher import TerminalPublisher, publisher_for
+from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText, TerminalPublisher, publisher_for
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel
@@ -23,7 +22,7 @@ TEXT = {"text/plain": "figure"}
 @pytest.mark.parametrize(
     ("publication", "kind", "content"),
     [
-        (Stream("stderr", "careful\n"), "stream", {"name": "stderr", "text": "careful\n"}),
+        (StreamText("stderr", "careful\n"), "stream", {"name": "stderr", "text": "careful\n"}),
         (
             Display(TEXT, {"width": 3}),
             "display_data",
@@ -49,7 +48,7 @@ def test_the_live_area_is_one_display(kernel: FakeKernel, shell: Any) -> None:
 def test_what_comes_late_goes_to_the_cell_it_is_of(kernel: FakeKernel, shell: Any) -> None:
     publisher = publisher_for(shell)
     kernel.parent = "cell 2"
-    publisher.publish([Stream("stdout", "late\n")])
+    publisher.publish([StreamText("stdout", "late\n")])
     assert kernel.texts == [("cell 1", "late\n")]
 
 
@@ -58,14 +57,16 @@ def test_what_is_captured_goes_where_ipython_keeps_it(shell: Any) -> None:
     with redirect_stdout(StringIO()) as kept:
         publisher = publisher_for(shell)
     area = [LiveDisplay({"text/plain": text}, update=False, is_final=text == "end\n") for text in ("begun\n", "end\n")]
-    publisher.publish([Stream("stdout", "out\n"), Display(TEXT, {"width": 3}), *area])  # from any thread, later
+    publisher.publish([StreamText("stdout", "out\n"), Display(TEXT, {"width": 3}), *area])  # from any thread, later
     assert kept.getvalue() == "out\nend\n"
     assert [(each["data"], each["metadata"]) for each in shell.display_pub.outputs] == [(TEXT, {"width": 3})]
 
 
 def test_a_terminal_gets_text(capsys: pytest.CaptureFixture[str]) -> None:
     publisher = publisher_for(SimpleNamespace())
-    publisher.publish([Stream("stdout", "out\n"), Stream("stderr", "err\n"), Display(TEXT, {}), Display({}, {})])
+    publisher.publish(
+        [StreamText("stdout", "out\n"), StreamText("stderr", "err\n"), Display(TEXT, {}), Display({}, {})]
+    )
     assert capsys.readouterr() == ("out\nfigure\n\n", "err\n")
 
 

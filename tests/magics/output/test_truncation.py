@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshbook.magics.output.grouping import Block, Group
+from meshbook.magics.output.grouping import Block, OutputGroup
 from meshbook.magics.output.render import render_html, render_text
 from meshbook.magics.output.truncation import fit, fit_details, fit_streams
 
 SLACK = 3_000  # announcements, and the markup around a text
 
 
-def group(rank: int, *lines: str) -> Group:
-    return Group((rank,), Block(lines))
+def group(rank: int, *lines: str) -> OutputGroup:
+    return OutputGroup((rank,), Block(lines))
 
 
-def flood(rank: int, count: int = 1000, line: str = "x" * 50) -> Group:
+def flood(rank: int, count: int = 1000, line: str = "x" * 50) -> OutputGroup:
     return group(rank, *(f"{number} {line}" for number in range(count)))
 
 
 @pytest.mark.parametrize("groups", [[], [group(0, "a")], [group(0, "a"), group(1, "b" * 400)]])
-def test_what_fits_is_left_alone(groups: list[Group]) -> None:
+def test_what_fits_is_left_alone(groups: list[OutputGroup]) -> None:
     assert fit(groups, 1000) == groups
 
 
@@ -52,7 +52,7 @@ def test_too_many_groups_are_counted_and_named() -> None:
 
 
 def test_of_many_short_lines_some_thousand_are_left() -> None:
-    (cut,) = fit([Group((0,), Block(tuple("x" for _ in range(100_000))))], 130_000)
+    (cut,) = fit([OutputGroup((0,), Block(tuple("x" for _ in range(100_000))))], 130_000)
     assert 3_500 < len(cut.lines) < 4_100
     assert cut.block.hidden + len(cut.lines) == 100_000
 
@@ -85,7 +85,7 @@ def test_errors_have_their_share_and_no_more() -> None:
 
 def test_the_members_of_ranges_share_a_budget_of_their_own() -> None:
     members = tuple(flood(rank) for rank in range(5))
-    ranges = [Group((0, 1, 2, 3, 4), Block(("0 … 4",)), members), group(7, "alone")]
+    ranges = [OutputGroup((0, 1, 2, 3, 4), Block(("0 … 4",)), members), group(7, "alone")]
     fitted = fit_details({"stdout": ranges, "stderr": []}, 10_000)
     assert fitted["stdout"][1] == group(7, "alone")
     assert fitted["stdout"][0].lines == ("0 … 4",)

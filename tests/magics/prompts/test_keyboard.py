@@ -86,9 +86,7 @@ def test_what_is_no_terminal_is_read_to_its_end(withdrawal: PromptWithdrawn, mon
         TerminalKeyboard().ask("?", withdrawal, is_password=True)
 
 
-def test_a_prompt_that_is_given_up_ends_and_the_next_one_does_not(
-    terminal: Terminal, withdrawal: PromptWithdrawn
-) -> None:
+def test_a_withdrawn_prompt_ends_and_the_next_one_does_not(terminal: Terminal, withdrawal: PromptWithdrawn) -> None:
     threading.Timer(0.01, withdrawal.set).start()
     assert TerminalKeyboard().ask("name: ", withdrawal, is_password=False) is None
     withdrawal.clear()

@@ -21,7 +21,7 @@ class Ranks:
         self.running = set(range(count))
         self._numbers = iter(range(1, 100))
         self.now = 0.0
-        self.known: dict[int, str] = {}  # rank -> what it was told at once
+        self.known: dict[int, str] = {}  # rank -> its answer at once
 
     def ask(self, rank: int, prompt: str = "name: ", kind: Kind = "input") -> None:
         question = PromptQuestion("1.1", "mesh", rank, next(self._numbers), kind, prompt)
@@ -56,7 +56,7 @@ def test_a_prompt_names_the_mesh_where_there_are_several() -> None:
         ([0], 3, 0.0, None),  # the others may come yet
         ([0], 3, GRACE, "[rank 0] name: "),
         ([0, 2], 3, GRACE, "[ranks 0,2] name: "),
-        ([2, 0, 1], 3, 0.0, "[ranks 0-2] name: "),  # nobody is left to wait for
+        ([2, 0, 1], 3, 0.0, "[ranks 0-2] name: "),  # no rank is left to wait for
         ([1], 1, 0.0, "[rank 1] name: "),
         ([], 3, 9.0, None),
     ],
@@ -79,7 +79,7 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     assert ranks.shown() == "[rank 0] name: "
 
 
-def test_all_that_wait_get_the_answer_and_who_came_while_it_was_shown() -> None:
+def test_all_waiting_ranks_get_the_answer_and_those_that_came_while_it_was_shown() -> None:
     ranks = Ranks(3)
     ranks.ask(0)
     ranks.ask(1)
@@ -91,7 +91,7 @@ def test_all_that_wait_get_the_answer_and_who_came_while_it_was_shown() -> None:
     assert ranks.shown() is None
 
 
-def test_who_comes_later_to_the_same_prompt_gets_the_same_answer() -> None:
+def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer() -> None:
     ranks = Ranks(2)
     ranks.ask(0)
     ranks.now = GRACE
@@ -136,7 +136,7 @@ def test_a_password_is_no_line() -> None:
 def test_each_rank_is_asked_for_itself_where_that_is_wanted() -> None:
     ranks = Ranks(3, "ask")
     ranks.ask(1)
-    assert ranks.shown() == "[rank 1] name: "  # at once: nobody is waited for
+    assert ranks.shown() == "[rank 1] name: "  # at once: no rank is waited for
     ranks.ask(0)
     assert ranks.answer() == [1]
     assert ranks.answer() == [0]
@@ -152,7 +152,7 @@ def test_the_end_of_all_input_is_an_answer_like_others() -> None:
     assert ranks.prompts.asked(PromptQuestion("1.1", "mesh", 1, 9, "input", "name: "), ranks.now) == PromptAnswer("eof")
 
 
-def test_who_does_not_wait_any_more_is_not_asked_for() -> None:
+def test_a_prompt_without_a_waiting_rank_is_not_shown() -> None:
     ranks = Ranks(2)
     ranks.ask(0)
     ranks.ask(1)

@@ -1,4 +1,4 @@
-"""Errors of many ranks as one: which are the same, which comes first, what is told of the rest."""
+"""Errors of many ranks as one: which are the same, which comes first, how the rest is summarized."""
 
 import pickle
 import re
@@ -113,7 +113,7 @@ def test_a_traceback_has_its_ranks_its_colours_and_one_line_for_consequences():
     ]
 
 
-def test_frames_stand_in_where_nothing_was_rendered():
+def test_frames_replace_a_missing_rendering():
     assert text_of(group_errors({3: failed()}, [3])).splitlines() == [
         "[rank 3] ZeroDivisionError: division by zero",
         "  cell 3:2 in <module>",

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshbook.magics.results.costs import CostTable, summarise_costs
+from meshbook.magics.results.costs import CostTable
 from meshbook.magics.results.result import MeshResult, Sources
-from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.outcome import (
     CellCost,
     CellOutcome,
@@ -49,8 +48,14 @@ def result(*outcomes, fetch=None, **dims):
 
 
 NOTHING = CellOutcome(COST)
+
+
 SHOWN = {"text/plain": "shown"}
+
+
 NEW = {"text/plain": "new"}
+
+
 SQUARES = [value(rank * rank) for rank in range(4)]
 
 
@@ -58,7 +63,7 @@ SQUARES = [value(rank * rank) for rank in range(4)]
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_a_result_has_not_is_told_with_what_it_has(count):
+def test_the_error_for_a_missing_attribute_lists_those_of_the_result(count):
     ranks = result(*SQUARES[:count])
     with pytest.raises(AttributeError, match=r"result.values has those of all ranks, result\[0\].value that of one"):
         _ = ranks.value
@@ -97,12 +102,12 @@ def test_a_rank_has_its_text_its_cost_and_its_error():
 
 
 @pytest.mark.parametrize("rank", [9, -5])
-def test_an_unknown_rank_is_told_which_there_are(rank):
+def test_the_error_for_an_unknown_rank_lists_the_ranks(rank):
     with pytest.raises(IndexError, match=rf"no rank {rank} in this result; it has ranks 0-3"):
         result(*SQUARES)[rank]
 
 
-def test_anything_but_a_rank_is_told_how_to_index():
+def test_the_error_for_anything_but_a_rank_says_how_to_index():
     with pytest.raises(TypeError, match="not by 'gpus'"):
         result(*SQUARES)["gpus"]
 
@@ -209,188 +214,8 @@ def test_stacking_without_a_value_names_the_ranks():
         result(SQUARES[0], error(), NOTHING).stack()
 
 
-# Showing
-
-LARGE = torch.arange(16.0).reshape(4, 4)
-TEXTS = {
-    "equal values": ([value(4)] * 8, "[0-7] 4"),
-    "different values are all there": (
-        [value(rank) for rank in range(8)],
-        "\n".join(f"[{rank}] {rank}" for rank in range(8)),
-    ),
-    "some equal": ([value("a"), value("b"), value("a")], "[0,2] 'a'\n[1] 'b'"),
-    "a hundred values are a range": ([value(rank / 2) for rank in range(100)], "[0-99] 0.0 … 49.5 (max r99)"),
-    "no value": ([NOTHING] * 3, "ranks 0-2: no value"),
-    "no value on some": ([value(1), NOTHING], "[0] 1\n[1] no value"),
-    "errors": ([value(1), error(), error()], "[0] 1\n[1-2] ValueError: bad (cell 3:2)"),
-    "only errors": ([error(), error()], "[0-1] ValueError: bad (cell 3:2)"),
-    "equal small tensors": (
-        [tensor(torch.ones(2))] * 4,
-        "[0-3] Tensor (2,) float32 cpu  tensor([1., 1.])",
-    ),
-    "a scalar tensor": ([tensor(torch.tensor(28.0))] * 4, "[0-3] Tensor () float32 cpu  tensor(28.)"),
-    "small tensors": (
-        [tensor(torch.full((2,), rank)) for rank in range(2)],
-        "[0-1] Tensor (2,) int64 cpu\n  [0] tensor([0, 0])\n  [1] tensor([1, 1])",
-    ),
-    "equal large tensors": ([tensor(LARGE)] * 4, "[0-3] Tensor (4, 4) float32 cpu  min 0  mean 7.5  max 15"),
-    "large tensors on a GPU each": (
-        [tensor(LARGE, "cuda:0"), tensor(LARGE, "cuda:1"), tensor(LARGE * 2, "cuda:2")],
-        "[0-2] Tensor (4, 4) float32 cuda:0 … cuda:2\n  [0-1] min 0  mean 7.5  max 15\n  [2] min 0  mean 15  max 30",
-    ),
-    "tensors of two shapes": (
-        [tensor(LARGE), tensor(LARGE[:3])],
-        "[0] Tensor (4, 4) float32 cpu  min 0  mean 7.5  max 15\n"
-        "[1] Tensor (3, 4) float32 cpu  min 0  mean 5.5  max 11",
-    ),
-    "a tensor without statistics": (
-        [CellOutcome(COST, CellValue({}, "Tensor", TensorSummary("Tensor", (0, 3), "torch.bool", "cpu")))],
-        "[0] Tensor (0, 3) bool cpu",
-    ),
-    "tensors and numbers": (
-        [value(1), tensor(torch.ones(1))],
-        "[0] 1\n[1] Tensor (1,) float32 cpu  tensor([1.])",
-    ),
-}
-
-
-@pytest.mark.parametrize(("outcomes", "expected"), TEXTS.values(), ids=TEXTS)
-def test_a_result_as_text(outcomes, expected):
-    shown = result(*outcomes)
-
-    assert repr(shown) == expected
-    assert shown._repr_mimebundle_() == {"text/plain": expected}
-
-
-def test_one_ranks_result_as_text():
-    assert [repr(each) for each in result(*SQUARES[:1], NOTHING)] == ["[0] 0", "rank 1: no value"]
-
-
-def test_a_flood_of_text_is_counted():
-    text = repr(result(*(value(chr(97 + rank) * 50_000) for rank in range(4))))
-
-    assert len(text) < 110_000
-    assert text.endswith("… 2 more; `values` has all")
-
-
-def test_a_rich_value_appears_once_per_distinct_bundle():
-    frames = [value("df", text__html=f"<table>{rank // 2}</table>") for rank in range(4)]
-    html = result(*frames)._repr_mimebundle_()["text/html"]
-
-    assert html.count("<table>") == 2
-    assert html.index("[0-1]</div><table>0") < html.index("[2-3]</div><table>1")
-
-
-def test_the_text_of_a_rich_value_is_there_for_places_without_html():
-    assert repr(result(*[value(3, text__html="<b>3</b>")] * 2)) == "[0-1] 3"
-
-
-def test_many_rich_values_are_behind_a_click():
-    html = result(*(value(rank, text__html=f"<i>{rank}</i>") for rank in range(10)))._repr_mimebundle_()["text/html"]
-
-    assert "<summary>show 6 more</summary>" in html
-    assert html.index("<i>3</i>") < html.index("<details>") < html.index("<i>4</i>")
-
-
-def test_rich_values_stay_within_bounds():
-    big = [value(rank, text__html=f"<i>{rank}{'x' * 100_000}</i>") for rank in range(10)]
-
-    assert len(result(*big)._repr_mimebundle_()["text/html"]) < 320_000
-
-
-@pytest.mark.parametrize(
-    ("mime", "content", "expected"),
-    [
-        ("image/png", "iVBO\nRw==\n", "data:image/png;base64,iVBORw=="),
-        ("image/png", b"\x89PNG", "data:image/png;base64,iVBORw=="),
-        ("image/svg+xml", "<svg/>", "data:image/svg+xml;base64,PHN2Zy8+"),
-        ("image/png", '"><script>', "data:image/png;base64,&quot;&gt;&lt;script&gt;"),
-    ],
-)
-def test_an_image_becomes_part_of_the_html(mime, content, expected):
-    outcome = CellOutcome(COST, CellValue({"text/plain": "<Image>", mime: content}, "Image"))
-
-    assert f'<img src="{expected}">' in result(outcome)._repr_mimebundle_()["text/html"]
-
-
-def test_text_beside_a_rich_value_is_escaped():
-    html = result(value("<script>"), value(1, text__html="<b>1</b>"))._repr_mimebundle_()["text/html"]
-
-    assert "&lt;script&gt;" in html
-    assert "<script>" not in html
-
-
-def test_what_only_an_extension_draws_is_passed_on_if_all_have_the_same():
-    def plot(n):
-        return CellOutcome(COST, CellValue({"text/plain": "plot", "application/plot+json": {"n": n}}, "Plot"))
-
-    assert result(plot(1), plot(1))._repr_mimebundle_() == {
-        "text/plain": "[0-1] plot",
-        "application/plot+json": {"n": 1},
-    }
-    assert "application/plot+json" not in result(plot(1), plot(2))._repr_mimebundle_()
-
-
-# Costs
-
-COSTS = {
-    0: CellCost(wall=2.81, cpu=0.0123, peak_rss=1_234_000_000),
-    1: CellCost(wall=3.21, cpu=3.1, peak_rss=999_600_000),
-    2: CellCost(wall=2.81, cpu=125, peak_rss=10**6, peak_gpu_memory=31 * 10**9),
-}
-
-
-def test_the_table_of_costs():
-    assert repr(CostTable(COSTS)).splitlines() == [
-        "       rank       wall        CPU   peak RSS   peak GPU",
-        "          0     2.81 s      12 ms     1.2 GB          -",
-        "          1     3.21 s     3.10 s     1.0 GB          -",
-        "          2     2.81 s 2 min 05 s     1.0 MB      31 GB",
-        "wall 3.21 s · slowest r1 +0.40 s over the median · peak mem r2 31 GB",
-    ]
-    assert CostTable(COSTS)._repr_html_().count("<tr>") == 4
-
-
 def test_the_cost_of_a_result_is_its_table():
     assert result(*SQUARES).cost == CostTable(dict.fromkeys(range(4), COST))
-
-
-def test_of_many_ranks_the_table_has_the_slowest():
-    table = repr(CostTable({rank: CellCost(rank, 0, 0) for rank in range(100)}))
-
-    assert "… 36 faster ranks not shown" in table
-    assert table.splitlines()[1].split()[0] == "36"
-
-
-@pytest.mark.parametrize(
-    ("costs", "expected"),
-    [
-        ({}, "no ranks"),
-        ({3: COST}, "wall 1.00 s · peak mem r3 1.0 GB"),
-        (
-            {0: CellCost(0.01, 0, 0), 1: CellCost(0.03, 0, 0)},
-            "wall 30 ms · slowest r1 +10 ms over the median · peak mem r0 0 B",
-        ),
-    ],
-)
-def test_summary_of_costs(costs, expected):
-    assert summarise_costs(costs) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, "0 ms"), (0.0126, "13 ms"), (0.9999, "1.00 s"), (59.99, "59.99 s"), (3725, "62 min 05 s")],
-)
-def test_seconds(seconds, expected):
-    assert format_seconds(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (9_960_000, "10 MB"), (31e9, "31 GB"), (5e15, "5000 TB")],
-)
-def test_bytes(count, expected):
-    assert format_bytes(count) == expected
 
 
 # Displays

@@ -9,7 +9,7 @@ import pytest
 
 from meshbook.magics.shell.local_cells import trim_tracebacks
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 
 
 class Table:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from meshbook.magics.tracing.profile import LEAST, ProfileLine, ProfileSummary, SampleProfile, TorchProfile, save
-from meshbook.runtime.cells.operators import Operator, OperatorProfile
+from meshbook.runtime.cells.operators import OperatorProfile, OperatorTotals
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples, ThreadSamples, from_speedscope, gather
 
 CELL = CodeLine("<module>", "<cell 7>", 3)
@@ -134,7 +134,7 @@ def operators(pid: int, base: int) -> OperatorProfile:
     ]
     trace = json.dumps({"traceEvents": events, "baseTimeNanoseconds": base}).encode()
     return OperatorProfile(
-        1.0, (Operator("aten::mm", 3, 2.0, 0.0), Operator("aten::add", 1, 1.0, 0.0)), gzip.compress(trace)
+        1.0, (OperatorTotals("aten::mm", 3, 2.0, 0.0), OperatorTotals("aten::add", 1, 1.0, 0.0)), gzip.compress(trace)
     )
 
 

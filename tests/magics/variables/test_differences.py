@@ -20,7 +20,7 @@ from meshbook.magics.variables.differences import (
     format_differences,
     format_same,
 )
-from meshbook.runtime.cells.digests import BLOCK, DigestRequest, VariableDigest
+from meshbook.runtime.cells.digests import DigestRequest, VariableDigest
 from meshbook.runtime.cells.variables import Namespace
 
 MISSING = object()
@@ -80,18 +80,6 @@ def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
     return {path: each for path, each in found.items() if each is not None}
 
 
-def test_comparable_numbers_are_compared() -> None:
-    one, other = torch.zeros(2, 3), torch.zeros(2, 3)
-    other[1, 2] = -4
-    by_rank = digests_of([one, other, one])
-    text = format_differences("x", by_rank, find_differences(by_rank), measured([one, other, one]))
-    assert text.splitlines()[-1] == (
-        "largest difference 4 at [1, 2]: -4 on rank 1, 0 on ranks 0,2; 1 of 6 numbers differ"
-    )
-    assert plan_comparisons(find_differences(digests_of([torch.zeros(2), torch.zeros(3)]))) == []
-    assert plan_comparisons(find_differences(digests_of(["a", "b"]))) == []
-
-
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
@@ -103,20 +91,6 @@ def test_differences_without_a_size(one: list[float], other: list[float], text: 
     values = [np.array(one), np.array(other)]
     by_rank = digests_of(values)
     assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
-
-
-def test_of_large_parts_only_differing_blocks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    length = BLOCK // 8
-    one, other = np.zeros((5, length)), np.zeros((5, length))
-    other[1, 3], other[4, 7] = 1, 2
-    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
-    assert (probe.blocks, probe.is_whole, probe.representatives) == ((1, 4), True, [0, 1])
-    gap = find_largest_difference([np.concatenate([array[1], array[4]]) for array in (one, other)])
-    assert gap is not None
-    assert probe.place_of(gap.index) == (4, 7)
-    monkeypatch.setattr(compare, "MOST_BYTES", 2 * BLOCK)
-    (probe,) = plan_comparisons(find_differences(digests_of([one, other])))
-    assert (probe.blocks, probe.is_whole) == ((1,), False)
 
 
 # --- the largest difference between arrays ---

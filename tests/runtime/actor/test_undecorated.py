@@ -1,4 +1,4 @@
-"""`as_endpoint`: methods that are no endpoints, called as if they were, and by nobody who does not ask for it."""
+"""`as_endpoint`: methods that are not endpoints, called as if they were, and only on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshbook import (
     send,
 )
 from meshbook.runtime.actor.endpoint import Endpoint, Options
-from meshbook.runtime.actor.undecorated import PlainMethod, find_undecorated
+from meshbook.runtime.actor.explicit_calls import PlainMethod, find_undecorated
 from tests.support import PATIENCE
 
 
@@ -245,7 +245,7 @@ def test_the_colour_is_checked_where_it_is_asked_for(session: Any, counters: Any
 
 
 def forged(mesh: Any, name: str) -> Endpoint[..., Any]:
-    """A handle that nobody checked here, as an older or a wicked caller may have one."""
+    """A handle that was not checked here, as an older or a malicious caller may have one."""
     return Endpoint(mesh, as_method(lambda self: None, name))
 
 
@@ -256,7 +256,7 @@ def as_method(function: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["add", "_hidden", "__init__"])
-def test_who_does_not_ask_for_it_does_not_reach_it(counters: Any, name: str) -> None:
+def test_plain_methods_are_not_reachable_without_as_endpoint(counters: Any, name: str) -> None:
     with pytest.raises(ActorError, match=f"has no endpoint '{name}'; it has: counted"):
         forged(counters, name).call().get(PATIENCE)
 

@@ -71,7 +71,7 @@ def test_a_table_is_taken_apart_by_columns() -> None:
     for table in (pl.DataFrame(TABLE), pa.table(TABLE), pa.table(TABLE).to_batches()[0]):
         parts = parts_of({"table": table})
         assert [*parts] == ["['table']['n']", "['table']['s']", "['table']['c']", "['table']['g']"]
-        assert parts["['table']['n']"].numbers is not None  # so it is told which rows differ, and by how much
+        assert parts["['table']['n']"].numbers is not None  # so the report has the rows that differ, and by how much
     assert [*parts_of(pd.DataFrame(TABLE))] == [".index", "['n']", "['s']", "['c']", "['g']"]
     assert parts_of(pl.Series([1, 2]))[""].numbers is not None
     assert len(parts_of(pl.DataFrame({"wide": pl.Series([1 << 100], dtype=pl.Int128)}))) == 1

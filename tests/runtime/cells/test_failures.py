@@ -1,4 +1,4 @@
-"""An exception as data: its frames from the cell on, its text within bounds, and who is to blame."""
+"""An exception as data: its frames from the cell on, its text within bounds, and whose fault it is."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_exception_travels_where_it_can() -> None:
     assert pickle.loads(pickled).args == ("name",)
 
 
-# --- who is to blame ---
+# --- whose fault it is ---
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_exception_travels_where_it_can() -> None:
     ],
     ids=repr,
 )
-def test_who_is_to_blame(error: BaseException, kind: str, is_consequence: bool) -> None:
+def test_the_cause_is_blamed(error: BaseException, kind: str, is_consequence: bool) -> None:
     told = make_rank_error(error, ())
     assert (told.kind, told.is_consequence) == (kind, is_consequence)
 

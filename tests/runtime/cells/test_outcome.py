@@ -1,4 +1,4 @@
-"""Where an error was, as it is told in a line."""
+"""The place of an error, in one line."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from meshbook.runtime.cells.sampling import MOST_SAMPLES, Sampling
-from meshbook.runtime.hosts.profiler import Profiler
+from meshbook.runtime.hosts.py_spy import Profiler
 from tests.support import PATIENCE
 
 SPY = pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is missing")

@@ -1,4 +1,4 @@
-"""Another process becomes a node: what that had spawned goes on, nothing that is sent to it is lost, nobody waits."""
+"""Another process becomes a node: what that had spawned continues, no message to it is lost, no caller waits."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def begin(node: Node, peers: list[Node]) -> Node:
 
 
 def call_again(session: Any, probe: Any) -> Any:
-    """The same actor, asked by whoever is the controller now."""
+    """The same actor, called by the present controller."""
     [target] = probe._targets
     return session.refer(Probe, target.actor, next(node for node in session._nodes if node.address == target.address))
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_what_was_spawned_goes_on(session: Any, succeed: Succeed, is_asked: bool) -> None:
-    """Also where nobody was asked to hold anything: the process before was killed."""
+    """Also without a request to hold messages: the previous process was killed."""
     [node] = session.workers(1)
     probe = session.spawn_probe(node)
     probe.note.call_one("before").get(PATIENCE)
@@ -75,7 +75,7 @@ def test_what_was_spawned_goes_on(session: Any, succeed: Succeed, is_asked: bool
 
 
 def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, succeed: Succeed, gate: Any) -> None:
-    """The answer to a call that the one before has made is taken by who adopts it."""
+    """The successor gets the answer to a call of its predecessor once it adopts it."""
     [node] = session.workers(1)
     probe = session.spawn_probe(node)
     held = probe.run.call_one(gate.pass_through, "an answer")
@@ -110,7 +110,7 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     assert reply_handler.futures[0].get(PATIENCE) == value
 
 
-def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: Any) -> None:
+def test_callers_of_the_previous_incarnation_get_an_error(session: Any, succeed: Succeed, gate: Any) -> None:
     [node] = session.workers(1)
     here = session.spawn_probe(session.controller)
     there = session.spawn_probe(node)
@@ -150,7 +150,7 @@ def session_of(session: Any) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: Succeed) -> None:
+def test_a_late_notified_sender_sends_to_the_next_incarnation(session: Any, succeed: Succeed) -> None:
     """A process that was stopped takes in what came meanwhile in any order."""
     [node] = session.workers(1)
     probe = session.spawn_probe(node)

@@ -1,4 +1,4 @@
-"""Faults that nobody handled: each goes to the hook once, on a thread of its own, and the default ends the process."""
+"""Unhandled faults: each goes to the hook once, on a thread of its own, and the default ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: who holds it, who removes it, and that a sweep takes leftovers alone."""
+"""The folder of a run: its holders, its removal, and that a sweep removes leftovers only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts.launch import MARK, RunFolder, remove_if_unused, sweep
+from meshbook.runtime.hosts.launch import MARK, RunFolder, environment_on_host, remove_if_unused, sweep
 
 RUN = "0123abcd"
 
@@ -28,7 +28,7 @@ def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_whoever_is_last_removes_the_folder(tmp_path: Path) -> None:
+def test_the_last_process_removes_the_folder(tmp_path: Path) -> None:
     controller, agent = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
     controller.close()
     assert agent.path.exists()
@@ -36,7 +36,7 @@ def test_whoever_is_last_removes_the_folder(tmp_path: Path) -> None:
     assert not agent.path.exists()
 
 
-def test_who_disowns_a_folder_leaves_it_to_the_others(tmp_path: Path) -> None:
+def test_a_disowned_folder_is_left_to_the_other_owners(tmp_path: Path) -> None:
     parent, child = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
     child.disown()
     assert parent.path.exists()
@@ -47,7 +47,7 @@ def test_who_disowns_a_folder_leaves_it_to_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_only_what_nobody_holds_is_removed(tmp_path: Path, held: bool) -> None:
+def test_only_unheld_folders_are_removed(tmp_path: Path, held: bool) -> None:
     left = leave_behind(tmp_path / RUN)
     holder = RunFolder(left) if held else None
     assert remove_if_unused(left) is not held
@@ -121,3 +121,40 @@ def test_runs_that_begin_while_others_sweep_keep_their_folders(tmp_path: Path) -
         ended.set()
         sweeper.join(10.0)
     assert sweep(tmp_path) == 0
+
+
+# -- the environment on other hosts --------------------------------------------------
+
+CONTROLLER = {
+    "CUDA_VISIBLE_DEVICES": "0,1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "RAY_ADDRESS": "auto",
+    "HOME": "/home/me",
+    "HF_HOME": "/data",
+    "PATH": "/bin",
+}
+
+
+def test_variables_of_a_machine_are_those_of_the_host() -> None:
+    host = {"SLURM_JOB_ID": "9", "SLURMD_NODENAME": "n2", "HOME": "/root", "HF_HOME": "/other", "RAY_JOB_ID": "1"}
+    assert environment_on_host(CONTROLLER, host, configured={}, chosen={}) == {
+        "SLURM_JOB_ID": "9",
+        "SLURMD_NODENAME": "n2",
+        "HOME": "/root",
+        "HF_HOME": "/data",
+        "PATH": "/bin",
+    }
+
+
+def test_the_users_own_choice_comes_first() -> None:
+    found = environment_on_host(
+        CONTROLLER,
+        {"CUDA_VISIBLE_DEVICES": "2", "SLURM_JOB_ID": "9"},
+        configured={"CUDA_VISIBLE_DEVICES": "4", "HF_HOME": "/scratch"},
+        chosen={"CUDA_VISIBLE_DEVICES": "5", "RAY_ADDRESS": "here"},
+    )
+    assert found["CUDA_VISIBLE_DEVICES"] == "5"
+    assert found["HF_HOME"] == "/scratch"
+    assert found["SLURM_JOB_ID"] == "9"
+    assert found["RAY_ADDRESS"] == "here"

@@ -19,7 +19,7 @@ NOWHERE = Extent((), ())
 
 
 class Worker:
-    """A node that serves until it is told to leave; `left` tells when it has."""
+    """A node that serves until it is asked to leave; `left` gets an item when it has."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -52,19 +52,19 @@ def worker(session: Any) -> Any:
 
 
 def wait_until_heard(session: Any, worker: Worker) -> None:
-    """Return when it has handled what the controller has told it so far."""
+    """Return when it has handled what the controller has sent so far."""
     process = session.refer(Process, PROCESS, worker.node)
     process.ready.call_one().get(PATIENCE)
 
 
-def test_it_leaves_when_it_is_told_to(session: Any, worker: Worker) -> None:
+def test_it_leaves_on_request(session: Any, worker: Worker) -> None:
     worker.tell(session.controller, "stop", "enough")
     assert worker.left.get(timeout=PATIENCE) == "left"
 
 
 @pytest.mark.parametrize("told", [("stop", "fence"), ("fence", "stop")])
 def test_it_leaves_when_the_fence_is_there_too(session: Any, worker: Worker, told: tuple[str, str]) -> None:
-    """Whoever sent it had sent other messages before it, by another way than that of the word to leave."""
+    """Its sender had sent other messages before, by another path than the request to leave."""
     arguments = {"stop": ("enough", "f1"), "fence": ("f1",)}
     worker.tell(session.controller, "fence", "another")
     worker.tell(session.controller, told[0], *arguments[told[0]])
@@ -75,7 +75,7 @@ def test_it_leaves_when_the_fence_is_there_too(session: Any, worker: Worker, tol
 
 
 def test_what_came_before_the_fence_is_handled(session: Any, worker: Worker, gate: Any) -> None:
-    """And whoever calls afterwards is told that the actor was stopped, and why."""
+    """Later calls raise an error that the actor was stopped, and why."""
     probe = session.spawn_probe(worker.node)
     worker.tell(session.controller, "stop", "enough", "f1")
     wait_until_heard(session, worker)

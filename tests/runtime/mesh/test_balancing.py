@@ -117,7 +117,7 @@ def test_items_of_a_dead_rank_come_first_and_alone() -> None:
     assert sent(balancer) == [(0, [0])]
 
 
-def test_an_item_is_given_up_after_some_deaths_and_those_behind_it_are_not() -> None:
+def test_an_item_fails_after_some_deaths_and_later_ones_do_not() -> None:
     balancer = make(2, ranks=1, chunksize=2)
     losses = []
     for _ in range(MOST_DEATHS):

@@ -82,17 +82,17 @@ def test_a_command_of_the_wrong_types(arguments: tuple[Any, ...], said: str) -> 
         BootstrapCommand(*arguments)
 
 
-# -- who gets which ------------------------------------------------------------------
+# -- assignment ----------------------------------------------------------------------
 
 
-def test_processes_are_forked_unless_somebody_wants_more() -> None:
+def test_processes_are_forked_unless_more_is_requested() -> None:
     assert plan_starts(PAIR, 2) == [Start(), Start()]
     assert plan_starts(PAIR, 2, env={"A": "1"}) == [Start(), Start()]
     bound = plan_starts(PAIR, 2, proc_bind=[{"cpus": 0}, {"cpus": 1}])
     assert [(start.command, start.binding.cpus) for start in bound] == [(None, (0,)), (None, (1,))]
 
 
-def test_numactl_needs_a_command_to_stand_in_front_of() -> None:
+def test_numactl_needs_a_command() -> None:
     starts = plan_starts(PAIR, 2, proc_bind=[{"membind": 0}, {}])
     assert [start.command for start in starts] == [default_bootstrap_cmd(), None]
 
@@ -154,7 +154,7 @@ def test_the_words_of_a_command(start: Start, program: str, words: list[str]) ->
 @pytest.mark.parametrize(("inherits", "inherited"), [(True, {"INHERITED": "yes"}), (False, {})])
 def test_the_environment_of_a_command(inherits: bool, inherited: dict[str, str]) -> None:
     spec = born(Start(msgspec.structs.replace(ECHO, inherit_env=inherits)))
-    # Who it is, it is told in any case.
+    # Its identity is set in any case.
     assert spec.environment() == inherited | {"A": "1", "MASTER_PORT": "4711"} | spec.ranks()
 
 

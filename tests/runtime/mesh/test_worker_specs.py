@@ -67,7 +67,7 @@ RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
     [
         ({}, RANKS | RENDEZVOUS),
         ({"PATH": "/bin"}, {"PATH": "/bin"} | RANKS | RENDEZVOUS),
-        # Where the user says where to meet, that is where; who a worker is, only we know.
+        # The user may choose the rendezvous; the rank of a worker is ours.
         ({"MASTER_PORT": "1"}, RANKS | RENDEZVOUS | {"MASTER_PORT": "1"}),
         ({"RANK": "77", "WORLD_SIZE": "99"}, RANKS | RENDEZVOUS),
     ],
@@ -91,7 +91,7 @@ PARENT = born(**RENDEZVOUS)
         ({"A": "1"}, None, None, {"A": "1"}),
         ({"A": "1"}, {"A": "2", "B": "3"}, None, {"A": "2", "B": "3"}),
         ({"A": "1"} | dict.fromkeys(LEAKS, "leaked"), None, None, {"A": "1"}),
-        # What somebody asks for is not a leak.
+        # What was requested is not a leak.
         ({"TERM": "xterm"}, {"TERM": "dumb"}, None, {"TERM": "dumb"}),
         # A script under torchrun has a rank of its own, which its workers override.
         (RANKS, None, None, RANKS),
@@ -118,7 +118,7 @@ def test_the_import_path_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert inherited_path() == (str(tmp_path), str(tmp_path / "sub"), "/usr/lib")
 
 
-def test_what_belongs_to_the_interpreter_is_told_from_what_is_the_users(tmp_path: Path) -> None:
+def test_files_of_the_interpreter_are_distinguished_from_the_users(tmp_path: Path) -> None:
     packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
     path = (str(tmp_path), library, f"{library}/lib-dynload", packages, f"{packages}/egg")
     assert installed_path(path) == path[1:]

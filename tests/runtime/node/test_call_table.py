@@ -190,7 +190,7 @@ def test_the_rank_is_that_in_the_called_mesh(session: Any) -> None:
     assert list(both.values()) == [("{'gpus': 0/2}", 1, {"gpus": 2}), ("{'gpus': 1/2}", 2, {"gpus": 2})]
 
 
-def test_who_runs_is_told_in_full(session: Any) -> None:
+def test_a_running_process_is_described_in_full(session: Any) -> None:
     mesh = session.spawn(Worker, on=session.workers(2))
     names = [name for name, instance in mesh.actor_name.call().get(PATIENCE).values() if name == instance]
     assert len(set(names)) == 2
@@ -240,7 +240,7 @@ def test_actors_ask_actors(session: Any, ask: type[Actor], answer: type[Actor], 
     nodes = session.workers(2)
     asking = session.spawn(ask, on=nodes[:1])
     answering = session.spawn(answer, on=nodes[:1] if together else nodes[1:])
-    answering.initialized.get(PATIENCE)  # its name does not say who brings it, as that of a mesh would
+    answering.initialized.get(PATIENCE)  # its name does not name its creator, as that of a mesh would
     assert [asking.asks.call_one(answering, x).get() for x in range(20)] == list(range(20))
 
 
@@ -249,7 +249,7 @@ def test_actors_ask_actors_without_a_time_limit(session: Any, together: bool) ->
     nodes = session.workers(2)
     asking = session.spawn(Worker, on=nodes[:1])
     answering = session.spawn(Worker, on=nodes[:1] if together else nodes[1:])
-    answering.initialized.get(PATIENCE)  # its name does not say who brings it, as that of a mesh would
+    answering.initialized.get(PATIENCE)  # its name does not name its creator, as that of a mesh would
     assert [asking.asks_without_limit.call_one(answering, x).get() for x in range(20)] == list(range(20))
 
 

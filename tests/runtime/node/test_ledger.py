@@ -37,7 +37,7 @@ def ledger() -> Ledger:
 
 
 def lost(ledger: Ledger, node: str, *, stopped: bool = False) -> list[tuple[str, list[int]]]:
-    """Which charges are told, of which crashed ranks."""
+    """The owned meshes that are reported, with their crashed ranks."""
     told = ledger.lose(node, "killed", stopped=stopped)
     return [(owned_mesh.key, failure.crashed_ranks) for owned_mesh, failure in told]
 
@@ -59,7 +59,7 @@ def test_without_living_actors_it_is_the_process_that_failed(ledger: Ledger) -> 
     assert lost(ledger, "p.1") == [("p", [1]), ("b", [1])]
 
 
-def test_a_failure_is_told_once_until_it_is_healed(ledger: Ledger) -> None:
+def test_a_failure_is_reported_once_until_it_is_healed(ledger: Ledger) -> None:
     told = ledger.fail("a", "p.2", "raised")
     assert told is not None
     assert told[1].crashed_ranks == [2]
@@ -87,7 +87,7 @@ def test_healed_are_all_actors_of_a_new_process_and_in_old_ones_those_that_faile
 
 
 def test_an_actor_that_is_spawned_in_a_dead_process_is_created_in_the_new_one(ledger: Ledger) -> None:
-    """Nobody has told that it failed: its spawn did."""
+    """Its failure was not reported by itself: its spawn failed."""
     lost(ledger, "p.1")
     ledger.add(owned_mesh("late", "p.1"))
     assert to_renew(ledger, {"p.1"}) == [("a", [1]), ("b", [1]), ("late", [0])]
@@ -106,7 +106,7 @@ def test_what_was_stopped_is_forgotten_and_not_healed(ledger: Ledger) -> None:
 
 
 def test_with_processes_that_do_not_come_again_their_actors_are_forgotten(ledger: Ledger) -> None:
-    """Some had failed before their mesh was stopped, and nobody will tell of their end."""
+    """Some had failed before their mesh was stopped, and their end will not be reported."""
     lost(ledger, "p.0")
     ledger.end("p", NODES)
     for node in ("p.1", "p.2"):
@@ -138,7 +138,7 @@ def test_where_a_mesh_has_failed_is_known_until_it_is_healed_or_stopped(ledger: 
     assert set(ledger.failed_nodes("nothing")) == set()
 
 
-def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
+def test_unknown_meshes_and_nodes_have_no_effect(ledger: Ledger) -> None:
     assert ledger.fail("nothing", "p.0", "raised") is None
     assert lost(ledger, "q.0") == []
     ledger.end("nothing", ["p.0"])

@@ -20,7 +20,7 @@ from meshbook import Actor, RDMABuffer, endpoint
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
-from meshbook.runtime.rdma.nixl.agent import has_nic
+from meshbook.runtime.rdma.nixl.nixl_agent import has_nic
 from meshbook.runtime.rdma.nixl.registration import STAGED
 from tests.support import PATIENCE
 
@@ -65,10 +65,10 @@ class Owner(Actor):
 
     @endpoint
     def hold(self, gate: str) -> None:
-        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        """Keep Python from running in this process, until the test writes there. Opening it waits for that as well."""
         path = gate.encode()
         libc = ctypes.PyDLL(None)  # keeps the GIL
-        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_WRONLY))  # its reader knows that Python is held by now
         libc.close(libc.open(path, os.O_RDONLY))
 
 
@@ -251,7 +251,7 @@ def test_memory_of_gpus_is_read_and_written(pair: tuple[Any, Any]) -> None:
         assert ask(owner.gpu_has.call_one(1))
 
 
-def test_an_owner_that_stands_still_or_ends_is_told_in_time(session: Session) -> None:
+def test_a_stopped_or_ended_owner_is_detected_in_time(session: Session) -> None:
     """Over TCP its own progress thread serves it, which is stopped as well."""
     whole = session.host.spawn_procs({"procs": 2})
     owner, peer = pair_on(whole)

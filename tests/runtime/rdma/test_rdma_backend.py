@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.rdma import backend
-from meshbook.runtime.rdma.backend import Fallback, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.rdma import hardware
+from meshbook.runtime.rdma.backends import BufferHandle, Lease
+from meshbook.runtime.rdma.hardware import Fallback, RDMATcpFallbackWarning, get_rdma_backend, why_no_ibverbs
 from meshbook.runtime.wire.messages import Address
 
 
@@ -21,7 +21,7 @@ from meshbook.runtime.wire.messages import Address
 def nics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with a NIC, and with NIXL."""
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(backend, "is_installed", lambda: True)
+    monkeypatch.setattr(hardware, "is_installed", lambda: True)
     return tmp_path
 
 
@@ -31,7 +31,7 @@ def test_a_nic_is_used_where_it_is_there_and_allowed(nics: Path, monkeypatch: py
     assert "no RDMA NIC" in why_no_ibverbs(nics / "none")
     with OVERRIDES.during({"extra": {"rdma_disable_ibverbs": True}}):
         assert "rdma_disable_ibverbs" in why_no_ibverbs(nics)
-    monkeypatch.setattr(backend, "is_installed", lambda: False)
+    monkeypatch.setattr(hardware, "is_installed", lambda: False)
     assert "meshbook[rdma]" in why_no_ibverbs(nics)
 
 
@@ -42,7 +42,7 @@ def test_a_nic_is_used_where_it_is_there_and_allowed(nics: Path, monkeypatch: py
 def test_the_backend_is_the_best_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch, why_not: str, is_allowed: bool, expected: str
 ) -> None:
-    monkeypatch.setattr(backend, "why_no_ibverbs", lambda: why_not)
+    monkeypatch.setattr(hardware, "why_no_ibverbs", lambda: why_not)
     with OVERRIDES.during({"extra": {"rdma_allow_tcp_fallback": is_allowed}}):
         assert get_rdma_backend() == expected
 
@@ -68,7 +68,7 @@ def way_of(name: str) -> Any:
         ("process memory", "here", False),
     ],
 )
-def test_it_is_forbidden_and_told_once_where_it_is_between_hosts(way: str, system: str, is_by_tcp: bool) -> None:
+def test_it_is_forbidden_and_warns_once_between_hosts(way: str, system: str, is_by_tcp: bool) -> None:
     fallback, handle = Fallback(lambda: "here"), handle_on(system)
     assert fallback.forbid(way_of(way), handle) == ""
     with OVERRIDES.during({"extra": {"rdma_allow_tcp_fallback": False}}):

@@ -1,4 +1,4 @@
-"""Broadcasts of a buffer: who fetches from whom, where the copies lie, and what is said where some did not come."""
+"""Broadcasts of a buffer: which rank fetches from which, where the copies lie, and errors of ranks without a copy."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endp
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import LocalMemory, TensorForm, form_of, local_memory, shaped
-from meshbook.runtime.rdma.backends import TransferJob
+from meshbook.runtime.memory.local_memory import LocalMemory, TensorForm, form_of, local_memory, shaped
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.broadcast import parents_of
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder, BroadcastProgress, BroadcastReception
 from meshbook.runtime.rdma.copies import Copies, CopyHolders
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.wire.messages import Address
 
 pytestmark = pytest.mark.process
 
-# --- who fetches from whom ---
+# --- which rank fetches from which ---
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ class FakePort:
         self.answers.append(type(error))
 
 
-def test_who_waits_for_more_hears_of_it_or_of_the_end() -> None:
+def test_waiting_ports_are_notified_of_progress_or_of_the_end() -> None:
     arrival, handle = BroadcastProgress(), handle_of(1)
     ports: list[Any] = [FakePort() for _ in range(4)]
     arrival.wait(ports[0], 0)
@@ -117,7 +116,7 @@ def test_a_name_hands_memory_of_the_same_size_on() -> None:
     assert ended == [164, 165]
 
 
-def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
+def test_receivers_do_not_wait_for_lent_memory() -> None:
     """To have it registered may take seconds. Meanwhile another thread may look, drop, and be first with the same."""
     ended = list[int]()
     source, other, numbers = handle_of(1), handle_of(2), itertools.count(100)
@@ -143,7 +142,7 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
     assert ended == [101]  # made in vain
 
 
-def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
+def test_a_follower_of_a_dropped_buffer_gets_an_error_at_once() -> None:
     notified = list[tuple[BufferHandle, list[Address]]]()
     lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
     leases = LeaseTable()
@@ -270,7 +269,7 @@ def test_all_ranks_have_the_array_and_the_pages_are_used_again(procs: ProcMesh) 
     buffer.drop().get()
     with pytest.raises(meshbook.ActorError, match=r"no copy in this process.* buffer\.broadcast_to"):
         readers.look.call(buffer).get()
-    assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # who has an array of it keeps it
+    assert list(readers.sum_of_held.call().get().values()) == [held] * 3  # a rank that holds an array of it keeps it
 
 
 def test_it_goes_to_buffers_that_are_there_as_well(procs: ProcMesh) -> None:
@@ -309,7 +308,7 @@ def test_several_at_once_and_under_a_name(procs: ProcMesh) -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_who_is_dead_or_stopped_is_named_and_the_others_have_it() -> None:
+def test_dead_or_stopped_ranks_are_named_and_the_others_receive_it() -> None:
     procs = this_host().spawn_procs({"gpus": 3})  # others need theirs
     readers = procs.spawn("readers", Reader)
     pids = list(readers.pid.call().get().values())

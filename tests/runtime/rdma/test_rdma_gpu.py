@@ -21,16 +21,15 @@ from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory import gpu
+from meshbook.runtime.memory import cuda as gpu
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
-from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
+from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma import staging
-from meshbook.runtime.rdma.backend import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.handle import BufferHandle
+from meshbook.runtime.rdma.hardware import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector
@@ -46,7 +45,7 @@ GPU = "cuda:1b2c"  # as handles name it
 
 
 class FakeLibrary:
-    """Plays `libcuda`: notes the calls, and answers as it is told."""
+    """Plays `libcuda`: records the calls, and answers as the test sets it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -71,7 +70,7 @@ class FakeLibrary:
         return call
 
 
-def test_the_driver_is_asked_in_the_context_of_the_gpu_and_errors_are_told() -> None:
+def test_the_driver_is_called_in_the_context_of_the_gpu_and_errors_are_raised() -> None:
     library = FakeLibrary()
     driver = Driver(library)
     assert driver.export(0, 0x1010) == (bytes(range(HANDLE_BYTES)), 0x10)
@@ -90,7 +89,7 @@ def test_the_driver_is_asked_in_the_context_of_the_gpu_and_errors_are_told() -> 
         Driver(older).close(0, 1)
 
 
-def test_what_is_open_is_closed_when_nobody_needs_it() -> None:
+def test_unused_handles_are_closed() -> None:
     closed: list[int] = []
     imports = IpcHandles(lambda allocation: allocation[0] + 100, lambda allocation, address: closed.append(address))
     segment, other = (0, b"a"), (1, b"b")
@@ -198,7 +197,7 @@ def test_the_gpu_copies_from_and_to_where_the_buffer_lies(played: Played) -> Non
     assert played.driver.opened == []
 
 
-def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) -> None:
+def test_dropped_buffers_are_not_touched_and_failures_are_reported(played: Played) -> None:
     landed, job = played.job(20)
     played.driver.fails = "out of luck"
     with pytest.raises(Unsuitable, match=r"cannot open .*out of luck"):

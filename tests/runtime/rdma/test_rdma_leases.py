@@ -1,4 +1,4 @@
-"""Leases, the marks of who is at one, and memory that is kept until nobody is."""
+"""Leases, the marks of their users, and memory that is kept until it is unused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ import pytest
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.memory import identity
-from meshbook.runtime.memory.identity import ProcessMark, has_ended, own_mark
-from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma.backends import Deadline, TransferJob
+from meshbook.runtime.memory import process_identity
+from meshbook.runtime.memory.local_memory import local_memory
+from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
 from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.leases import WORDS_A_BLOCK, LeaseTable, LentMemory
 from meshbook.runtime.rdma.progress import PLACES, ActiveTransfers, TransferMark, leases_in_use
 from meshbook.runtime.rdma.retention import Retention
@@ -87,7 +86,7 @@ def test_what_an_actor_has_lent() -> None:
 
 
 class DroppedMeanwhile(LeaseTable):
-    """Lends no more what somebody has just found."""
+    """Ends a lease that a reader has just found."""
 
     def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
@@ -136,7 +135,7 @@ def test_ctrl_c_at_the_end_of_a_transfer_leaves_no_mark(tmp_path: Path, monkeypa
     assert leases_in_use(tmp_path / "moving") == set()
 
 
-def test_a_mark_is_seen_by_others_while_it_stands(tmp_path: Path) -> None:
+def test_a_mark_is_visible_to_others_while_it_is_set(tmp_path: Path) -> None:
     moving = ActiveTransfers("worker")
     leases = [Lease(0, number, str(tmp_path / "moving")) for number in (11, 12)]
     assert leases_in_use(tmp_path / "moving") == set()
@@ -161,7 +160,7 @@ def test_a_page_in_use_stays_when_its_process_leaves_the_run(tmp_path: Path) -> 
 def test_a_page_of_a_process_that_was_killed_counts_for_nothing_and_goes(tmp_path: Path) -> None:
     source = f"""
 from meshbook.runtime.rdma.progress import ActiveTransfers
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.rdma.backends import BufferHandle, Lease
 with ActiveTransfers("worker").at(Lease(0, 7, {str(tmp_path)!r}), 1):
     print(flush=True)
     input()
@@ -220,7 +219,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 
 
 def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_read_stat", lambda pid: [])
+    monkeypatch.setattr(process_identity, "_read_stat", lambda pid: [])
     mark = own_mark()
     assert mark.started == 0
     assert not mark.has_ended
@@ -231,7 +230,7 @@ def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyP
 
 
 class Clock:
-    """Calls back when told to."""
+    """Calls back when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []
@@ -270,16 +269,14 @@ def dropped(count: int) -> list[LentMemory]:
     return [leases.lend(memory(), ALICE) for _ in range(count)]
 
 
-def test_memory_that_nobody_is_at_is_let_go_of_at_once(
-    retention: Retention, clock: Clock, released: list[LentMemory]
-) -> None:
+def test_unused_memory_is_released_at_once(retention: Retention, clock: Clock, released: list[LentMemory]) -> None:
     lent = dropped(2)
     assert all(future.done() for future in retention.keep(lent))
     assert released == lent
     assert not clock.due
 
 
-def test_memory_is_kept_while_somebody_is_at_it(
+def test_memory_is_kept_while_it_is_used(
     retention: Retention, clock: Clock, in_use: set[int], released: list[LentMemory]
 ) -> None:
     busy, used_here, free = lent = dropped(3)
@@ -300,7 +297,7 @@ def test_memory_is_kept_while_somebody_is_at_it(
     assert released == [free, used_here, busy]
 
 
-def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released: list[LentMemory]) -> None:
+def test_memory_is_kept_while_its_users_are_unknown(clock: Clock, released: list[LentMemory]) -> None:
     """At the limit of descriptors the pages of others cannot be read. The look is made up for."""
     answers: list[set[int] | OSError] = [OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""), set()]
 
@@ -318,7 +315,7 @@ def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released
     assert released == lent
 
 
-def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> None:
+def test_a_prompt_that_cannot_be_withdrawn_delays_no_others(clock: Clock, caplog: Any) -> None:
     """Neither those who have dropped it, nor others."""
 
     def fail(lent: LentMemory) -> None:
@@ -329,7 +326,7 @@ def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> 
     assert len(caplog.messages) == 2
 
 
-def test_what_somebody_is_still_at_in_the_end_is_told(retention: Retention, in_use: set[int]) -> None:
+def test_buffers_in_use_at_the_end_are_returned(retention: Retention, in_use: set[int]) -> None:
     busy, _free = lent = dropped(2)
     in_use.add(busy.lease.number)
     retention.keep(lent)

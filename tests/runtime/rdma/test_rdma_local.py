@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.local import local_memory
+from meshbook.runtime.memory.local_memory import local_memory
 
 
 class Pair(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Buffers of other processes of this host: the owner takes no part, what goes wrong is told, and no byte is wrong."""
+"""Buffers of other processes of this host: the owner takes no part, failures are errors, and no byte is wrong."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class Owner(Actor):
 
     @endpoint
     def hold(self, gate: str) -> None:
-        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        """Keep Python from running in this process, until the test writes there. Opening it waits for that as well."""
         path = gate.encode()
         libc = ctypes.PyDLL(None)  # keeps the GIL
-        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_WRONLY))  # its reader knows that Python is held by now
         libc.close(libc.open(path, os.O_RDONLY))
 
     # -- of what another one lends --
@@ -112,7 +112,7 @@ class Owner(Actor):
 
     @endpoint
     def read_until(self, buffer: RDMABuffer, gate: str) -> None:
-        """Stop in the midst of a transfer, until somebody writes there."""
+        """Stop in the middle of a transfer, until the test writes there."""
 
         def wait(done: int, total: int) -> None:
             if done < total:
@@ -260,7 +260,7 @@ def test_an_event_loop_goes_on_meanwhile(owner: Any, small_pieces: None) -> None
         read(buffer, progress=refuse)
 
 
-def test_what_was_moved_is_told_and_who_cannot_say(session: Session) -> None:
+def test_traffic_is_shown_with_the_ranks_that_cannot_report_it(session: Session) -> None:
     procs = session.host.spawn_procs({"gpus": 2})
     buffer = lend(procs.slice(gpus=0).spawn("owner", Owner))
     for _ in range(2):
@@ -297,7 +297,9 @@ def test_an_owner_that_was_killed(mortal: Any, small_pieces: None) -> None:
 
 
 @pytest.mark.parametrize("is_write", [False, True])
-def test_memory_that_is_dropped_in_the_midst_is_kept_until_then(owner: Any, small_pieces: None, is_write: bool) -> None:
+def test_memory_that_is_dropped_during_a_transfer_is_kept_until_its_end(
+    owner: Any, small_pieces: None, is_write: bool
+) -> None:
     buffer = lend(owner)
     found: list[bool] = []
 
@@ -314,7 +316,7 @@ def test_memory_that_is_dropped_in_the_midst_is_kept_until_then(owner: Any, smal
         move(np.zeros(SIZE, np.uint8)).get(PATIENCE)
 
 
-def test_who_is_killed_in_the_midst_holds_nothing_up(owner: Any, mortal: Any, gate: Path) -> None:
+def test_a_process_killed_in_the_middle_delays_nothing(owner: Any, mortal: Any, gate: Path) -> None:
     buffer, process = lend(owner, (64 << 20) + 1), process_of(mortal)
     reading = mortal.read_until.call_one(buffer, str(gate))
     with gate.open("wb"):
@@ -328,7 +330,7 @@ def test_who_is_killed_in_the_midst_holds_nothing_up(owner: Any, mortal: Any, ga
 
 
 def test_bytes_of_memory_that_is_used_again_are_never_seen(owner: Any) -> None:
-    """Dropping in a race with a reader: what it is given is whole, or it is told. The next round has the same pages."""
+    """Dropping in a race with a reader: it gets whole data, or an error. The next round has the same pages."""
     for value in range(100):
         buffer = lend(owner, 1 << 16, value)
         dropping = owner.begin_to_drop.call_one()
@@ -367,7 +369,7 @@ def test_an_actor_that_ends_drops_what_it_lent(shared: tuple[Session, Any, Any],
     assert (read(theirs) == 1).all()
 
 
-def test_memory_of_an_actor_that_ends_in_the_midst_is_kept_until_then(
+def test_memory_of_an_actor_that_ends_during_a_transfer_is_kept_until_its_end(
     shared: tuple[Session, Any, Any], owner: Any, small_pieces: None
 ) -> None:
     other: Any = shared[1].spawn("other", Owner)
@@ -487,7 +489,7 @@ def test_a_copy_within_the_process_where_both_overlap(session: Session) -> None:
         buffer.read_into(bytearray(100)).get(PATIENCE)
 
 
-def test_a_forked_child_is_told_that_it_moves_no_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_cannot_move_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a copy of the memory, and of the page on which its parent says what it is at."""
     monkeypatch.setattr(session.node.data_plane, "pid", os.getppid())
     with pytest.raises(RuntimeError, match="it was forked from"):

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, OwnerGone, RefusedMessage, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import ProcessMark
-from meshbook.runtime.rdma import protocol
-from meshbook.runtime.rdma.backends import Unsuitable
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
+from meshbook.runtime.memory.process_identity import ProcessMark
+from meshbook.runtime.rdma import memory_protocol as protocol
+from meshbook.runtime.rdma.backends import BufferHandle, Lease, Unsuitable
 from meshbook.runtime.wire.messages import Address
 
 OWNER = Address("procs-1.0", "unix:///run/procs-1.0")

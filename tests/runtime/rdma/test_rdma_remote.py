@@ -49,10 +49,10 @@ class Owner(Actor):
 
     @endpoint
     def hold(self, gate: str) -> None:
-        """Keep Python from running in this process, until somebody writes there. To open it waits for that as well."""
+        """Keep Python from running in this process, until the test writes there. Opening it waits for that as well."""
         path = gate.encode()
         libc = ctypes.PyDLL(None)  # keeps the GIL
-        libc.close(libc.open(path, os.O_WRONLY))  # whoever reads there knows that Python is held by now
+        libc.close(libc.open(path, os.O_WRONLY))  # its reader knows that Python is held by now
         libc.close(libc.open(path, os.O_RDONLY))
 
 
@@ -124,7 +124,7 @@ def process(owner: Any) -> psutil.Process:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A pipe that somebody waits at."""
+    """A pipe that a reader waits at."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     return path

@@ -1,4 +1,4 @@
-"""An agent's memory server and those who ask it, in one process: what they do when something is wrong."""
+"""An agent's memory server and its clients, in one process: what they do when something is wrong."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import own_mark
-from meshbook.runtime.memory.local import local_memory
-from meshbook.runtime.rdma import connection_pool, memory_server, pieces, protocol
-from meshbook.runtime.rdma.backends import Deadline, TransferJob, Unsuitable
+from meshbook.runtime.memory.local_memory import local_memory
+from meshbook.runtime.memory.process_identity import own_mark
+from meshbook.runtime.rdma import connection_pool, memory_server, pieces
+from meshbook.runtime.rdma import memory_protocol as protocol
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
@@ -41,7 +41,9 @@ class Memory:
         self.data = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
         self.why_not = ""
         self.pieces = 0
-        self.before: Callable[[int], None] = lambda piece: None  # told the number of each piece before it is moved
+        self.before: Callable[[int], None] = lambda piece: (
+            None
+        )  # called with the number of each piece before it is moved
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         return self.why_not
@@ -167,7 +169,7 @@ def test_an_idle_connection_is_closed_after_its_time(
     assert len(client.due) == 1, "once there is none, nobody looks for idle ones"
 
 
-# -- who is not of the run ---------------------------------------------------------------------
+# -- clients outside the run -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b""], ids=["garbage", "zeros", "nothing"])
@@ -184,7 +186,7 @@ def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -
     assert serving.rejected.count == 1
 
 
-def test_who_says_nothing_is_waited_for_no_longer_than_that(
+def test_a_silent_client_is_disconnected_after_the_limit(
     serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 0.05)
@@ -194,7 +196,7 @@ def test_who_says_nothing_is_waited_for_no_longer_than_that(
     connection.close()
 
 
-def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: MemoryServer) -> None:
+def test_a_proof_of_one_connection_is_invalid_on_another(serving: MemoryServer) -> None:
     server = serving.open("127.0.0.1")
     connections = [connect(server) for _ in range(2)]
     asked = [bytes(connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for connection in connections]
@@ -230,9 +232,7 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
         thread.join()
 
 
-def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_than_he_said(
-    serving: MemoryServer, memory: Memory
-) -> None:
+def test_a_writer_that_sends_no_data_is_disconnected_after_its_own_limit(serving: MemoryServer, memory: Memory) -> None:
     server = serving.open("127.0.0.1")
     connection = connect(server)
     be_admitted(connection, server.key, Deadline(PATIENCE))
@@ -277,7 +277,10 @@ class Relay:
         self._change = change
         self.connections = 0
         # The handshake is none of it.
-        self._passed = {True: -protocol.NONCE - protocol.PROOF, False: -protocol.GREETING_BYTES - protocol.PROOF}
+        self._passed = {
+            True: -protocol.NONCE - protocol.PROOF,
+            False: -protocol.GREETING_BYTES - protocol.PROOF,
+        }
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.server = MemoryServerAddress("127.0.0.1", self._listening.getsockname()[1], server.key)
         self._threads = [threading.Thread(target=self._accept)]
@@ -412,7 +415,7 @@ def test_a_read_whose_pieces_were_rearranged_is_repeated(
     assert relay.connections == 2
 
 
-def test_an_old_answer_is_not_taken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
+def test_an_old_answer_is_not_mistaken_for_a_new_one(memory: Memory, backend: HostAgentBackend, relayed: Any) -> None:
     relay = relayed(Rewriting, block=ANSWER_BYTES + SEALED, rewrite=lambda blocks: blocks[0])
     data = np.zeros(PIECE, np.uint8)
     for _ in range(2):
@@ -491,7 +494,7 @@ def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts
 
 @pytest.mark.parametrize("error", [BufferDropped("x"), OwnerGone("x"), Unsuitable("x"), TransferError("x")], ids=repr)
 @pytest.mark.parametrize("piece", [1, 3])
-def test_an_error_comes_to_who_asked_wherever_it_is_found(
+def test_an_error_reaches_the_caller_wherever_it_is_found(
     memory: Memory, backend: HostAgentBackend, error: Exception, piece: int
 ) -> None:
     def fail(number: int) -> None:
@@ -655,7 +658,7 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
         connection.close()
 
 
-def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
+def test_unauthenticated_connections_make_room_before_idle_ones(
     memory: Memory, backend: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 1000.0)
@@ -727,7 +730,7 @@ def test_many_transfers_at_once(memory: Memory, backend: HostAgentBackend, servi
     assert len(serving._connections) <= 8
 
 
-def test_a_server_that_is_closed_lets_everybody_go(serving: MemoryServer, memory: Memory, client: Client) -> None:
+def test_a_closed_server_releases_all_clients(serving: MemoryServer, memory: Memory, client: Client) -> None:
     connection = connect(client.server)
     be_admitted(connection, client.server.key, Deadline(PATIENCE))
     serving.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.rdma.service import RDMAService, parcel_of, put_bytes
 
@@ -63,7 +63,7 @@ def test_pieces_are_read_and_written_until_it_is_dropped(lender: Lender) -> None
 
 
 class DroppedMeanwhile(LeaseTable):
-    """Lends no more what somebody has just found."""
+    """Ends a lease that a reader has just found."""
 
     def find(self, number: int) -> LentMemory | None:
         lent = super().find(number)
@@ -71,7 +71,7 @@ class DroppedMeanwhile(LeaseTable):
         return lent
 
 
-def test_what_is_dropped_as_somebody_comes_for_it_is_not_touched(lender: Lender) -> None:
+def test_a_buffer_dropped_while_a_request_arrives_is_not_touched(lender: Lender) -> None:
     lender.leases = DroppedMeanwhile()
     data = bytearray(b"0123456789")
     assert ask(lender, "write", lend(lender, data), 0, b"z") == "dropped"

@@ -1,4 +1,4 @@
-"""How transfers are carried out: which way is chosen, what is told, and when they end without being done."""
+"""How transfers are carried out: which backend is chosen, errors, and transfers that end early."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.identity import ProcessMark, own_mark
-from meshbook.runtime.memory.local import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
+from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.rdma import select_backend as select_backend
-from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferBackend, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
-from meshbook.runtime.rdma.handle import BufferHandle, Lease
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import EXCLUDED, SLOWER, BackendSelector, BackendVerdict, explain
-from meshbook.runtime.rdma.threads import Threads
+from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.rdma.transfers import INLINE_BYTES, TransferProgress, Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
@@ -33,7 +32,7 @@ def handle_of(pid: int = 1, size: int = 8, **fields: Any) -> BufferHandle:
 
 
 class Memory(TransferBackend):
-    """A way to one stretch of memory, which does as it is told."""
+    """A backend for one memory range, controlled by the test."""
 
     def __init__(self, name: str, *, refuses: str = "", unsuitable: str = "", is_immediate: bool = True) -> None:
         self.name = name
@@ -165,7 +164,7 @@ def test_the_ways_as_text() -> None:
 
 
 class Clock:
-    """Calls back when told to."""
+    """Calls back when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], object]]] = []
@@ -180,7 +179,7 @@ class Clock:
 
 
 class Plane:
-    """Transfers by some ways, and what was told of them."""
+    """Transfers by some backends, and the records of them."""
 
     def __init__(self, *backends: Memory) -> None:
         self.clock = Clock()
@@ -213,7 +212,7 @@ def plane() -> Iterator[Callable[..., Plane]]:
 @pytest.mark.parametrize(
     ("size", "is_immediate", "is_here"), [(8, True, True), (INLINE_BYTES + 1, True, False), (8, False, False)]
 )
-def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
+def test_short_transfers_run_on_the_calling_thread_unless_it_would_wait(
     plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
 ) -> None:
     backend = Memory("near", is_immediate=is_immediate)
@@ -243,7 +242,7 @@ def test_no_way(plane: Callable[..., Plane]) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 2 * INLINE_BYTES])
-def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
+def test_a_checksum_detects_writes_during_a_transfer(plane: Callable[..., Plane], size: int) -> None:
     backend = Memory("near")
     used = plane(backend)
     used.start(size, checksum=True).get(PATIENCE)
@@ -298,7 +297,7 @@ def test_a_transfer_that_is_cancelled_ends_after_its_present_piece(plane: Callab
     assert not future.cancel()
 
 
-def test_whoever_waits_when_a_process_leaves_its_run_gets_an_error(plane: Callable[..., Plane], stuck: Memory) -> None:
+def test_callers_get_an_error_when_the_process_leaves_its_run(plane: Callable[..., Plane], stuck: Memory) -> None:
     used = plane(stuck)
     future = used.start()
     stuck.entered.get(timeout=PATIENCE)  # type: ignore[attr-defined]
@@ -330,7 +329,7 @@ def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
     assert entered.empty()
 
 
-def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
+def test_a_follower_of_a_transfer_is_notified_of_its_end_and_not_of_each_piece() -> None:
     reports: list[tuple[int, int]] = []
     follower = TransferProgress(lambda done, total: reports.append((done, total)), 1000)
     for _ in range(1000):

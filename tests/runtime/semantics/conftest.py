@@ -39,7 +39,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # gates travel to p
 
 
 class Gate:
-    """Holds whoever comes, in whichever process, until the test opens it; and hears what actors tell the test.
+    """Holds all callers, in any process, until the test opens it; and receives what actors send to the test.
 
     Two FIFOs: a message that waits there, or a byte to go on with, is for exactly one reader, and in order.
     """
@@ -80,12 +80,12 @@ class Gate:
     # -- for the test ------------------------------------------------------------
 
     def wait_told(self) -> Any:
-        """The next that was told: one who has come, or just a note."""
+        """The next item: a caller that has arrived, or a note."""
         with opened(self.folder / "told") as fifo:
             return pickle.loads(take(fifo, int.from_bytes(take(fifo, 2, PATIENCE), "big"), PATIENCE))
 
     def told(self) -> list[Any]:
-        """What has been told so far, and was not waited for."""
+        """The items so far that were not waited for."""
         notes = []
         with opened(self.folder / "told") as fifo:
             while size := take_nowait(fifo, 2):
@@ -132,7 +132,7 @@ class World:
         self.session = session
         self.host = session.host
         self._folder = Path(tempfile.mkdtemp(prefix="mb-gates-"))
-        self._held: list[int] = []  # what is in a FIFO stays there while somebody has it open
+        self._held: list[int] = []  # the content of a FIFO stays while it is open somewhere
         self._gates: list[Gate] = []
         self._spawned: list[ProcMesh] = []
 
@@ -166,13 +166,13 @@ class World:
         ended.get(PATIENCE)
 
     def be_impatient(self, seconds: float = 0.05) -> None:
-        """In memory: kill who has not left by then. A test that holds an actor for ever need not wait for long."""
+        """In memory: kill processes that have not left by then. A test that holds an actor need not wait long."""
         if isinstance(self.session, InProcessSession):
             self.session.kill_late(seconds)
 
     def close(self) -> None:
         for gate in self._gates:
-            gate.open(4096)  # whoever is still held there
+            gate.open(4096)  # those that are still held there
         for mesh in self._spawned:
             mesh.stop().get(PATIENCE)
         for descriptor in self._held:
@@ -182,7 +182,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def real_session() -> Iterator[Session]:
-    """The session of this process, warm. Its workers import what they need: for semantics nobody needs torch."""
+    """The session of this process, warm. Its workers import what they need; none needs torch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHBOOK_PRELOAD", "")
         session = current_session()

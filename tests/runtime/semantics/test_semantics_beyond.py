@@ -203,7 +203,7 @@ def test_beyond_4_it_is_still_one_message_at_a_time(world: Any) -> None:
 
 @pytest.mark.parametrize("name", ["fail", "fail_on_the_loop"])
 def test_beyond_4_errors_are_those_of_any_actor(world: Any, faults: Any, name: str) -> None:
-    """To the caller, or to the owner where nobody takes them."""
+    """To the caller, or to the owner if there is none."""
     mixed = world.spawn(Mixed, gpus=1)
     with pytest.raises(ActorError, match=r"ValueError: in an? (a?sync) one"):
         getattr(mixed, name).call_one().get(PATIENCE)

@@ -104,8 +104,8 @@ def failed(future: Any, name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", [Seeker, AsyncSeeker])
-def test_38_a_controller_lives_in_the_clients_process(world: Any, kind: type[Actor]) -> None:
-    """Whoever asked for it; in the node of the client also where all nodes are in one process."""
+def test_38_a_controller_is_in_the_clients_process(world: Any, kind: type[Actor]) -> None:
+    """For any caller; in the node of the client also where all nodes are in one process."""
     seekers: Any = world.spawn(kind)
     found = set(seekers.identity.call("single").get(PATIENCE).values())
     [(identity, pid)] = found
@@ -125,7 +125,7 @@ def test_38_a_controller_spawns_real_processes(processes: Any) -> None:
 # -- 39 --------------------------------------------------------------------------------
 
 
-def test_39_whoever_asks_gets_the_same_one(make_world: Any) -> None:
+def test_39_all_callers_get_the_same_controller(make_world: Any) -> None:
     """At the same time or later, from any process, with whatever class and arguments: it is made once."""
     world = make_world()
     gate = world.gate()
@@ -145,7 +145,7 @@ def test_39_whoever_asks_gets_the_same_one(make_world: Any) -> None:
 
 
 def test_39_another_name_is_another_one(make_world: Any) -> None:
-    """And making one keeps nobody waiting who asks for the other."""
+    """And making one does not delay callers of the other."""
     world = make_world()
     gate = world.gate()
     held = get_or_spawn_controller("held", Single, gate, waits=True)
@@ -158,7 +158,7 @@ def test_39_another_name_is_another_one(make_world: Any) -> None:
 
 
 def test_39_one_that_could_not_be_made_stays_failed(make_world: Any, faults: Any) -> None:
-    """Who waited for it is told, and who asks later: the constructor does not run again. It is nobody's fault else."""
+    """Waiting and later callers get the error: the constructor does not run again. No other fault is reported."""
     world = make_world()
     gate = world.gate()
     seekers = world.spawn(Seeker)
@@ -177,7 +177,7 @@ def test_39_one_that_could_not_be_made_stays_failed(make_world: Any, faults: Any
 
 @pytest.mark.parametrize("end", ["fail", "end"])
 def test_39_one_that_has_died_stays_dead(make_world: Any, faults: Any, end: str) -> None:
-    """Calls of who has it fail, and who asks for it is told why it died."""
+    """Calls by its handles fail, and later callers get the reason of its death."""
     world = make_world()
     seekers = world.spawn(Seeker)
     single: Any = get_or_spawn_controller("single", Single).get(PATIENCE)
@@ -192,7 +192,7 @@ def test_39_one_that_has_died_stays_dead(make_world: Any, faults: Any, end: str)
 
 
 def first_fault(world: Any, faults: Any) -> str:
-    """The name of the mesh of the first fault that nobody handled; here one is caused, which comes after all others."""
+    """The name of the mesh of the first unhandled fault; here one is caused, which comes after all others."""
     world.spawn(Single, gpus=1, name="last").fail.broadcast()
     name: str = faults.get(timeout=PATIENCE).mesh_name
     return name

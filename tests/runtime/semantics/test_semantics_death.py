@@ -1,4 +1,4 @@
-"""Semantics: processes that die, and what becomes of who waited and of the rest."""
+"""Semantics: processes that die, their callers, and the rest of the mesh."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Member(Actor):
 # -- 15 --------------------------------------------------------------------------------
 
 
-def test_15_who_waits_for_a_dead_process_is_told(world: Any) -> None:
+def test_15_callers_of_a_dead_process_get_an_error(world: Any) -> None:
     """Each future that waits for it raises SupervisionError, and so does each later call; the others answer."""
     procs, gates = world.procs(3), [world.gate() for _ in range(3)]
     members = procs.spawn("member", Member)
@@ -66,7 +66,7 @@ def test_15_a_mesh_with_a_dead_process_can_be_stopped(world: Any) -> None:
 
 @pytest.mark.process
 def test_15_a_process_that_is_killed_from_outside(processes: Any) -> None:
-    """The same where the system or a person kills it: nobody has to ask for it."""
+    """The same where the system or a person kills it, without a request."""
     members, gates = processes.spawn(Member), [processes.gate() for _ in range(2)]
     killed = psutil.Process(members.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE))
     waiting = members.hold.call(gates)
@@ -184,7 +184,7 @@ def test_17_a_failed_mesh_chooses_no_other_rank(world: Any) -> None:
 
 
 class Founder(Actor):
-    """Spawns where it is told to, be that on processes of somebody else, and hands references out."""
+    """Spawns on the given processes, also on those of another owner, and hands out references."""
 
     @endpoint
     def spawn(self, procs: Any) -> Any:
@@ -223,9 +223,9 @@ def abandoned(future: Any, owner: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Founder, AsyncFounder])
-def test_18_who_holds_a_reference_hears_that_the_owner_has_vanished(world: Any, kind: type[Actor]) -> None:
-    """It vanished without a goodbye, and nobody answers for the actors that it spawned: they end, though their
-    processes are somebody else's. Who waits for them is told, and who calls later."""
+def test_18_holders_of_a_reference_get_an_error_when_the_owner_vanishes(world: Any, kind: type[Actor]) -> None:
+    """It vanished without a notice, and the actors that it spawned have no owner: they end, though their
+    processes belong to another. Waiting and later callers get an error."""
     owners, procs, gates = world.procs(1), world.procs(2), [world.gate() for _ in range(2)]
     founder: Any = owners.spawn("founder", kind)
     children = founder.spawn.call_one(procs).get(PATIENCE)

@@ -85,10 +85,10 @@ class AsyncCounter(Actor):
 
 @pytest.mark.parametrize("kind", [Counter, AsyncCounter])
 @pytest.mark.parametrize("error", [ValueError("no"), OwnError(7), TimeoutError()])
-def test_08_an_exception_goes_to_the_caller_and_the_actor_lives(
+def test_08_an_exception_goes_to_the_caller_and_the_actor_continues(
     world: Any, kind: type[Actor], error: Exception
 ) -> None:
-    """Who called gets an ActorError with the original and its traceback; the actor keeps what it knew."""
+    """The caller gets an ActorError with the original and its traceback; the actor keeps its state."""
     actor: Any = world.spawn(kind, gpus=1, name="counter")
     with pytest.raises(ActorError) as caught:
         actor.fail.call_one(error).get(PATIENCE)
@@ -113,7 +113,7 @@ def test_08_what_python_gives_a_meaning_of_its_own_is_an_error_as_well(world: An
 
 
 def test_08_an_exception_is_no_fault(world: Any, faults: Any) -> None:
-    """Nobody but the caller hears of it: the first fault is the one that follows."""
+    """Only the caller gets it: the first fault is the one that follows."""
     actors, slow, last = world.spawn(Counter), world.spawn(AsyncCounter), world.spawn(Counter, gpus=1, name="last")
     for each in (actors, slow):
         assert isinstance(each.fail.call(ValueError("no")).exception(PATIENCE), ActorError)

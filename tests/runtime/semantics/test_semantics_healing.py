@@ -271,7 +271,7 @@ def test_beyond_1_a_restore_of_the_other_kind_is_refused_at_the_spawn(world: Any
     ],
 )
 def test_beyond_1_a_restore_that_fails(world: Any, faults: Any, kind: type[Actor], said: str) -> None:
-    """The actor fails, as by its constructor: the heal raises, and so do calls; the owner is told."""
+    """The actor fails, as by its constructor: the heal raises, and so do calls; the owner is notified."""
     procs = world.procs(2)
     members: Any = procs.spawn("member", kind)
     members.initialized.get(PATIENCE)
@@ -286,7 +286,7 @@ def test_beyond_1_a_restore_that_fails(world: Any, faults: Any, kind: type[Actor
     assert said in faults.get(timeout=PATIENCE).report()
 
 
-# -- who else holds on to it -----------------------------------------------------------
+# -- other holders --------------------------------------------------------------------
 
 
 def test_beyond_1_references_work_wherever_they_are(world: Any) -> None:
@@ -308,7 +308,7 @@ def test_beyond_1_references_work_wherever_they_are(world: Any) -> None:
     assert values(newcomer.ask.call_one(taken, rank_of)) == [0, 1]
 
 
-def test_beyond_1_answers_to_the_life_before_reach_nobody(world: Any) -> None:
+def test_beyond_1_answers_to_the_previous_incarnation_are_dropped(world: Any) -> None:
     """What an actor asked before its end is answered after its return: that is no answer to what it asks now."""
     procs, gate, other = world.procs(1), world.gate(), world.spawn(Member, gpus=1)
     members = procs.spawn("member", Member)
@@ -350,7 +350,7 @@ def test_beyond_1_actors_of_other_owners_come_back(world: Any) -> None:
 
 
 def test_beyond_1_actors_that_were_stopped_stay_so(world: Any) -> None:
-    """Of all ranks, or of that rank alone; who calls them is told, and does not wait."""
+    """Of all ranks, or of that rank alone; callers get an error and do not wait."""
     procs = world.procs(2)
     stopped, partly, living = (procs.spawn(name, Member) for name in ("stopped", "partly", "living"))
     for mesh in (stopped, partly.slice(gpus=1)):
@@ -381,7 +381,7 @@ def test_beyond_1_an_actor_that_failed_comes_back(world: Any, faults: Any, kind:
     assert values(members.note.call("now")) == [["now"], ["restored", "now"]]
     assert values(neighbours.note.call("after")) == [["before", "after"]] * 2
     members.slice(gpus=1).run.broadcast(fail)
-    assert faults.get(timeout=PATIENCE).crashed_ranks == [1]  # it is told of a second time
+    assert faults.get(timeout=PATIENCE).crashed_ranks == [1]  # it is reported a second time
 
 
 class Slow(Restored):
@@ -456,7 +456,7 @@ def test_beyond_1_a_rank_that_dies_while_it_is_healed(world: Any) -> None:
     with pytest.raises(ProcessDied, match="sig=9"):
         healing.get(PATIENCE)
     if not world.has_processes:
-        gate.open()  # who is dead waits on, as a thread
+        gate.open()  # the dead process continues to wait, as a thread
     gate.open()
     assert procs.heal().get(PATIENCE) == [1]
     assert values(members.rank.call()) == [0, 1]
@@ -474,7 +474,7 @@ def test_beyond_1_a_mesh_that_was_stopped_is_not_healed(world: Any) -> None:
 
 
 def test_beyond_1_only_an_owner_heals(world: Any) -> None:
-    """Not who holds a slice or a reference."""
+    """Not a holder of a slice or a reference."""
     procs = world.procs(2)
     for reference in (procs.slice(gpus=1), pickle.loads(pickle.dumps(procs))):
         with pytest.raises(ValueError, match="ProcMesh is not owned; must be healed by an owner"):
@@ -531,7 +531,7 @@ class AsyncOwner(Actor):
 
 
 @pytest.mark.parametrize("kind", [Owner, AsyncOwner])
-def test_beyond_1_an_owner_heals_when_it_is_told(world: Any, faults: Any, kind: type[Actor]) -> None:
+def test_beyond_1_an_owner_heals_when_it_is_notified(world: Any, faults: Any, kind: type[Actor]) -> None:
     """From `__supervise__`, each time; the client has a reference, and sees nothing of it but that it works again."""
     port, notes = Channel[Any].open()
     owner: Any = world.procs(1).spawn("owner", kind, port)

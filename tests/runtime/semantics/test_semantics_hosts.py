@@ -59,7 +59,7 @@ def test_30_stop_ends_the_own_processes_and_keeps_the_host(make_world: Callable[
 
 
 def test_30_shutdown_ends_the_host_and_everything_on_it(make_world: Callable[..., Any]) -> None:
-    """Whoever has spawned it; nothing can be spawned there afterwards."""
+    """Whatever its owner; nothing can be spawned there afterwards."""
     host = make_world().host
     own = host.spawn_procs(per_host={"gpus": 2}).spawn("own", Member)
     others = pickle.loads(pickle.dumps(host)).spawn_procs(per_host={"gpus": 2}).spawn("other", Member)
@@ -84,7 +84,7 @@ def refused(end: Callable[[], Any]) -> str:
 
 
 def test_30_only_its_owner_ends_a_host(world: Any) -> None:
-    """Not who got a reference, or has a slice of it; and no actor the host that it runs on."""
+    """Not a holder of a reference or a slice; and no actor the host that it runs on."""
 
     def try_in_an_actor() -> list[str]:
         return [refused(end) for end in (this_host().shutdown, this_host().stop)]

@@ -200,7 +200,7 @@ def test_ranks_that_are_dead_before_the_map_get_no_items(world: Any) -> None:
 
 
 @pytest.mark.process
-def test_an_item_that_kills_its_ranks_is_given_up_and_the_others_are_not(processes: Any) -> None:
+def test_an_item_that_kills_its_ranks_fails_and_the_others_do_not(processes: Any) -> None:
     result = processes.procs(MOST_DEATHS + 1).map(die_at, range(12), chunksize=2)
     with pytest.raises(ItemLost, match=rf"item 3 of die_at was sent to a rank {MOST_DEATHS} times") as caught:
         result.get(PATIENCE)

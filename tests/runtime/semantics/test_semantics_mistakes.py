@@ -1,4 +1,4 @@
-"""Semantics: what a user writes wrong is told by an error of the right kind, at the line that he wrote.
+"""Semantics: a mistake of the user is an error of the right kind, at the user's line.
 
 Each text names the thing and says what to do; the traceback ends at the user's line and what is ours after it.
 """
@@ -211,7 +211,7 @@ MISTAKES: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (ValueError, r"proc_bind length \(1\) must equal procs_per_host \(2\)", lambda w: w.bind([{"cpus": "0"}])),
     (ValueError, r"proc_bind\[0\] has the unknown key 'cpu'", lambda w: w.bind([{"cpu": "0"}, {}])),
     (TypeError, "must be a BootstrapCommand", lambda w: w.host.spawn_procs(bootstrap_command="python")),
-    # ending what is somebody else's, or over
+    # ending what belongs to another, or has ended
     (ValueError, "ProcMesh is not owned; must be stopped by an owner", lambda w: w.procs.slice(gpus=0).stop()),
     (ValueError, "ProcMesh is not owned", lambda w: pickle.loads(pickle.dumps(w.procs)).stop()),
     (ValueError, "ProcMesh is not owned", lambda w: this_proc().stop()),
@@ -303,7 +303,7 @@ def wrong(world: Any) -> Any:
     )
 
 
-def test_each_mistake_is_told_at_its_line(wrong: Any) -> None:
+def test_each_mistake_is_reported_at_its_line(wrong: Any) -> None:
     """With the kind of error that Monarch has, and nothing of the mesh is harmed by it."""
     complaints = []
     for kind, said, write in MISTAKES:

@@ -14,7 +14,7 @@ from tests.support import PATIENCE
 
 
 class Log(Actor):
-    """Keeps what it is told, in order."""
+    """Keeps what it gets, in order."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -245,7 +245,7 @@ class AsyncAsker(Actor):
 
 
 def test_04_a_sync_endpoint_may_get(world: Any) -> None:
-    """It sees no running loop, so `future.get()` is in order there and nobody warns."""
+    """It sees no running loop, so `future.get()` is valid there and gives no warning."""
     procs, gate = world.procs(1), world.gate()
     asking = procs.spawn("asker", Asker).gets.call_one(procs.spawn("log", Log), gate)
     gate.wait_told()
@@ -313,7 +313,7 @@ class AsyncThreaded(Actor):
 
 @pytest.mark.parametrize("kind", [Threaded, AsyncThreaded])
 def test_05_an_actor_stays_on_one_thread(world: Any, kind: type[Actor]) -> None:
-    """Constructor and endpoints share what is kept in the thread, whoever calls; another actor has its own."""
+    """Constructor and endpoints share the state of the thread, for all callers; another actor has its own."""
     procs = world.procs(1)
     actor: Any = procs.spawn("actor", kind)
     other: Any = procs.spawn("other", kind)

@@ -82,7 +82,7 @@ def once_it_is_back(call: Any) -> Any:
 
 
 def test_beyond_1_a_process_that_dies_comes_back_by_itself(world: Any, faults: Any, happened: Any) -> None:
-    """With its actors, of all meshes; nobody is told, and what happened is in the log."""
+    """With its actors, of all meshes; no owner is notified, and the log has it."""
     procs = world.procs(3, on_failure="respawn", name="trainers")
     members, others = procs.spawn("member", Restored), procs.spawn("other", Restored)
     values(members.note.call(1)), values(others.note.call(1))
@@ -106,8 +106,8 @@ def test_beyond_1_so_does_one_without_actors(world: Any, faults: Any, happened: 
     assert faults.empty()
 
 
-def test_beyond_1_who_called_is_told_and_may_wait_for_the_heal(world: Any, happened: Any) -> None:
-    """A retry is `heal().get()` and the call again: either heals, whoever is first."""
+def test_beyond_1_callers_get_an_error_and_may_wait_for_the_heal(world: Any, happened: Any) -> None:
+    """A retry is `heal().get()` and the call again: whichever is first heals."""
     procs, gate = world.procs(2, on_failure="respawn"), world.gate()
     members = procs.spawn("member", Member, gate)
     members.initialized.get(PATIENCE)
@@ -189,7 +189,7 @@ def test_beyond_1_a_policy_of_some_actors(world: Any, faults: Any, happened: Any
     assert wait_for(happened, "healed").ranks == (1,)
     assert values(stubborn.note.call(2)) == [[1, 2], ["restored", 2]]
     assert plain.slice(gpus=1).note.call_one(2).get(PATIENCE) == [2]
-    with pytest.raises(SupervisionError, match="for nobody"):  # that was raised, and nobody healed it
+    with pytest.raises(SupervisionError, match="for nobody"):  # that was raised, and was not healed
         plain.slice(gpus=0).note.call_one(2).get(PATIENCE)
     assert faults.empty()
 
@@ -231,7 +231,7 @@ class Broken(Actor):
     def hear(self) -> None: ...
 
 
-def test_beyond_1_a_constructor_that_always_fails_is_given_up(world: Any, faults: Any) -> None:
+def test_beyond_1_a_constructor_that_always_fails_reaches_the_restart_limit(world: Any, faults: Any) -> None:
     procs, gate = world.procs(1, on_failure="respawn", restarts=Restarts(most=2)), world.gate()
     broken = procs.spawn("broken", Broken, gate)
     failure = faults.get(timeout=PATIENCE)
@@ -258,7 +258,7 @@ def test_beyond_1_what_is_stopped_is_not_respawned(world: Any, faults: Any) -> N
 
 
 def test_beyond_1_a_function_decides(world: Any, faults: Any, happened: Any) -> None:
-    """It is asked of each failure; what it lets go on is told to the owner."""
+    """It gets each failure; what it does not handle reaches the owner."""
     asked, answers = [], ["respawn", "raise"]
 
     def decide(failure: MeshFailure) -> Verdict:
@@ -321,7 +321,7 @@ class Owner(Actor):
         return self.members, self.procs
 
 
-def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: Any, happened: Any) -> None:
+def test_beyond_1_an_owner_is_notified_of_actors_that_are_not_respawned(world: Any, faults: Any, happened: Any) -> None:
     """The policy comes before `__supervise__`."""
     port, notes = Channel[Any].open()
     owner: Any = world.procs(1).spawn("owner", Owner, port)
@@ -338,7 +338,7 @@ def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: An
     assert faults.empty()
 
 
-def test_beyond_1_an_error_that_nobody_has_foreseen_hides_no_failure(
+def test_beyond_1_an_unexpected_error_hides_no_failure(
     world: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heal(*_: Any, **__: Any) -> Any:
@@ -354,7 +354,7 @@ def test_beyond_1_an_error_that_nobody_has_foreseen_hides_no_failure(
 
 
 def test_beyond_1_a_process_of_others_is_not_respawned(world: Any, faults: Any) -> None:
-    """Its owner may do that; who only has actors there hears of it, as ever, and his actors come back then."""
+    """Its owner may do that; an owner of actors there is notified as always, and its actors return then."""
     port, notes = Channel[Any].open()
     procs = world.procs(2)
     owner: Any = world.procs(1).spawn("owner", Owner, port, of_others=procs)
@@ -369,7 +369,7 @@ def test_beyond_1_a_process_of_others_is_not_respawned(world: Any, faults: Any) 
 
 
 def test_beyond_1_what_follows_a_heal_follows_a_respawn(world: Any, happened: Any) -> None:
-    """And a heal by the handle of a failure: there is one mesh, whoever has a handle of it."""
+    """And a heal by the handle of a failure: there is one mesh, whichever handle is used."""
     followed: queue.SimpleQueue[Any] = queue.SimpleQueue()
     procs = world.procs(2, on_failure="respawn")
     procs.after_heal(lambda mesh, ranks: followed.put((mesh.name, ranks)))

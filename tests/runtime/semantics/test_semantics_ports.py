@@ -37,7 +37,7 @@ class Teller(Actor):
         teller.tell.call(port, value).get(PATIENCE)
 
 
-def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
+def test_40_each_holder_of_a_port_sends_under_its_own_name(world: Any) -> None:
     """A port that travelled on says the rank of the actor that has it now, within the mesh that was called there."""
     procs = world.procs(3)
     tellers, others = procs.spawn("teller", Teller), procs.slice(gpus=slice(1, 3)).spawn("other", Teller)
@@ -51,7 +51,7 @@ def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
 
 
 class Sender(Actor):
-    """Sends what nobody answers, and tells what comes back."""
+    """Sends messages without a receiver, and returns what comes back."""
 
     def __init__(self, gate: Any, verdict: Any = True) -> None:
         self.gate = gate
@@ -184,7 +184,7 @@ def test_40_a_value_for_a_port_that_is_closed_comes_back(world: Any, sender: Any
 
 
 def test_40_a_port_may_want_nothing_back(world: Any) -> None:
-    """Who sends says so, or who made the port: it travels with that."""
+    """The sender or the maker of the port sets it: it travels with the port."""
     gate, done = world.gate(), world.gate()
     mesh = world.spawn(Sender, gate, gpus=1)
     port, receiver = Channel[str].open()
@@ -229,7 +229,7 @@ def test_40_what_the_hook_does_not_handle_is_logged(in_memory: Any, caplog: Any,
     assert not said or ("KeyError: 'in the hook'" in said[0]) == isinstance(verdict, KeyError)
 
 
-def test_40_nobody_hears_of_what_the_client_sends_in_vain(world: Any, faults: Any) -> None:
+def test_40_undeliverable_messages_of_the_client_are_not_reported(world: Any, faults: Any) -> None:
     """It has no hook; it may wait for an answer instead."""
     teller = world.spawn(Teller, gpus=1)
     teller.stop().get(PATIENCE)

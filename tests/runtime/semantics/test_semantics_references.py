@@ -131,7 +131,7 @@ def test_37_any_actor_spawns_and_its_references_work_while_they_are_pending(worl
 
 
 def test_37_a_plain_pickle_of_a_pending_mesh_waits_until_it_exists(world: Any) -> None:
-    """Who reads it may be anywhere, and come by a shorter way than what makes the actors."""
+    """Its reader may be anywhere, and its messages may take a shorter path than those that make the actors."""
     gate, happened = world.gate(), []
     slow = world.spawn(Slow, gate, gpus=1)
     gate.wait_told()
@@ -151,7 +151,7 @@ def test_37_a_plain_pickle_of_a_pending_mesh_waits_until_it_exists(world: Any) -
 
 
 def test_37_a_plain_pickle_of_pending_processes_is_one_of_them(world: Any) -> None:
-    """Whoever reads it may use it at once: what is sent to a process waits for it."""
+    """Its reader may use it at once: messages to a process wait for it."""
     procs, data = [world.procs(2) for _ in range(2)], []
     for mesh in procs:
         data.append(cloudpickle.dumps(mesh))
@@ -246,7 +246,7 @@ def test_41_the_same_error_is_raised_each_time(keeper: Any) -> None:
     assert len({id(error) for error in raised}) == 1
 
 
-def test_41_who_gives_up_waiting_cancels_nobody_else(world: Any, keeper: Any) -> None:
+def test_41_a_cancelled_wait_cancels_no_other(world: Any, keeper: Any) -> None:
     """Neither the other awaiters of the future nor the endpoint."""
     gate = world.gate()
     future = keeper.hold.call_one(gate)

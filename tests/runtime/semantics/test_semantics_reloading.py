@@ -160,7 +160,7 @@ def test_beyond_7_a_class_that_was_changed_in_place_is_renewed(world: Any, monke
 
 
 class _Open:
-    """A gate that holds nobody."""
+    """An open gate."""
 
     def pass_through(self) -> None: ...
 
@@ -236,7 +236,7 @@ def test_beyond_7_an_endpoint_that_overlaps_no_more_is_one_at_a_time(world: Any)
     assert second.get(PATIENCE) == "new"
 
 
-def test_beyond_7_a_reload_that_waits_for_overlapping_endpoints_can_be_given_up(world: Any) -> None:
+def test_beyond_7_a_reload_that_waits_for_overlapping_endpoints_can_be_cancelled(world: Any) -> None:
     mesh, gate = world.spawn(Loop, gpus=1), world.gate()
     held = mesh.overlap.call_one(gate)
     gate.wait_told()

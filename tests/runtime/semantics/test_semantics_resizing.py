@@ -59,7 +59,7 @@ def at(rank: int, size: int, **made: int) -> Any:
 
 
 def test_beyond_1_a_mesh_grows(world: Any) -> None:
-    """Who is there stays, with his state; the new ones are made as at the spawn, and not restored."""
+    """Existing ranks stay, with their state; the new ones are made as at the spawn, and not restored."""
     procs, argument = world.procs(2), ["as at the spawn"]
     members = procs.spawn("member", Member, argument)
     argument.append("changed since")
@@ -77,7 +77,7 @@ def test_beyond_1_a_mesh_grows(world: Any) -> None:
 
 
 def test_beyond_1_the_handle_of_before_is_of_those_before(world: Any) -> None:
-    """Handles do not change; what they reach is told where it is now."""
+    """Handles do not change; the ranks that they reach get their new places."""
     procs = world.procs(2)
     members = procs.spawn("member", Member)
     members.initialized.get(PATIENCE)
@@ -91,7 +91,7 @@ def test_beyond_1_the_handle_of_before_is_of_those_before(world: Any) -> None:
 
 
 def test_beyond_1_a_mesh_shrinks(world: Any, faults: Any) -> None:
-    """Who goes is stopped, in order and with cleanup: no fault. Who calls him is told."""
+    """Removed ranks are stopped, in order and with cleanup: no fault. Their callers get an error."""
     procs, gate = world.procs(3), world.gate()
     members, leavers = procs.spawn("member", Member), procs.spawn("leaver", Leaver, gate)
     values(members.note.call("before"))
@@ -160,7 +160,7 @@ def test_beyond_1_any_dimension(world: Any) -> None:
 
 @pytest.mark.process
 def test_beyond_1_processes_know_their_place(processes: Any) -> None:
-    """The environment of who stays is that of the new mesh, except for what was changed there."""
+    """The environment of remaining ranks is that of the new mesh, except for what was changed there."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MINE")
 
     def look(member: Any) -> Any:
@@ -217,7 +217,7 @@ def test_beyond_1_dead_ranks_go_or_stay_dead(world: Any, faults: Any) -> None:
 
 
 def test_beyond_1_actors_on_a_slice_stay_there(world: Any) -> None:
-    """Who was not on all ranks is not brought to new ones, and is stopped with those that go."""
+    """Actors that were not on all ranks are not created on new ones, and are stopped with removed ranks."""
     procs = world.procs(3)
     some = procs.slice(gpus=slice(1, 3)).spawn("some", Member)
     flat = procs.flatten("rank").spawn("flat", Member)
@@ -285,7 +285,7 @@ class Picky(Actor):
 
 
 def test_beyond_1_what_follows_a_resize(world: Any) -> None:
-    """As after a heal: it is told the new handle and the new ranks, none where the mesh only shrank."""
+    """As after a heal: it gets the new handle and the new ranks, none where the mesh only shrank."""
     told: list[Any] = []
     procs, gate = world.procs(2), world.gate()
     holders = procs.spawn("holder", Holder)
@@ -321,7 +321,7 @@ def test_beyond_1_new_ranks_come_from_spares(processes: Any) -> None:
     assert sorted(kinds) == [("resized", (1,)), ("spare used", (1,))]
 
 
-# -- who may ---------------------------------------------------------------------------------
+# -- permissions -----------------------------------------------------------------------------
 
 
 def test_beyond_1_what_cannot_be_resized(world: Any) -> None:

@@ -126,7 +126,7 @@ def test_14_only_the_stopped_mesh_is_stopped(world: Any) -> None:
 
 @pytest.fixture
 def unhandled() -> Iterator[queue.SimpleQueue[MeshFailure]]:
-    """What nobody handled in this test."""
+    """The unhandled faults of this test."""
     found: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = unhandled_fault_hook()
     set_unhandled_fault_hook(found.put)
@@ -202,7 +202,7 @@ def test_28_finalisers_run_in_processes_that_are_stopped(processes: Any) -> None
 
 
 def test_29_dropping_the_handles_stops_nothing(world: Any) -> None:
-    """Neither processes nor actors: who has a reference goes on using them."""
+    """Neither processes nor actors: holders of a reference continue to use them."""
     procs = world.host.spawn_procs(per_host={"gpus": 2})
     members = procs.spawn("member", Member)
     assert list(members.note.call("before").get(PATIENCE).values()) == [["before"]] * 2

@@ -1,4 +1,4 @@
-"""Semantics: errors that nobody takes, who is told of a failure, and how far it goes up."""
+"""Semantics: errors without a receiver, which owners get a failure, and how far it goes up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import PATIENCE
 
 
 class Own(BaseException):
-    """Of nobody's, so nobody catches it."""
+    """Of no library, so no code catches it."""
 
 
 def raise_(error: BaseException) -> Any:
@@ -74,8 +74,8 @@ def next_of(faults: Any) -> MeshFailure:
     return faults.get(timeout=PATIENCE)  # type: ignore[no-any-return]
 
 
-def test_09_an_error_in_a_broadcast_ends_the_actor_and_its_owner_is_told(world: Any, faults: Any, probe: Any) -> None:
-    """Where nobody takes an answer nobody takes an error: the actor ends, and whoever spawned it hears of that."""
+def test_09_an_error_in_a_broadcast_ends_the_actor_and_reaches_its_owner(world: Any, faults: Any, probe: Any) -> None:
+    """Without a receiver of the answer there is none of the error: the actor ends, and its owner is notified."""
     mesh = world.spawn(probe, name="worker")
     mesh.slice(gpus=1).run.broadcast(raise_, ValueError("for nobody"))
     failure = next_of(faults)
@@ -90,7 +90,7 @@ def test_09_an_error_in_a_broadcast_ends_the_actor_and_its_owner_is_told(world: 
 
 
 def test_10_an_endpoint_that_answers_by_a_port_and_raises_ends_the_actor(world: Any, faults: Any, probe: Any) -> None:
-    """It has no other way to say so; whoever waits for its answer is told."""
+    """It has no other way to report it; callers that wait for its answer get the error."""
     mesh = world.spawn(probe, gpus=1)
     lost(mesh.answer.call_one(lambda port: raise_(ValueError("instead of an answer"))), "instead of an answer")
     assert "instead of an answer" in next_of(faults).report()
@@ -113,7 +113,7 @@ class Debtor(Actor):
 
 
 @pytest.mark.parametrize("error", [ValueError("at last"), SystemExit("at last")], ids=lambda e: type(e).__name__)
-def test_10_all_who_wait_for_its_answers_are_told(world: Any, faults: Any, error: BaseException) -> None:
+def test_10_all_its_waiting_callers_get_an_error(world: Any, faults: Any, error: BaseException) -> None:
     """Those whom it owed one from before, and those in the queue."""
     mesh, gate = world.spawn(Debtor, gpus=1), world.gate()
     owed = [mesh.owe.call_one() for _ in range(2)]
@@ -131,8 +131,8 @@ def hold_and_raise(gate: Any, error: BaseException) -> None:
     raise error
 
 
-def test_11_whoever_waits_in_the_queue_is_told_as_well(world: Any, faults: Any, probe: Any) -> None:
-    """Whether it was asked for an answer or not: the end of the one is told to all."""
+def test_11_callers_in_the_queue_get_an_error_too(world: Any, faults: Any, probe: Any) -> None:
+    """Whether an answer was requested or not: all get the end of the actor."""
     mesh, gate = world.spawn(probe, gpus=2), world.gate()
     rank = mesh.slice(gpus=1)
     rank.run.broadcast(hold_and_raise, gate, SystemExit("in a broadcast"))
@@ -161,7 +161,7 @@ def test_11_calls_that_overlap_end_with_it(world: Any, faults: Any) -> None:
     "error", [SystemExit(3), KeyboardInterrupt("now"), Own("of ours")], ids=lambda e: type(e).__name__
 )
 def test_11_what_is_no_exception_always_ends_the_actor(world: Any, faults: Any, probe: Any, error: Any) -> None:
-    """SystemExit, KeyboardInterrupt and their like: who waits is told, and so is whoever calls later."""
+    """SystemExit, KeyboardInterrupt and their like: waiting and later callers get the error."""
     mesh = world.spawn(probe, gpus=1)
     lost(mesh.run.call_one(raise_, error), type(error).__name__)
     assert type(error).__name__ in next_of(faults).report()
@@ -169,7 +169,7 @@ def test_11_what_is_no_exception_always_ends_the_actor(world: Any, faults: Any, 
 
 
 def first_fault(world: Any, faults: Any) -> str:
-    """The name of the mesh of the first fault that nobody handled; here one is caused, which comes after all others."""
+    """The name of the mesh of the first unhandled fault; here one is caused, which comes after all others."""
     world.spawn(Probe, gpus=1, name="last").run.broadcast(raise_, ValueError("the last"))
     return next_of(faults).mesh_name
 
@@ -186,7 +186,7 @@ class Broken(Actor):
 
 @pytest.mark.parametrize("error", [ValueError("at birth"), SystemExit("at birth")], ids=lambda e: type(e).__name__)
 def test_13_a_constructor_that_fails_is_one_event_for_each_rank(world: Any, faults: Any, error: Any) -> None:
-    """`spawn` does not raise it; the owner is told of each rank, and calls fail."""
+    """`spawn` does not raise it; the owner is notified of each rank, and calls fail."""
     mesh = world.spawn(Broken, error, name="broken")
     early = mesh.run.call()
     failures = [next_of(faults), next_of(faults)]
@@ -199,7 +199,7 @@ def test_13_a_constructor_that_fails_is_one_event_for_each_rank(world: Any, faul
 
 
 class Parent(Actor):
-    """Owns a mesh of probes in its own process, and does with their failures what it is told to."""
+    """Owns a mesh of probes in its own process, and handles their failures as the test says."""
 
     def __init__(self, verdict: Any, note: Port[Any], child: type[Actor] = Probe) -> None:
         self.verdict = verdict
@@ -315,7 +315,7 @@ def parent(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: Any, parent: Any) -> None:
+def test_20_the_failure_reaches_the_owner_and_not_holders_of_a_reference(world: Any, faults: Any, parent: Any) -> None:
     """The parent has spawned the child. The client has a reference to it, and so has the actor that makes it fail."""
     port, notes = Channel[Any].open()
     others, others_notes = Channel[Any].open()
@@ -332,7 +332,7 @@ def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: 
     assert first_fault(world, faults) == "last"
 
 
-def test_20_who_spawned_the_actors_is_told_and_not_who_spawned_the_processes(world: Any, faults: Any) -> None:
+def test_20_the_failure_reaches_the_owner_of_the_actors_and_not_of_the_processes(world: Any, faults: Any) -> None:
     """Of what fails in actors. The end of a process concerns both: each hears of what is its own."""
     port, notes = Channel[Any].open()
     procs = world.procs(2)
@@ -362,7 +362,7 @@ def test_21_a_true_answer_means_handled_and_the_owner_goes_on(world: Any, faults
     assert faults.empty()
 
 
-def test_21_each_failed_rank_is_told_once(world: Any, faults: Any) -> None:
+def test_21_each_failed_rank_is_reported_once(world: Any, faults: Any) -> None:
     """However much goes wrong with it, and in whatever order; each failure names its own rank."""
     port, notes = Channel[Any].open()
     boss = world.spawn(Boss, port, gpus=1)
@@ -376,14 +376,14 @@ def test_21_each_failed_rank_is_told_once(world: Any, faults: Any) -> None:
     told = [notes.recv().get(PATIENCE) for _ in range(3)]
     assert [(name, ranks) for name, ranks, _ in told] == [("crew", [1]), ("crew", [2]), ("crew", [0])]
     assert ["of an actor" in report for _, _, report in told] == [True, False, False]
-    boss.why_lost.call_one(1).get(PATIENCE)  # all that could be told has been by now
+    boss.why_lost.call_one(1).get(PATIENCE)  # all failures have been reported by now
     assert not notes.recv().done()
     assert first_fault(world, faults) == "last"
 
 
 @pytest.mark.parametrize("verdict", [False, None, 0])
 def test_21_anything_else_lets_the_owner_fail_too(world: Any, faults: Any, parent: Any, verdict: Any) -> None:
-    """And its own owner, the client, is told of both."""
+    """And its own owner, the client, gets both."""
     port, notes = Channel[Any].open()
     mesh = world.spawn(parent, verdict, port, gpus=1, name="outer")
     mesh.tell_child.broadcast(raise_, ValueError("far below"))
@@ -396,7 +396,7 @@ def test_21_anything_else_lets_the_owner_fail_too(world: Any, faults: Any, paren
 
 
 def test_21_an_owner_that_raises_fails_with_both_reasons(world: Any, faults: Any, parent: Any) -> None:
-    """What `__supervise__` raised, and what it was told."""
+    """What `__supervise__` raised, and what it got."""
     port, _ = Channel[Any].open()
     mesh = world.spawn(parent, KeyError("in the hook"), port, gpus=1)
     mesh.tell_child.broadcast(raise_, ValueError("in the child"))
@@ -444,7 +444,7 @@ class SyncListener(Actor):
         self.note.send("waited")
 
 
-def test_22_an_async_owner_is_told_between_awaits(world: Any) -> None:
+def test_22_an_async_owner_is_notified_between_awaits(world: Any) -> None:
     """Its endpoint waits, and its loop turns."""
     port, notes = Channel[str].open()
     gate = world.gate()
@@ -456,7 +456,7 @@ def test_22_an_async_owner_is_told_between_awaits(world: Any) -> None:
     waiting.get(PATIENCE)
 
 
-def test_22_a_sync_owner_is_told_between_messages(world: Any) -> None:
+def test_22_a_sync_owner_is_notified_between_messages(world: Any) -> None:
     """Its endpoint is never interrupted by that."""
     port, notes = Channel[str].open()
     gate = world.gate()
@@ -476,7 +476,7 @@ def test_24_an_actor_can_abort_itself(world: Any, faults: Any, probe: Any) -> No
 
 
 def test_24_an_actor_can_stop_itself_and_that_is_no_failure(world: Any, faults: Any, probe: Any) -> None:
-    """What it was sent before is handled, and whoever calls later is told."""
+    """Earlier messages are handled, and later callers get an error."""
     mesh = world.spawn(probe, gpus=1)
     assert mesh.run.call_one(lambda: context().actor_instance.stop("done here")).get(PATIENCE) is None
     lost(mesh.run.call_one(abs, 1), "stopped: done here")
@@ -484,7 +484,7 @@ def test_24_an_actor_can_stop_itself_and_that_is_no_failure(world: Any, faults: 
 
 
 class Nest(Actor):
-    """Spawns another of its kind below itself, as deep as it is told, on processes of their own."""
+    """Spawns another of its kind below itself, to the given depth, on processes of their own."""
 
     def __init__(self, depth: int) -> None:
         self.inner: Any = None
@@ -581,7 +581,7 @@ def test_26_processes_that_an_actor_owns_end_before_it(world: Any, faults: Any, 
 
 
 def test_26_a_failure_ends_what_the_actor_owns(world: Any, faults: Any) -> None:
-    """And `__cleanup__` is told the error."""
+    """And `__cleanup__` gets the error."""
     port, notes = Channel[Any].open()
     mesh = world.spawn(Mourner, port, "outer", 1, gpus=1)
     mesh.run.broadcast(raise_, ValueError("why"))

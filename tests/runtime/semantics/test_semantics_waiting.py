@@ -1,4 +1,4 @@
-"""Semantics: actors that wait for each other, and calls that nobody waits for any more."""
+"""Semantics: actors that wait for each other, and calls without a waiting caller."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class AsyncNode(Actor):
 
 @pytest.fixture
 def period(world: Any, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Seconds between two looks at who waits; few where all nodes are in this process, so that nobody waits long."""
+    """Seconds between two searches for deadlocks; few where all nodes are in this process, so that tests are short."""
     if not world.has_processes:
         monkeypatch.setattr(deadlock, "PERIOD", 0.03)
     return deadlock.PERIOD
 
 
 def let_looks_pass(world: Any, period: float) -> None:
-    """Return after a few looks at who waits."""
+    """Return after a few searches for deadlocks."""
     looked = threading.Event()
     world.session.node.loop.call_later(4 * period, looked.set)
     assert looked.wait(PATIENCE)
@@ -98,7 +98,7 @@ def failed(future: Any) -> ActorError:
     return caught.value
 
 
-def test_06_an_actor_that_waits_for_itself_is_told_at_once(world: Any, node: Any) -> None:
+def test_06_an_actor_that_waits_for_itself_gets_an_error_at_once(world: Any, node: Any) -> None:
     """It would wait for ever: it handles one message at a time."""
     mesh = world.spawn(node, gpus=1, name="alone")
     mesh.meet.call_one(mesh).get(PATIENCE)
@@ -111,8 +111,8 @@ def test_06_an_actor_that_waits_for_itself_is_told_at_once(world: Any, node: Any
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.usefixtures("period")
-def test_beyond_2_actors_that_wait_in_a_ring_are_told(world: Any, node: Any, count: int) -> None:
-    """The error draws who waits for whom; afterwards all are free again."""
+def test_beyond_2_actors_that_wait_in_a_ring_get_an_error(world: Any, node: Any, count: int) -> None:
+    """The error shows which actor waits for which; afterwards all are free again."""
     procs = world.procs(count)
     ring = [procs.slice(gpus=place).spawn(f"node{place}", node) for place in range(count)]
     for place, mesh in enumerate(ring):
@@ -126,7 +126,7 @@ def test_beyond_2_actors_that_wait_in_a_ring_are_told(world: Any, node: Any, cou
 
 
 def test_beyond_2_a_long_wait_is_no_deadlock(world: Any, period: float) -> None:
-    """Whoever is waited for works; nobody waits in a ring."""
+    """The awaited actor works; there is no ring."""
     gate = world.gate()
     first, second = (world.spawn(Runner, gpus=1) for _ in range(2))
     waiting = first.relay.call_one(second, gate.pass_through, "worked")
@@ -217,8 +217,8 @@ class Service(Actor):
 
 
 @pytest.mark.parametrize(("name", "said"), [("hold", "held"), ("promise", "kept")])
-def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, period: float, name: str, said: str) -> None:
-    """The answer comes from an overlapping call, or by a port: then its actor's own wait keeps nobody waiting."""
+def test_beyond_2_a_callee_may_be_busy_with_something_else(world: Any, period: float, name: str, said: str) -> None:
+    """The answer comes from an overlapping call, or by a port: then its actor's own wait delays no caller."""
     gate = world.gate()
     first, second = (world.spawn(Service, gpus=1) for _ in range(2))
     waiting = first.wait_for.call_one(second, name, gate)
@@ -233,7 +233,7 @@ def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, period: 
 
 @pytest.mark.usefixtures("period")
 def test_beyond_2_an_overlapping_call_may_be_part_of_a_ring(world: Any) -> None:
-    """It waits for who is alone and waits for it."""
+    """It waits for an actor that is alone and waits for it."""
     first, second = (world.spawn(Service, gpus=1) for _ in range(2))
     error = failed(first.ask_through.call_one(second, first))
     assert "service.pass_on() on " in str(error)
@@ -260,7 +260,7 @@ class Worker(Actor):
 
 @pytest.mark.usefixtures("period")
 def test_beyond_2_several_rings_through_one_actor(world: Any) -> None:
-    """Each rank of a mesh waits for who waits for all of them."""
+    """Each rank of a mesh waits for an actor that waits for all of them."""
     workers, foreman = world.spawn(Worker, gpus=3), world.spawn(Foreman, gpus=1)
     error = failed(foreman.work.call_one(workers, foreman))
     assert "these actors wait for each other" in str(error)
@@ -389,7 +389,7 @@ def test_beyond_6_a_call_that_has_not_begun_never_does(world: Any, sleeper: Any)
 
 
 def test_beyond_6_it_goes_down_to_what_the_endpoint_waits_for(world: Any, sleeper: Any) -> None:
-    """Who is asked on behalf of a cancelled call is not asked any more."""
+    """The calls of a cancelled call are cancelled too."""
     port, notes = Channel[Any].open()
     first, second = (world.spawn(sleeper, port, gpus=1) for _ in range(2))
     gate = world.gate()

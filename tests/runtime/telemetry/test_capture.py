@@ -20,8 +20,8 @@ from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
 from meshbook.runtime.telemetry.output import OutputChunk
+from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import read_last_lines
-from meshbook.runtime.telemetry.streams import RankStream
 from tests.support import PATIENCE
 
 HALF_A_CHARACTER = "\ud83d"  # of an emoji, as a UTF-16 world splits it
@@ -35,7 +35,7 @@ def output(text: str, origin: str = "", rank: int = 0, mesh: str = "mesh") -> Ou
 
 
 class Taken:
-    """Takes what is written, and notes with it who wrote it."""
+    """Records what is written, with its origin."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, str, str]] = []
@@ -71,7 +71,7 @@ def as_cell() -> Iterator[Callable[[str], None]]:
     CURRENT.set(before)
 
 
-def test_what_is_written_carries_who_wrote_it(taken: Taken, stream: RankStream, as_cell: Any) -> None:
+def test_output_carries_its_origin(taken: Taken, stream: RankStream, as_cell: Any) -> None:
     print("before", file=stream)
     as_cell("cell 1")
     stream.writelines(["a", "", "b"])
@@ -458,7 +458,7 @@ result.write(chunks[-1].text)
 
 @pytest.mark.process
 def test_what_cannot_be_sent_costs_no_later_line(tmp_path: Path) -> None:
-    """It may be that a full disk, or somebody who closed our files, is in the way for a moment. It is told of once."""
+    """A full disk, or code that closed our files, may be in the way for a moment. It is reported once."""
     source = """
 def fail():
     raise OSError("not now")

@@ -32,7 +32,7 @@ def chunk(
 
 
 def texts(lines: LogLines, now: float = 0.0) -> list[str]:
-    """What is to be shown by now, without who said it."""
+    """What is to be shown by now, without its origin."""
     return [shown.text for shown in lines.take(now) if isinstance(shown, CompleteLines)]
 
 

@@ -1,4 +1,4 @@
-"""Output as events: routed by who caused it, kept within limits, followed in files, and found again after a death."""
+"""Output as events: routed by its origin, kept within limits, followed in files, and found again after a death."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class AsyncWorker(Actor):
 
 
 def spawn(session: Session, cls: type[Any], node: Any) -> Any:
-    """As a mesh of processes spawns: under a key that names who did."""
+    """As a mesh of processes spawns: under a key that names the owner."""
     targets = [Target(node.address, session.controller.supervision.name_actor(cls.__name__))]
     reply_handler = AllReplies(NOWHERE.region)
     session.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, reply_handler)

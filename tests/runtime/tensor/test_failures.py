@@ -127,7 +127,7 @@ def test_generators_stay_here(pair):
 
 
 def kill(procs):
-    """End processes; when this returns, this node has been told."""
+    """End processes; when this returns, this node knows it."""
     ended = when_ended(current_node(), [node.node for node in procs.nodes])
     procs.kill().get(PATIENCE)
     ended.get(PATIENCE)

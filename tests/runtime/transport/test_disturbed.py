@@ -153,7 +153,7 @@ def test_a_sender_waits_where_too_much_is_held(make: Callable[..., End], there: 
     assert there.received.take(11) == [b"hello", *numbered(10)]
 
 
-def test_a_peer_that_is_given_up_gets_nothing_of_what_was_held(here: End, there: End) -> None:
+def test_an_abandoned_peer_gets_none_of_the_held_messages(here: End, there: End) -> None:
     here.transport.cut(LONG)
     here.send(there, b"for one that has ended")
     here.transport.forget("there")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.runtime.hosts import machine
+from meshbook.runtime import resources
 from meshbook.runtime.transport.home import Home, describe, host_of
 from meshbook.runtime.wire.messages import Address
 
@@ -50,17 +50,17 @@ def test_an_address_names_its_host() -> None:
 def test_a_host_is_reached_where_it_reaches_the_controller(
     monkeypatch: pytest.MonkeyPatch, ways: dict[str, str], found: str
 ) -> None:
-    monkeypatch.setattr(machine, "_source_towards", ways.__getitem__)
-    assert machine.address_towards(list(ways)) == found
+    monkeypatch.setattr(resources, "_source_towards", ways.__getitem__)
+    assert resources.address_towards(list(ways)) == found
 
 
 def test_a_host_without_a_route_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_source_towards", lambda other: "")
+    monkeypatch.setattr(resources, "_source_towards", lambda other: "")
     with pytest.raises(OSError, match=r"no route to .*10\.0\.0\.1"):
-        machine.address_towards(["10.0.0.1"])
+        resources.address_towards(["10.0.0.1"])
 
 
 def test_this_machine_has_an_address() -> None:
-    own = machine.own_addresses()
-    assert machine.address_towards(own) in own
-    assert machine.interface_of("127.0.0.1") == "lo"
+    own = resources.own_addresses()
+    assert resources.address_towards(own) in own
+    assert resources.interface_of("127.0.0.1") == "lo"

@@ -217,7 +217,7 @@ def test_a_class_by_value_keeps_its_slots(source: str, has_dict: bool) -> None:
 
 
 def test_a_class_of_another_process_is_renewed_each_time_it_comes() -> None:
-    """What is changed where it was defined reaches who has got it already."""
+    """A change where it was defined reaches processes that have it already."""
     main: dict[str, Any] = {"__name__": "__main__"}
     exec("class Layer:\n    made = 0", main)
     first = pickling.dumps(main["Layer"], "a class")

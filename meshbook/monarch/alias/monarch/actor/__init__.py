@@ -10,6 +10,11 @@ from meshbook.monarch.keys import ChannelTransport as ChannelTransport
 from meshbook.monarch.modules import ActorModule
 from meshbook.monarch.telemetry import get_meter as get_meter
 from meshbook.monarch.telemetry import traced as traced
+from meshbook.monarch.workers import attach_to_workers as attach_to_workers
+from meshbook.monarch.workers import enable_transport as enable_transport
+from meshbook.monarch.workers import run_worker_loop_forever as run_worker_loop_forever
+from meshbook.monarch.workers import run_worker_loop_until_shutdown as run_worker_loop_until_shutdown
+from meshbook.monarch.workers import start_worker_loop_forever as start_worker_loop_forever
 from meshbook.runtime.actor.base import Actor as Actor
 from meshbook.runtime.actor.context import Context as Context
 from meshbook.runtime.actor.context import Instance as Instance
@@ -22,14 +27,14 @@ from meshbook.runtime.actor.endpoint import Accumulator as Accumulator
 from meshbook.runtime.actor.endpoint import Endpoint as Endpoint
 from meshbook.runtime.actor.endpoint import concurrent_endpoint as concurrent_endpoint
 from meshbook.runtime.actor.endpoint import endpoint as endpoint
+from meshbook.runtime.actor.explicit_calls import as_endpoint as as_endpoint
+from meshbook.runtime.actor.explicit_calls import send as send
 from meshbook.runtime.actor.failure import MeshFailure as MeshFailure
 from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope as UndeliverableMessageEnvelope
 from meshbook.runtime.actor.future import Future as Future
 from meshbook.runtime.actor.ports import Channel as Channel
 from meshbook.runtime.actor.ports import Port as Port
 from meshbook.runtime.actor.ports import PortReceiver as PortReceiver
-from meshbook.runtime.actor.sending import send as send
-from meshbook.runtime.actor.undecorated import as_endpoint as as_endpoint
 from meshbook.runtime.actor.values import ValueMesh as ValueMesh
 from meshbook.runtime.errors import ActorError as ActorError
 from meshbook.runtime.errors import CallTimeout as CallTimeout

@@ -10,11 +10,11 @@ from meshbook.runtime.actor.context import current_rank as current_rank
 from meshbook.runtime.actor.context import current_size as current_size
 from meshbook.runtime.actor.endpoint import Accumulator as Accumulator
 from meshbook.runtime.actor.endpoint import Endpoint as Endpoint
+from meshbook.runtime.actor.explicit_calls import as_endpoint as as_endpoint
+from meshbook.runtime.actor.explicit_calls import send as send
 from meshbook.runtime.actor.ports import Channel as Channel
 from meshbook.runtime.actor.ports import Port as Port
 from meshbook.runtime.actor.ports import PortReceiver as PortReceiver
-from meshbook.runtime.actor.sending import send as send
-from meshbook.runtime.actor.undecorated import as_endpoint as as_endpoint
 from meshbook.runtime.actor.values import ValueMesh as ValueMesh
 from meshbook.runtime.errors import ActorError as ActorError
 from meshbook.runtime.geometry import Point as Point

@@ -1,0 +1,371 @@
+"""ipyparallel's clusters and clients on meshes: the module that `import ipyparallel` returns in a notebook."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
+from meshbook.magics.compat.balanced import LoadBalancedView, count_open, register_joblib
+from meshbook.magics.compat.calls import ViewCall, error_names
+from meshbook.magics.compat.direct import BroadcastView, DirectView
+from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
+from meshbook.magics.compat.translation import Rewriting
+from meshbook.magics.compat.views import Targets
+from meshbook.magics.errors import NoEnginesRegistered
+from meshbook.magics.meshes.registry import DEFAULT_NAME, MeshRegistry, NotebookMesh
+from meshbook.magics.notebook import Notebook
+from meshbook.magics.variables.requests import RankRequest
+from meshbook.runtime.cells.dependencies import UnmetDependency, depend, require
+from meshbook.runtime.cells.function_calls import Clear, Reference
+from meshbook.runtime.geometry import Extent
+
+if TYPE_CHECKING:
+    from meshbook.runtime.mesh.scheduling import Scheduler
+
+RESOLVERS = 4  # threads that unpickle answers and run callbacks; a callback may wait for other answers
+
+
+class Client:
+    """The ranks of a mesh, by number: `rc.ids`, `rc[:]`, `rc[0]`."""
+
+    block = False
+
+    def __init__(self, meshes: MeshRegistry, mesh: NotebookMesh, rewriting: Rewriting) -> None:
+        self._meshes = meshes
+        self._rewriting = rewriting
+        self.mesh = mesh
+        self.history: list[str] = []
+        self.schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+        self._lock = threading.Lock()  # guards the attributes below: answers arrive on other threads
+        self._open: dict[str, ViewCall] = {}
+        self._known: weakref.WeakValueDictionary[str, ViewCall] = weakref.WeakValueDictionary()
+        self._completed: Counter[int] = Counter()
+        self._resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="meshbook results")
+
+    @property
+    def name(self) -> str:
+        """The name of the mesh."""
+        return self.mesh.name
+
+    @property
+    def ids(self) -> list[int]:
+        """The ranks."""
+        return list(range(self.mesh.extent.nelements))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, key: int | slice | Sequence[int]) -> DirectView:
+        return self.direct_view(key)
+
+    def __iter__(self) -> Iterator[DirectView]:
+        return (self.direct_view(rank) for rank in self.ids)
+
+    def ranks_of(self, targets: Targets) -> list[int]:
+        """Return the ranks of targets: a number, a slice, several numbers, "all"; raises TypeError or IndexError."""
+        if targets is None or targets == "all":
+            return self.ids
+        if isinstance(targets, str):
+            raise TypeError(f"{targets!r} not valid str target, must be 'all'")
+        if isinstance(targets, slice):
+            return self.ids[targets]
+        wanted = [targets] if isinstance(targets, int) else list(targets)
+        if unknown := [rank for rank in wanted if not -len(self) <= rank < len(self)]:
+            raise IndexError(f"No such engine: {unknown[0]}")
+        return [self.ids[rank] for rank in wanted]
+
+    # -- views -------------------------------------------------------------------------
+
+    def direct_view(self, targets: Targets = "all", **flags: Any) -> DirectView:
+        """Return a view of these ranks."""
+        return DirectView(self, self._chosen(targets), **flags)
+
+    def broadcast_view(self, targets: Targets = "all", is_coalescing: bool = False, **flags: Any) -> BroadcastView:
+        """Return a view of these ranks; the same as `direct_view`."""
+        view = BroadcastView(self, self._chosen(targets), **flags)
+        view.is_coalescing = is_coalescing
+        return view
+
+    def load_balanced_view(self, targets: Targets = None, **flags: Any) -> LoadBalancedView:
+        """Return a view that gives each task to the next free rank."""
+        return LoadBalancedView(self, None if targets is None else self.ranks_of(targets), **flags)
+
+    def executor(self, targets: Targets = None) -> ViewExecutor:
+        """Return a `concurrent.futures.Executor` over a load-balanced view."""
+        return self.load_balanced_view(targets).executor
+
+    def _chosen(self, targets: Targets) -> int | list[int]:
+        ranks = self.ranks_of(targets)
+        return ranks[0] if isinstance(targets, int) else ranks
+
+    def activate(self, targets: Targets = "all", suffix: str = "") -> DirectView:
+        """Make these ranks the default targets of `%px`, and return their view."""
+        view = self.direct_view(targets)
+        view.activate(suffix)
+        return view
+
+    def set_px_targets(self, ranks: Sequence[int]) -> None:
+        """Set the default targets of `%px`: these ranks, or all ranks of the current mesh."""
+        is_whole = list(ranks) == self.ids and self.mesh is self._meshes.get()
+        targets = "all" if is_whole else f"{self.name}[{','.join(map(str, ranks))}]"
+        self._rewriting.defaults = dataclasses.replace(self._rewriting.defaults, targets=targets)
+
+    # -- calls in progress -----------------------------------------------------------------
+
+    def note_begin(self, call: ViewCall) -> None:
+        """Record a new call."""
+        with self._lock:
+            self.history.append(call.msg_id)
+            self._open[call.msg_id] = self._known[call.msg_id] = call
+
+    def note_end(self, call: ViewCall) -> None:
+        """Record that a call has ended."""
+        with self._lock:
+            self._open.pop(call.msg_id, None)
+            if call.engine is not None:
+                self._completed[call.engine] += 1
+
+    def resolve(self, work: Callable[[], object]) -> None:
+        """Run this on a thread that may unpickle and run callbacks."""
+        try:
+            self._resolvers.submit(work)
+        except RuntimeError:  # the interpreter is shutting down
+            work()
+
+    @property
+    def outstanding(self) -> set[str]:
+        """The ids of the pending calls."""
+        with self._lock:
+            return set(self._open)
+
+    # -- waiting and control ---------------------------------------------------------------
+
+    def wait(self, jobs: Any = None, timeout: float | None = -1) -> bool:
+        """Wait for these results (or ids, or indices of the history), or for all calls; returns whether they are."""
+        limit = None if timeout is None or timeout < 0 else timeout
+        waiting = list(self._jobs(jobs))
+        _, open_ = concurrent.futures.wait(waiting, limit)
+        return not open_
+
+    def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:
+        """Wait as `wait` does, and show the progress."""
+        calls = [call for each in self._jobs(jobs) for call in ([each] if isinstance(each, ViewCall) else each.calls)]
+        if calls:
+            AsyncResult(calls, "tasks", client=self).wait_interactive(interval, timeout)
+
+    def abort(self, jobs: Any = None, targets: Targets = None, block: bool | None = None) -> None:
+        """Cancel these calls, or all, that have not begun."""
+        for each in self._jobs(jobs):
+            if (isinstance(each, AsyncResult) and not each.done()) or (isinstance(each, ViewCall) and not each.done()):
+                each.abort()
+
+    def _jobs(self, jobs: Any) -> Iterable[Any]:
+        if jobs is None:
+            with self._lock:
+                return list(self._open.values())
+        given = [jobs] if isinstance(jobs, str | int | concurrent.futures.Future) else list(jobs)
+        return [each if isinstance(each, concurrent.futures.Future) else self._find(each) for each in given]
+
+    def _find(self, index: int | str) -> ViewCall:
+        msg_id = self.history[index] if isinstance(index, int) else index
+        if not isinstance(msg_id, str):
+            raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
+        with self._lock:
+            if msg_id not in self._known:
+                raise KeyError(f"No such msg: {msg_id!r}; a result is kept as long as the program refers to it")
+            return self._known[msg_id]
+
+    def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
+        """Return the result of calls, by their index in the history or their id."""
+        if isinstance(index, int | str):
+            return AsyncResult([self._find(index)], make=lambda values: values[0], single=True, client=self)
+        return AsyncResult([self._find(each) for each in index], client=self)
+
+    def queue_status(self, targets: Targets = "all", verbose: bool = False) -> Any:
+        """Return the pending (`queue`, `tasks`) and completed calls of each rank, and the count of unassigned tasks."""
+        tasks, unassigned = count_open(list(self.schedulers))
+        with self._lock:
+            queued = Counter(call.engine for call in self._open.values())
+            found: dict[Any, Any] = {
+                rank: {"queue": queued[rank], "completed": self._completed[rank], "tasks": tasks.get(rank, 0)}
+                for rank in self.ranks_of(targets)
+            }
+        if isinstance(targets, int):
+            return found[self.ranks_of(targets)[0]]
+        return found | {"unassigned": unassigned}
+
+    def clear(self, targets: Targets = None, block: bool | None = None) -> None:
+        """Delete the variables that programs have made on these ranks."""
+        asked = RankRequest(self.mesh, dict.fromkeys(self.ranks_of(targets), Clear()), "clear variables")
+        if self.block if block is None else block:
+            asked.wait()
+
+    def wait_for_engines(self, n: int | None = None, **_: Any) -> None:
+        """Check the number of engines, which are already up; raises NoEnginesRegistered if there are fewer."""
+        if n is not None and n > len(self):
+            raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
+
+    def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
+        """Interrupt these ranks, whatever the signal."""
+        for rank in self.ranks_of(targets):
+            self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_current.broadcast()
+
+    def spin(self) -> None:
+        """Do nothing: answers arrive on other threads."""
+
+    def purge_results(self, *_: Any, **__: Any) -> None:
+        """Do nothing: results are freed when the program drops them."""
+
+    purge_local_results = purge_hub_results = purge_everything = purge_results
+
+    def close(self, linger: float | None = None) -> None:
+        """End the client's threads; the mesh stays up until the cluster is stopped."""
+        for scheduler in list(self.schedulers):
+            scheduler.close()
+        self._resolvers.shutdown(wait=False)
+
+    def shutdown(
+        self, targets: Targets = "all", restart: bool = False, hub: bool = False, block: bool | None = None
+    ) -> None:
+        """Stop the mesh."""
+        self.close()
+        if self.mesh in list(self._meshes):
+            self._meshes.down(self.mesh.name)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
+    """Return the module that replaces ipyparallel in this notebook; its views set the defaults of `rewriting`."""
+
+    class Cluster:
+        """A mesh of `n` ranks, once it has started."""
+
+        def __init__(self, n: int | None = None, **_: Any) -> None:
+            self.n = n
+            self._client: Client | None = None
+
+        def start_cluster_sync(self, n: int | None = None) -> Cluster:
+            """Start the mesh."""
+            notebook.session()
+            wanted = n or self.n
+            taken = {mesh.name for mesh in notebook.meshes}
+            names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
+            free = next(name for name in names if name not in taken)
+            mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, free)
+            notebook.bind(mesh)
+            notebook.meshes.use(mesh.name)  # a view of the last cluster is the active one
+            self._client = Client(notebook.meshes, mesh, rewriting)
+            return self
+
+        async def start_cluster(self, n: int | None = None) -> Cluster:
+            """Start the mesh."""
+            return self.start_cluster_sync(n)
+
+        def connect_client_sync(self, **_: Any) -> Client:
+            """Return the client of the started mesh."""
+            return self._client or _connect(notebook, rewriting)
+
+        async def connect_client(self, **_: Any) -> Client:
+            """Return the client of the started mesh."""
+            return self.connect_client_sync()
+
+        def start_and_connect_sync(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
+            """Start the mesh, and return its client."""
+            return self.start_cluster_sync(n).connect_client_sync()
+
+        async def start_and_connect(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
+            """Start the mesh, and return its client."""
+            return self.start_and_connect_sync(n)
+
+        def stop_cluster_sync(self) -> None:
+            """Stop the mesh."""
+            if self._client is not None:
+                self._client.shutdown()
+
+        async def stop_cluster(self) -> None:
+            """Stop the mesh."""
+            self.stop_cluster_sync()
+
+        def signal_engines_sync(self, signum: int, engine_set_id: str | None = None) -> None:
+            """Interrupt the ranks."""
+            self.connect_client_sync().send_signal(signum)
+
+        def __enter__(self) -> Client:
+            return self.start_and_connect_sync()
+
+        def __exit__(self, *_: object) -> None:
+            self.stop_cluster_sync()
+
+    def connect(*_: Any, **__: Any) -> Client:
+        return _connect(notebook, rewriting)
+
+    def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
+        """Let joblib run its tasks on the ranks of the mesh."""
+        register_joblib(
+            functools.cache(lambda: _connect(notebook, rewriting).load_balanced_view()), name, make_default=make_default
+        )
+
+    module = _StandInModule("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
+    known = dict(error_names()) | {"UnmetDependency": UnmetDependency}
+    module.__dict__.update(
+        known,
+        Cluster=Cluster,
+        Client=connect,
+        DirectView=DirectView,
+        BroadcastView=BroadcastView,
+        LoadBalancedView=LoadBalancedView,
+        AsyncResult=AsyncResult,
+        AsyncMapResult=AsyncMapResult,
+        Reference=Reference,
+        ViewExecutor=ViewExecutor,
+        ALL_COMPLETED=concurrent.futures.ALL_COMPLETED,
+        FIRST_COMPLETED=concurrent.futures.FIRST_COMPLETED,
+        FIRST_EXCEPTION=concurrent.futures.FIRST_EXCEPTION,
+        depend=depend,
+        require=require,
+        interactive=interactive,
+        remote=remote,
+        parallel=parallel,
+        register_joblib_backend=register_joblib_backend,
+        error=SimpleNamespace(**known),
+        __version__="9.2.0",
+        version_info=(9, 2, 0),
+    )
+    return module
+
+
+def interactive(function: Any) -> Any:
+    """Decorate a function: its globals are the variables of the rank, as for a function of the notebook."""
+    function.__module__ = "__main__"
+    return function
+
+
+class _StandInModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"meshbook does not provide ipyparallel.{name}; docs/ipyparallel.md lists the supported names. "
+            f"To use an installed ipyparallel instead, run %unload_ext meshbook.magics.compat"
+        )
+
+
+def _connect(notebook: Notebook, rewriting: Rewriting) -> Client:
+    notebook.session()
+    if not len(notebook.meshes):
+        notebook.bind(notebook.meshes.up())
+    return Client(notebook.meshes, notebook.meshes.get(), rewriting)

@@ -1,0 +1,222 @@
+"""The data that a dashboard shows of a mesh: the vitals of its processes, its running cells and their progress bars.
+
+The dashboard's thread reads it several times a second, so all of it is in memory.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy
+
+from meshbook.magics.cells.execution import CellExecution
+from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.output.ansi import strip_colours
+from meshbook.magics.output.progress_bars import MergedBar as RankBar
+from meshbook.magics.output.progress_bars import merge_bars, parse_bar
+from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
+from meshbook.runtime.wire.messages import Address
+from meshbook.widgets.source import (
+    CellFacts,
+    MeshEvent,
+    MeshFacts,
+    MeshSnapshot,
+    PausedRanks,
+    ProgressBar,
+    RankConditions,
+    Stacks,
+)
+
+if TYPE_CHECKING:
+    from meshbook.magics.notebook import Notebook
+
+
+MOST_EVENTS = 10
+
+
+if TYPE_CHECKING:  # circular: it has the dashboards
+    from meshbook.magics.notebook import Notebook
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The last known state of a mesh, replaced as a whole, so that other threads always read a consistent one."""
+
+    facts: MeshFacts
+    mesh: NotebookMesh | None = None
+    addresses: Sequence[Address] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class NotebookSource:
+    """The data of the mesh with this name; a mesh started again under the name replaces the previous one."""
+
+    def __init__(self, notebook: Notebook, name: str) -> None:
+        self._notebook = notebook
+        self._name = name
+        self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
+        self.stacks: Stacks | None = None  # the last ones taken
+        self.when_new: Callable[[], object] = lambda: None  # called when a mesh is seen for the first time
+
+    @property
+    def mesh(self) -> NotebookMesh | None:
+        """The mesh; None while no mesh of this name is up."""
+        return next((mesh for mesh in self._notebook.meshes if mesh.name == self._name), None)
+
+    # -- called by the model -----------------------------------------------------
+
+    def snapshot(self) -> MeshSnapshot:
+        """Return the present state of the mesh."""
+        mesh = self.mesh
+        if mesh is None:
+            return self._look_without_mesh()
+        known = self._learn(mesh)
+        runs = runs_on(self._notebook, mesh)
+        return MeshSnapshot(
+            mesh=known.facts,
+            vitals=mark_idle(mesh.session.history.vitals(known.nodes), mesh.queues.seconds_free(known.nodes)),
+            conditions=_conditions(mesh, runs),
+            cell=cell_of(self._notebook, mesh),
+            pauses=[
+                PausedRanks(each.ranks, "in the debugger" if each.is_debugger else "asks for input", each.place)
+                for run in runs
+                for each in run.pauses
+            ],
+            bars=[bar for run in runs for bar in bars_of(run.live_rows)],
+            events=list(_events(mesh)),
+            stacks=self.stacks,
+        )
+
+    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
+        """Return float32 values of shape [ranks, metrics, points]: one per second, the newest last; NaN if unknown."""
+        mesh = self.mesh
+        if mesh is None:
+            return _full((len(ranks), len(metrics), HISTORY_SECONDS), numpy.nan)
+        nodes = self._known.nodes
+        return mesh.session.history.series([nodes[rank] for rank in ranks], metrics)
+
+    def details(self, ranks: Sequence[int]) -> list[ProcessDetail | None]:
+        """Return the details of these processes as text."""
+        mesh, nodes = self.mesh, self._known.nodes
+        return [None if mesh is None else mesh.session.history.detail(nodes[rank]) for rank in ranks]
+
+    # -- helpers -----------------------------------------------------------------
+
+    def _look_without_mesh(self) -> MeshSnapshot:
+        """Return the ranks in their last known layout, and nothing else."""
+        facts = self._known.facts
+        if facts.alive:
+            facts = replace(facts, alive=False)
+            self._known, self.stacks = _Known(facts), None
+        size = facts.size
+        metrics = {name: _full(size, numpy.nan) for name in METRICS}
+        unknown = Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
+        return MeshSnapshot(facts, unknown, RankConditions(dead=range(size)))
+
+    def _learn(self, mesh: NotebookMesh) -> _Known:
+        known, procs = self._known, mesh.procs
+        if known.mesh is mesh and known.addresses == procs.nodes:
+            return known
+        nodes = tuple(address.node for address in procs.nodes)
+        known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
+        self.stacks = None
+        self.when_new()
+        return known
+
+
+def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
+    hosts = dict(zip(procs.host_ranks, procs.nodes, strict=True))
+    known = procs.host_mesh.names
+    names = []
+    for index, address in sorted(hosts.items()):
+        # The controller's own host, as its agent reports it.
+        detail = mesh.session.history.detail(address.node)
+        host = detail.host if detail is not None else urlsplit(address.url).hostname
+        names.append(known[index] or host or platform.node() or "this host")
+    places = {host: place for place, host in enumerate(sorted(hosts))}
+    hosts_of_ranks = tuple(places[host] for host in procs.host_ranks)
+    return MeshFacts(mesh.name, tuple(procs.extent.items()), tuple(names), hosts_of_ranks)
+
+
+def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
+    """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
+    is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
+    return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
+
+
+def _full(shape: Any, value: float) -> Any:
+    return numpy.full(shape, value, numpy.float32)
+
+
+def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankConditions:
+    last = mesh.last
+    at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
+    running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
+    failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
+    for run in runs:  # show failed ranks before the others are done
+        answers = run.answers
+        errors = {rank: error.kind for rank, error in answers.items() if error is not None}
+        # A dead rank is shown as dead until it is healed, an interrupted one as idle.
+        failures = {rank for rank, kind in errors.items() if kind not in ("died", "interrupted")}
+        failed = (failed - answers.keys()) | failures
+    paused = {rank for run in runs for asking in run.pauses for rank in asking.ranks}
+    return RankConditions(dead=set(mesh.dead), error=failed - running, running=running, paused=paused, stuck=mesh.stuck)
+
+
+def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
+    of_mesh = [event for event in mesh.session.events if event.procs == mesh.procs.name]
+    for event in of_mesh[-MOST_EVENTS:]:
+        clock = str(event).partition(" ")[0]
+        yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])
+
+
+def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running cells that block the notebook, then the others."""
+    beside = [running.run for running in list(notebook.background.running)]
+    return [run for run in (*notebook.foreground_cells, *beside) if run.mesh is mesh]
+
+
+def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
+    """Return the running jobs, which do not block the notebook."""
+    jobs = {job.run for job in notebook.jobs if not job.done()}
+    return [run for run in runs_on(notebook, mesh) if run in jobs]
+
+
+def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
+    """Whether a cell runs that Ctrl-C would end, and that does not belong to another mesh."""
+    if any(run.mesh is not mesh for run in notebook.foreground_cells):
+        return False
+    return notebook.cell_times.seconds > 0
+
+
+def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
+    """Return the cell that blocks the notebook, or the first of the jobs."""
+    jobs = jobs_on(notebook, mesh)
+    for run in (*[run for run in runs_on(notebook, mesh) if run not in jobs], *jobs):
+        return CellFacts(run.cell.number, run.title, run.seconds, tuple(run.ranks), run.waits_for, len(jobs))
+    if not blocks_notebook(notebook, mesh):
+        return None
+    number = notebook.cell_number
+    return CellFacts(number, f"cell {number}, in the notebook", notebook.cell_times.seconds, ())
+
+
+MOST = 12  # bars shown
+
+
+def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
+    """Return the merged bars in the ranks' rows that may still change, in the order of the ranks."""
+    alike: dict[str, dict[int, RankBar]] = {}
+    for rank, text in sorted(rows.items()):
+        for line in text.splitlines():
+            if (bar := parse_bar(strip_colours(line).rstrip())) is not None and bar.total:
+                alike.setdefault(bar.key, {})[rank] = bar
+    merged: list[ProgressBar] = []
+    for bars in list(alike.values())[:MOST]:
+        done = sorted(bar.progress for bar in bars.values())
+        merged.append(ProgressBar(merge_bars(bars), done[len(done) // 2], tuple(bars), done[0], done[-1]))
+    return merged

@@ -1,0 +1,181 @@
+"""Monarch's functions that run programs on hosts: `exec_command` on all of them, `shell` on one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import shlex
+import subprocess
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import current_rank
+from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.ports import Channel, Port
+from meshbook.runtime.mesh.hosts import HostMesh
+
+
+class CommandActor(Actor):
+    """Runs a program in the environment of its rank."""
+
+    @endpoint
+    def run(self, command: list[str], env: dict[str, str], workdir: str | None, output_dir: str | None) -> int:
+        """Run the command and return its exit code."""
+        with contextlib.ExitStack() as stack:
+            streams: dict[str, Any] = {}
+            if output_dir is not None:
+                Path(output_dir).mkdir(parents=True, exist_ok=True)
+                for name in ("stdout", "stderr"):
+                    path = Path(output_dir, f"rank{current_rank().rank}.{name}")
+                    streams[name] = stack.enter_context(path.open("wb"))
+            done = subprocess.run(
+                command, env=os.environ | env, cwd=workdir, stdin=subprocess.DEVNULL, check=False, **streams
+            )
+        return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def exec_command(
+    host_mesh: HostMesh,
+    cmd: str | Sequence[str],
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    output_dir: str | None = None,
+    rank: int | None = None,
+    point: Mapping[str, int] | None = None,
+    per_host: Mapping[str, int] | None = None,
+) -> Future[int]:
+    """Run a command on each host, in `per_host` processes; the future resolves to the highest exit code.
+
+    A command that begins with a file `*.py` runs by Python, others in a shell. It has torchrun's variables. `rank`
+    (row-major over hosts and `per_host`) or `point` (a coordinate for each dimension) selects one process. With
+    `output_dir`, a folder of the hosts, the output goes to `rank0.stdout`, `rank0.stderr` and so on there.
+
+    Raises ValueError for an empty command, or if both `rank` and `point` are given; IndexError for a rank out of range.
+    """
+    words = shlex.split(cmd) if isinstance(cmd, str) else list(cmd)
+    if not words:
+        raise ValueError("exec_command needs a command, such as 'nvidia-smi' or ['train.py', '--lr', '1']")
+    if rank is not None and point is not None:
+        raise ValueError("rank and point both select a process; pass one of them")
+    if words[0].endswith(".py"):
+        command = [sys.executable, *words]
+    else:
+        command = ["sh", "-c", cmd if isinstance(cmd, str) else shlex.join(words)]
+    procs = host_mesh.spawn_procs(per_host=dict(per_host or {}), name="command")
+    try:
+        actors: Any = procs.spawn("command", CommandActor)
+        if rank is not None:
+            if not 0 <= rank < procs.size():
+                raise IndexError(f"rank {rank} is out of range; there are {procs.size()} processes")
+            actors = actors.flatten("ranks").slice(ranks=rank)
+        elif point is not None:
+            actors = actors.slice(**point)
+        codes: Future[Any] = actors.run.call(command, dict(env or {}), workdir, output_dir)
+    except BaseException:
+        procs.stop()
+        raise
+    codes.when_done(lambda: procs.stop("the command has ended"))
+    return codes.then(lambda found: max(found.values()))
+
+
+class ShellActor(Actor):
+    """Runs an interactive shell on a pseudo-terminal."""
+
+    @endpoint
+    def begin(self, output: Port[Any], env: dict[str, str], workdir: str | None, size: tuple[int, int]) -> None:
+        """Start the shell. Its output goes to the port: bytes, and at its end the exit code."""
+        self._terminal, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, size)
+        shell = os.environ.get("SHELL", "/bin/sh")
+        process = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", shell],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ | {"TERM": "xterm-256color"} | env,
+            cwd=workdir,
+        )
+        os.close(theirs)
+
+        def read() -> None:
+            with contextlib.suppress(OSError):  # EIO: the shell has ended
+                while data := os.read(self._terminal, 65536):
+                    output.send(data)
+            output.send(process.wait())
+
+        threading.Thread(target=read, name="meshbook shell", daemon=True).start()
+
+    @endpoint
+    def write(self, data: bytes) -> None:
+        """Pass input on to the shell."""
+        with contextlib.suppress(OSError):  # the shell has ended
+            os.write(self._terminal, data)
+
+
+def shell(singleton_host_mesh: HostMesh, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+    """Run an interactive shell on the only host of a mesh, on this terminal; return its exit code.
+
+    ValueError unless there is one host.
+    """
+    if singleton_host_mesh.size() != 1:
+        raise ValueError(f"shell() needs one host, not {singleton_host_mesh.size()}; use hosts.slice(hosts=0)")
+    procs = singleton_host_mesh.spawn_procs(name="shell")
+    try:
+        actor: Any = procs.spawn("shell", ShellActor)
+        port, received = Channel[Any].open()
+        actor.begin.call(port, dict(env or {}), workdir, _window_size()).get()
+        with _keys_passed_to(actor):
+            while isinstance(data := received.recv().get(), bytes):
+                sys.stdout.write(data.decode(errors="replace"))
+                sys.stdout.flush()
+        return int(data)
+    finally:
+        procs.stop("the shell has ended").get()
+
+
+def _window_size() -> tuple[int, int]:
+    try:
+        return termios.tcgetwinsize(sys.stdin.fileno())
+    except (OSError, termios.error):
+        return 24, 80
+
+
+@contextlib.contextmanager
+def _keys_passed_to(actor: Any) -> Iterator[None]:
+    """Pass standard input on while the block runs; a terminal is in raw mode, so that Ctrl-C reaches the shell."""
+    source = sys.stdin.fileno()
+    before = termios.tcgetattr(source) if os.isatty(source) else None
+    ours, theirs = os.pipe()
+
+    def read() -> None:
+        while True:
+            ready, _, _ = select.select([source, ours], [], [])
+            if ours in ready:
+                return
+            data = os.read(source, 65536)
+            actor.write.call(data or b"\x04").get()  # the end of the input is Ctrl-D on a terminal
+            if not data:
+                return
+
+    if before is not None:
+        tty.setraw(source)
+    thread = threading.Thread(target=read, name="meshbook shell input", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(theirs, b"\0")
+        thread.join()
+        for fd in (ours, theirs):
+            os.close(fd)
+        if before is not None:
+            termios.tcsetattr(source, termios.TCSADRAIN, before)

@@ -1,0 +1,463 @@
+"""Casts: a call on many ranks goes to the agents of their hosts, which forward it; the replies are gathered there.
+
+    caller -- Cast --> up to 16 agents -- Cast --> up to 16 other agents each ... -- Relayed --> workers
+    caller <-- Gathered -- agents <-- Gathered -- agents ... <-- Gathered -- workers
+
+Agents relay because they run no user code: a rank that is stuck delays no other rank. The worker gets the Call that the
+caller would have sent directly, with the caller's name and call number. So cancellation, deadlock detection, credits
+and traces do not know of casts. `ordering` keeps the order with direct messages.
+
+An agent sends the replies to a cast up once all are there, or after `GATHER_SECONDS`, so that a slow rank delays no
+other one. Only small calls and replies go this way; the others, and all that is not a call on many ranks, go directly.
+
+When an agent ends, its workers end too, and their Down fails the calls. An agent may also relay for other hosts, if
+there are more than 16. Casts and replies may then be lost with it, so the caller fails those calls (`CastSender.lose`):
+it cannot know whether they ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
+from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.node.ordering import Inbound, Stream
+from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.threads import items_of
+from meshbook.runtime.transport import PeerGone
+from meshbook.runtime.transport.home import host_of
+from meshbook.runtime.transport.io_loop import IoLoop
+from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, CallFrames, fill_in, pack, unpack
+from meshbook.runtime.wire.messages import (
+    Address,
+    Call,
+    Cast,
+    CastGroup,
+    CastTarget,
+    Fence,
+    Gathered,
+    GatheredReply,
+    Mark,
+    Message,
+    Relayed,
+    Reply,
+)
+
+logger = logging.getLogger(__name__)
+
+FAN_OUT = 16
+MOST_BYTES = 1 << 15  # largest call or reply that agents relay
+LEAST_LIMIT = 1 << 24  # with a smaller limit for messages, bundles might exceed it
+BUNDLE_BYTES = 1 << 20  # gathered replies of this size are sent on at once
+GATHER_SECONDS = 0.01
+REMEMBERED = 1024  # casts whose missing replies a node counts; of older ones, replies are sent on after a delay
+
+REMEMBERED_MESHES = 64  # whose ranks a node has grouped by agent
+
+Handle = Callable[[Message, Body], None]
+Fail = Callable[[int, PeerGone], None]  # gets the index of a target
+Groups = dict[Address, list[int]]
+
+
+class CastSender:
+    """Sends the casts of a node. A controller adds the agents that relay; other nodes have none, and call directly."""
+
+    def __init__(
+        self, routes: Routes, table: CallTable, loop: IoLoop, *, incarnation: int, least: int, limit: int
+    ) -> None:
+        self._agents: dict[str, Address] = {}  # by the prefix of their host
+        self._grouped: dict[int, tuple[Sequence[Target], Groups]] = {}  # by id() of the targets, which are kept
+        self._routes = routes
+        self._table = table
+        self._loop = loop
+        self._incarnation = incarnation
+        self._least = least
+        self._limit = limit
+        self._count = 0
+        self._through: defaultdict[str, _Beyond] = defaultdict(_Beyond)  # by an agent that relays for other hosts
+
+    def takes(self, count: int, size: int) -> bool:
+        """Whether a call on so many ranks, with a body of this size, may go through agents."""
+        return count >= self._least > 0 and size <= MOST_BYTES and bool(self._agents) and self._limit >= LEAST_LIMIT
+
+    def add_agent(self, agent: Address) -> None:
+        """Send casts for the nodes of a host through its agent from now on."""
+        self._agents[host_of(agent)] = agent
+        self._grouped.clear()
+
+    def remove_agent(self, agent: Address) -> None:
+        """Send nothing through this agent any more."""
+        self._agents.pop(host_of(agent), None)
+        self._grouped.clear()
+
+    def group(self, targets: Sequence[Target]) -> Groups:
+        """Return the targets, by index, that agents can reach; an agent with a single one does not help."""
+        known = self._grouped.get(id(targets))
+        if known is not None and known[0] is targets:
+            return known[1].copy()
+        groups: Groups = {}
+        for index, target in enumerate(targets):
+            if (agent := self._agents.get(host_of(target.address))) is not None:
+                groups.setdefault(agent, []).append(index)
+        groups = {agent: indices for agent, indices in groups.items() if len(indices) > 1}
+        if isinstance(targets, tuple):  # the same for every call on a mesh
+            if len(self._grouped) >= REMEMBERED_MESHES:
+                self._grouped.clear()
+            self._grouped[id(targets)] = targets, groups
+        return groups.copy()
+
+    def send(
+        self,
+        frames: CallFrames,
+        targets: Sequence[Target],
+        calls: Sequence[int],
+        first: int,
+        groups: Groups,
+        fail: Fail,
+    ) -> None:
+        """Send a call to the grouped targets; `first` is the rank of the first target.
+
+        `fail` gets the index of each target that is gone, on the I/O thread.
+        """
+        parts = []
+        for agent, indices in groups.items():
+            streams = self._routes.expect_casts([targets[index].address.node for index in indices])
+            parts.append((agent, list(zip(indices, streams, strict=True))))
+        # The I/O thread alone numbers casts. A Ctrl-C here cannot leave a gap that a receiver would wait for.
+        self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, parts, fail))
+
+    def _send(
+        self,
+        frames: CallFrames,
+        targets: Sequence[Target],
+        calls: Sequence[int],
+        first: int,
+        parts: Sequence[tuple[Address, Sequence[tuple[int, Stream]]]],
+        fail: Fail,
+    ) -> None:
+        self._count += 1
+        routes, groups = self._routes, []
+        streams, down, incarnation_of = routes.streams, routes.down, routes.incarnation_of
+        for agent, receivers in parts:
+            aimed = []
+            for index, stream in receivers:
+                to = targets[index].address
+                node = to.node
+                if node in down or streams.get(node) is not stream:  # it has ended, and perhaps restarted
+                    fail(index, PeerGone("it has restarted since"))
+                    continue
+                try:
+                    if stream.direct > stream.marked:
+                        routes.mark(to, stream)
+                except PeerGone as gone:
+                    fail(index, gone)
+                    continue
+                stream.casts += 1
+                stream.done += 1  # after `casts`: from here on, a direct message needs a fence
+                number, rank = stream.casts, first + index
+                aimed.append(CastTarget(node, calls[index], rank, number, stream.mark, incarnation_of(node)))
+            if aimed:
+                groups.append(CastGroup(agent, aimed))
+        template = bytes(frames.template)
+        for part in _split(groups):
+            self._remember(part)
+            place = frames.number_at, frames.rank_at
+            cast = Cast(routes.own.node, routes.own, self._incarnation, self._count, part, *place)
+            try:
+                routes.send(part[0].agent, pack(cast, (template,), self._limit))
+            except PeerGone:
+                # The Down of its workers fails their calls.
+                self.lose(part[0].agent.node)
+
+    # -- the end of an agent that relays for other hosts ----------------------------------
+
+    def _remember(self, part: Sequence[CastGroup], via: Sequence[str] = ()) -> None:
+        head, *rest = part
+        for agent in via:
+            beyond = self._through[agent]
+            beyond.nodes.update([target.node for target in head.targets])
+            while beyond.casts and not any(self._table.is_open(target.call) for target in beyond.casts[0]):
+                beyond.casts.popleft()
+            if head.targets[0].call:
+                beyond.casts.append(head.targets)
+        for below in _split(rest):
+            self._remember(below, (*via, head.agent.node))
+
+    def note_end(self, report: ExitReport) -> None:
+        """Handle the end of a node."""
+        if report.node in self._through:
+            self.lose(report.node)
+
+    def lose(self, agent: str) -> None:
+        """Fail the pending casts that this agent relayed to other hosts: they, or their replies, may be lost."""
+        beyond = self._through.pop(agent, None)
+        if beyond is None:
+            return
+        logger.warning("the host agent %s has ended: broadcasts that it relayed just before may be lost", agent)
+        for target in itertools.chain.from_iterable(beyond.casts):
+            if target.call and (found := self._table.take(target.call)) is not None:
+                text = (
+                    f"the call to {target.node} went through the host agent {agent}, which has ended; it may have run"
+                )
+                found[0].refuse(found[1], SupervisionError(f"{text}. Call it again if that is safe"))
+        for node in beyond.nodes:
+            stream, to = self._routes.streams.get(node), self._routes.find(node)
+            if stream is not None and to is not None and node not in self._routes.down:
+                self._routes.give_up_casts(to, stream)
+
+
+class _Beyond:
+    """What an agent has relayed to other hosts: the nodes there, and the casts whose replies are not all here."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self.casts: deque[list[CastTarget]] = deque()
+
+
+def _split(groups: Sequence[CastGroup]) -> list[list[CastGroup]]:
+    """Split groups into at most `FAN_OUT` parts; the agent of the first group of each part relays to the others."""
+    size = -(-len(groups) // FAN_OUT)
+    return [list(groups[start : start + size]) for start in range(0, len(groups), size or 1)]
+
+
+class Relay:
+    """Forwards the casts of other nodes to the workers of this host, and gathers their replies. For the I/O thread."""
+
+    def __init__(self, routes: Routes, loop: IoLoop, limit: int) -> None:
+        self.gather_seconds = GATHER_SECONDS
+        self._routes = routes
+        self._loop = loop
+        self._limit = limit
+        # By caller and cast: the replies to come, and the node that the cast came from.
+        self._open: OrderedDict[tuple[str, int], _OpenCast] = OrderedDict()
+        self._early: dict[str, list[tuple[int, Address, Buffer]]] = {}  # by node: incarnation, address, frame
+        self._bundles: dict[tuple[Address, Address], _Bundle] = {}  # by caller and next node
+
+    def on_cast(self, cast: Cast, body: Body) -> None:
+        routes, origin = self._routes, cast.origin
+        routes.learn(origin)
+        own, *others = cast.groups
+        count = self._forward(cast, own, bytes(body[0]))
+        for part in _split(others):
+            passed = msgspec.structs.replace(cast, sender=routes.own.node, groups=part)
+            routes.learn(part[0].agent)
+            with contextlib.suppress(PeerGone):  # the caller gets the Down of that host
+                routes.send(part[0].agent, pack(passed, body, self._limit))
+                count += sum(len(group.targets) for group in part)
+        if own.targets[0].call and count:
+            self._open[origin.node, cast.cast] = _OpenCast(count, routes.address_of(cast.sender))
+            if len(self._open) > REMEMBERED:
+                self._open.popitem(last=False)
+
+    def _forward(self, cast: Cast, group: CastGroup, template: bytes) -> int:
+        """Send the call to each worker; return to how many. The caller gets the Down of one that has ended."""
+        routes, count = self._routes, 0
+        name, prefix = routes.own.node, host_of(routes.own)
+        for target in group.targets:
+            node = target.node
+            frame = fill_in(template, cast.number_at, target.call, cast.rank_at, target.rank)
+            relayed = Relayed(name, cast.origin, cast.incarnation, cast.cast, target.number, target.mark)
+            to, packed = Address(node, prefix + node), pack(relayed, (frame,), self._limit)
+            if target.incarnation > routes.incarnation_of(node):  # the caller restarts it, and this agent is about to
+                self._early.setdefault(node, []).append((target.incarnation, to, packed))
+                count += 1
+            elif target.incarnation == routes.incarnation_of(node):
+                with contextlib.suppress(PeerGone):
+                    routes.send(to, packed)
+                    count += 1
+        return count
+
+    def note_restarted(self, node: str) -> None:
+        """Send the casts that have waited for the restart of a worker."""
+        for incarnation, to, packed in self._early.pop(node, ()):
+            if incarnation == self._routes.incarnation_of(node):
+                with contextlib.suppress(PeerGone):
+                    self._routes.send(to, packed)
+
+    def on_gathered(self, gathered: Gathered, body: Body) -> None:
+        """Add replies to a caller elsewhere."""
+        to, complete = gathered.to, set()
+        for reply in gathered.replies:
+            key = to.node, reply.cast
+            cast = self._open.get(key)
+            place = to, to if cast is None or cast.parent.node in self._routes.down else cast.parent
+            bundle = self._bundles.get(place)
+            if bundle is None:
+                bundle = self._bundles[place] = _Bundle()
+                self._loop.call_later(self.gather_seconds, functools.partial(self._send_on, place, bundle))
+            bundle.replies.append(reply)
+            bundle.size += len(reply.body)
+            if cast is not None:
+                cast.missing -= 1
+                if not cast.missing:
+                    del self._open[key]
+            if bundle.size > BUNDLE_BYTES or (cast is not None and not cast.missing):
+                complete.add(place)
+        for place in complete:
+            self._send_on(place, self._bundles[place])
+
+    def _send_on(self, place: tuple[Address, Address], bundle: _Bundle) -> None:
+        if self._bundles.get(place) is not bundle:  # sent before
+            return
+        del self._bundles[place]
+        to, next_node = place
+        with contextlib.suppress(PeerGone):  # the caller has ended, or gets the Down of the agent between
+            self._routes.send(next_node, pack(Gathered(self._routes.own.node, to, bundle.replies), (), self._limit))
+
+    def send_all_on(self) -> None:
+        """Send on all gathered replies, before the Down of a node that some of them may come from."""
+        for place, bundle in list(self._bundles.items()):
+            self._send_on(place, bundle)
+
+
+class _OpenCast:
+    """A cast with replies to come."""
+
+    __slots__ = ("missing", "parent")
+
+    def __init__(self, missing: int, parent: Address) -> None:
+        self.missing = missing
+        self.parent = parent
+
+
+class _Bundle:
+    """Gathered replies."""
+
+    __slots__ = ("replies", "size")
+
+    def __init__(self) -> None:
+        self.replies: list[GatheredReply] = []
+        self.size = 0
+
+
+class CastReceiver:
+    """Receives casts for this node and gathered replies to it, each in its turn among the direct messages.
+
+    For the I/O thread, except for replies.
+    """
+
+    handle: Handle  # handles a message of another node; that of the dispatch
+
+    def __init__(self, routes: Routes, relay: Relay, *, first: int, limit: int) -> None:
+        self.held: dict[str, Inbound] = {}  # of the nodes whose direct messages wait now
+        self._routes = routes
+        self._relay = relay
+        self._first = first  # the lowest call number of this process; earlier calls are of the process before
+        self._limit = limit
+        # By node and incarnation: a cast may arrive before the Hello of the process that has sent it.
+        self._inbound: defaultdict[tuple[str, int], Inbound] = defaultdict(Inbound)
+        self._owed: dict[tuple[str, int], tuple[Address, int]] = {}  # by caller and call: the agent, and the cast
+        self._left: set[str] = set()  # callers that another process is about to replace
+
+    def hold(self, sender: str, item: Callable[[], object]) -> None:
+        """Handle a direct message of a node in `held` in its turn."""
+        self._inbound_of(sender).add_direct(item)
+        self._look(sender)
+
+    def on_relayed(self, relayed: Relayed, body: Body) -> None:
+        sender = relayed.origin.node
+        self._routes.learn(relayed.origin)
+        item = functools.partial(self._receive, relayed, body[0])
+        self._inbound[sender, relayed.incarnation].add_cast(relayed.number, relayed.mark, item)
+        self._look(sender)
+
+    def _receive(self, relayed: Relayed, frame: Buffer) -> None:
+        call, body = unpack(frame)
+        if not isinstance(call, Call) or call.sender != relayed.origin.node or isinstance(body, BodyElsewhere):
+            raise RefusedMessage(f"a cast of {relayed.origin.node!r} that is not a call")
+        if call.call and call.sender not in self._left:
+            self._owed[call.sender, call.call] = self._routes.address_of(relayed.sender), relayed.cast
+        self.handle(call, body)
+
+    def on_gathered(self, gathered: Gathered, body: Body) -> None:
+        if gathered.to.node != self._routes.own.node:
+            return self._relay.on_gathered(gathered, body)
+        inbound_of, first = self._inbound_of, self._first
+        for each in gathered.replies:
+            reply, parts = Reply(each.node, each.call, each.status, each.rank), [each.body]
+            # The marks of an adopted call have arrived at the process before.
+            inbound = inbound_of(each.node)
+            if each.mark > inbound.marks and each.call >= first:
+                inbound.add_reply(each.mark, functools.partial(self.handle, reply, parts))
+            else:
+                self.handle(reply, parts)
+        return None
+
+    def on_mark(self, mark: Mark, body: Body) -> None:
+        self._inbound_of(mark.sender).set_mark(mark.number)
+        self._look(mark.sender)
+
+    def on_fence(self, fence: Fence, body: Body) -> None:
+        inbound = self._inbound_of(fence.sender)
+        if fence.is_lost:
+            inbound.give_up(fence.number)
+        else:
+            inbound.set_fence(fence.number)
+        self._look(fence.sender)
+
+    def _inbound_of(self, node: str) -> Inbound:
+        return self._inbound[node, self._routes.incarnation_of(node)]
+
+    def _look(self, sender: str) -> None:
+        inbound = self._inbound_of(sender)
+        if inbound.holds:
+            self.held[sender] = inbound
+        else:
+            self.held.pop(sender, None)
+
+    # -- replies to casts, from any thread -------------------------------------------------
+
+    def owes(self, to: str, call: int) -> bool:
+        """Whether this call came as a cast, and has no reply yet."""
+        return bool(self._owed) and (to, call) in self._owed
+
+    def drop(self, to: str, call: int) -> None:
+        """Forget a call that gets no reply, or gets it another way."""
+        if self._owed:
+            self._owed.pop((to, call), None)
+
+    def reply(self, to: str, reply: Reply, body: Body) -> bool:
+        """Send the reply to a cast to its agent, from the calling thread; return False if it must be sent directly."""
+        found = self._owed.pop((to, reply.call), None)
+        if found is None or len(body) != 1 or len(body[0]) > MOST_BYTES or reply.status == "sent":
+            return False
+        agent, cast = found
+        routes = self._routes
+        caller, own = routes.address_of(to), routes.own.node
+        try:
+            mark = routes.mark(caller, routes.stream_to(to))
+            gathered = GatheredReply(own, reply.call, reply.status, reply.rank, bytes(body[0]), cast, mark)
+            routes.send(agent, pack(Gathered(own, caller, [gathered]), (), self._limit))
+        except PeerGone:
+            return False
+        return True
+
+    # -- ends ------------------------------------------------------------------------------
+
+    def note_end(self, report: ExitReport) -> None:
+        """Handle the replies of an ended node that have arrived."""
+        if (inbound := self._inbound.get((report.node, self._routes.incarnation_of(report.node)))) is not None:
+            inbound.release_replies()
+
+    def forget(self, node: str) -> None:
+        """Start anew with a node: another incarnation is about to be registered."""
+        self._inbound.pop((node, self._routes.incarnation_of(node)), None)
+        self.held.pop(node, None)
+        self._left.discard(node)
+
+    def stay(self, node: str) -> None:
+        """Send later replies to a node as before: it has not been replaced."""
+        self._left.discard(node)
+
+    def leave(self, node: str) -> None:
+        """Send later replies to a node directly: another process is about to replace it, and they must be held."""
+        self._left.add(node)
+        for key in [key for key in items_of(self._owed) if key[0][0] == node]:
+            self._owed.pop(key[0], None)

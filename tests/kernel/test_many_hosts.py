@@ -1,0 +1,88 @@
+"""`%mesh up --hosts` in a kernel: meshes on several hosts, which are agents of their own on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook
+
+pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
+AGENT = "meshbook.runtime.hosts.agent"
+
+
+def agents(notebook: Notebook) -> list[psutil.Process]:
+    """The agents of hosts beyond the kernel's own."""
+    kernel = psutil.Process(int(notebook.run("import os; os.getpid()").result or 0))
+    return [each for each in kernel.children() if each.cmdline()[2:4] == ["-m", AGENT]]
+
+
+def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> None:
+    up = bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
+    first, last = up.displays[0]["text/plain"], up.updates[-1]["text/plain"]
+    assert first == "waiting for hosts"
+    assert any("starting hosts" in each["text/plain"] for each in up.updates)
+    assert last.startswith("mesh: 2 ranks (hosts=2, gpus=1), on CPU (no GPU there), on local:2; ranks 0-1 up in ")
+    assert bare_notebook.run("%mesh up --hosts local:2 --gpus 1").stdout.endswith("; already up\n")
+    started = agents(bare_notebook)
+    assert len(started) == 2
+
+    bare_notebook.run("%mesh up --hosts mesh --name judge --shape a=2")
+    assert len(agents(bare_notebook)) == 2, "no new ones"
+    here = bare_notebook.run("%%mesh judge\nimport os, psutil\npsutil.Process().ppid(), dict(point)").result or ""
+    assert "judge[3]" in here
+    assert "{'hosts': 1, 'a': 1}" in here
+    status = bare_notebook.run("%mesh status judge").stdout.splitlines()
+    assert status[1] == "  hosts: local-0 (ranks 0-1), local-1 (ranks 2-3)"
+
+    shown = str(bare_notebook.run("%mesh dash judge").displays)
+    assert "local-0" in shown
+    assert "local-1" in shown
+
+    bare_notebook.run("%mesh down mesh")
+    assert len(agents(bare_notebook)) == 2, "the other mesh needs them"
+    bare_notebook.run("%mesh down judge")
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+
+
+def test_a_host_that_is_lost_is_named_and_the_rest_ends_with_the_mesh(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
+    started = agents(bare_notebook)
+    try:
+        os.kill(started[1].pid, signal.SIGKILL)
+        failed = bare_notebook.run_failing("%%mesh\nimport time\ntime.sleep(600)")
+        assert "rank 1" in failed.error["evalue"]
+        lines = bare_notebook.run("%mesh status").stdout.splitlines()
+        assert lines[1:3] == ["  hosts: local-0 (rank 0)", "  lost hosts: local-1 (rank 1)"]
+    finally:
+        bare_notebook.run("%mesh down")
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+
+
+def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: Notebook) -> None:
+    """The launcher's own output is shown, with the name of the host."""
+    bare_notebook.run(
+        "from pathlib import Path\n"
+        "_ = Path('cluster.toml').write_text('''[lab]\nlauncher = \"command\"\n"
+        'commands = {good = [], bad = ["sh", "-c", "echo the reason >&2; exit 3", "sh"]}\n\'\'\')'
+    )
+    failed = bare_notebook.run_failing("%mesh up --hosts cluster.toml")
+    assert failed.error["ename"] == "MeshError"
+    assert "host bad" in failed.error["evalue"]
+    assert "the reason" in failed.error["evalue"]
+    failed = bare_notebook.run_failing("%mesh up --hosts local:1 --shape hosts=2")
+    assert "'hosts' already" in failed.error["evalue"]
+    assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
+    assert psutil.wait_procs(agents(bare_notebook), timeout=PATIENCE)[1] == []
+    # Hosts of the user stay when a mesh on them ends.
+    bare_notebook.run("import meshbook\nmine = meshbook.hosts.local(1)\n%mesh up --hosts mine --gpus 1\n%mesh down")
+    [agent] = agents(bare_notebook)
+    bare_notebook.run("mine.shutdown().get()")
+    assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []

@@ -1,0 +1,57 @@
+"""The data of a dashboard: progress bars merged over ranks, and which ranks are idle."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from meshbook.magics.dashboard.notebook_source import MOST, bars_of, mark_idle
+from meshbook.runtime.telemetry.vitals import Activity, Vitals
+
+
+def _row(title: str, count: int, total: int = 10) -> str:
+    drawn = "█" * count
+    times = f"[00:0{count}<00:0{total - count}, 1.00it/s]"
+    return f"{title}: {100 * count // total:3d}%|{drawn:<10}| {count}/{total} {times}\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({}, []),
+        ({0: "loss 0.5\n"}, []),
+        ({0: _row("train", 6)}, [(0.6, (0,), 0.6, 0.6)]),
+        ({1: _row("train", 4), 0: _row("train", 6), 2: _row("train", 9)}, [(0.6, (0, 1, 2), 0.4, 0.9)]),
+        ({0: "\x1b[32m" + _row("train", 5).rstrip() + "\x1b[0m\n"}, [(0.5, (0,), 0.5, 0.5)]),
+        ({0: _row("epoch 1", 2) + _row("train", 5)}, [(0.2, (0,), 0.2, 0.2), (0.5, (0,), 0.5, 0.5)]),
+        ({0: _row("epoch 1", 2), 1: _row("epoch 2", 4)}, [(0.4, (0, 1), 0.2, 0.4)]),
+        ({0: "read: 512rows [00:03, 170.00rows/s]\n"}, []),  # without an end there is no part that is done
+    ],
+)
+def test_bars_with_the_same_title_are_merged(
+    rows: dict[int, str], expected: list[tuple[float, tuple[int, ...], float, float]]
+) -> None:
+    found = [(bar.fraction, tuple(bar.ranks), bar.low, bar.high) for bar in bars_of(rows)]
+    assert found == expected
+
+
+def test_a_bar_has_the_slowest_rank() -> None:
+    (bar,) = bars_of({0: _row("train", 9), 1: _row("train", 2), 2: _row("train", 8)})
+    assert bar.text.startswith("train: ")
+    assert bar.text.endswith("r1 slowest")
+
+
+def test_the_number_of_bars_is_limited() -> None:
+    titles = [chr(ord("a") + number) * 3 for number in range(MOST + 5)]
+    assert len(bars_of({0: "".join(_row(title, 1) for title in titles)})) == MOST
+
+
+def test_a_rank_is_idle_until_its_first_heartbeat_after_a_cell() -> None:
+    activity = np.full(4, Activity.IN_COLLECTIVE, np.uint8)
+    vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf], np.float32))
+    assert mark_idle(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
+        Activity.IDLE,
+        *[Activity.IN_COLLECTIVE] * 3,
+    ]
