@@ -13,6 +13,7 @@ controller:
 ranks:
 
 - `hosted`        `HostedModule`: the module, its forward and backward on this rank's part of the batch
+- `batches`       this rank's part of the inputs, and whole tensors from the ranks' outputs; sums of gradients
 - `outputs`       which dimension of an output is the batch, found with a twin of the module that has fake parameters
 - `batch_norm`    batch normalization with the statistics of the whole batch
 

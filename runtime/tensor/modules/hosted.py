@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,20 +20,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.nn.modules.batchnorm import BatchNorm
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import PeerFailed
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.modules.batch_norm import WholeBatchStatistics
-from meshbook.runtime.tensor.modules.outputs import OutputLayout, Twin, layouts_of, trusted_layouts
+from meshbook.runtime.tensor.modules.batches import Batch, BatchParts, align_gradient, sum_over_groups
+from meshbook.runtime.tensor.modules.outputs import OutputLayout, Twin, find_layouts, trusted_layouts
 from meshbook.runtime.tensor.modules.plans import ModulePlan
-from meshbook.runtime.tensor.sharded import placing, views
+from meshbook.runtime.tensor.sharded import placing
 from meshbook.runtime.tensor.sharded.operators import ShardedOperators
 
-BUCKET: Final = 16 << 20  # elements of gradients that are summed in one collective
 PLAIN: Final = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 
 
@@ -74,21 +74,12 @@ class Elsewhere:
 
 
 @dataclass
-class _Batch:
-    """How the inputs of a forward are sharded."""
-
-    dims: tuple[int, ...] = ()  # of the mesh
-    own_rows: int = 0  # entries on this rank
-    rows: int = 0
-
-
-@dataclass
 class Run:
     """A forward that a backward can follow."""
 
     owner: HostedModule
     key: int
-    batch: _Batch
+    batch: Batch
     inputs: list[tuple[Tensor, DTensor]]  # this rank's part, and the whole tensor
     outputs: list[tuple[Tensor, OutputLayout]]
 
@@ -101,6 +92,7 @@ class HostedModule:
         self._mesh: DeviceMesh = operators.mesh
         self._plan = plan
         self._rule = outputs
+        self._batches = BatchParts(operators.mesh, plan)
         self._layouts: dict[Any, list[OutputLayout]] = {}
         self._described: dict[int, list[Any]] = {}  # what forward returns, by key
         self._present: dict[Any, Sequence[bool]] = {}  # which gradients backward returns
@@ -124,7 +116,7 @@ class HostedModule:
 
     def _collect(self) -> None:
         self._parts = dict(self._module.named_modules())
-        self._has_batch_norm = any(isinstance(each, _BatchNorm) for each in self._parts.values())
+        self._has_batch_norm = any(isinstance(each, BatchNorm) for each in self._parts.values())
         self._parameters = list(self._module.parameters())
         self._buffers = list(self._module.buffers())
         self._owned_buffers = [
@@ -194,7 +186,7 @@ class HostedModule:
             self._set(setting)
             leaves, spec = tree_flatten(tree)
             tensors = [each for each in leaves if isinstance(each, Tensor)]
-            batch, own = self._take_inputs(tensors, wanted)
+            batch, own = self._batches.take(tensors, wanted)
             given = iter(own)
             args, kwargs = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
             is_inside = self._communicates(batch)
@@ -203,14 +195,18 @@ class HostedModule:
             is_inside = False
             self._restore_buffers()
             found = [each for each in returned if isinstance(each, Tensor)]
-            layouts = self._layouts_of((key, batch.dims), path, (args, kwargs), tensors, found, batch)
-            whole = iter([self._whole(each, layout, batch) for each, layout in zip(found, layouts, strict=True)])
+            case = key, batch.dims
+            if case not in self._layouts:
+                self._layouts[case] = self._find_layouts(path, (args, kwargs), tensors, found, batch)
+            layouts = self._layouts[case]
+            pairs = list(zip(found, layouts, strict=True))
+            whole = iter([self._batches.whole(each, layout, batch) for each, layout in pairs])
             returned = [next(whole) if isinstance(each, Tensor) else _plain(each) for each in returned]
             self._check_known(key, returned, known)
             result = tree_unflatten(returned, result_spec), [each.requires_grad for each in found]
             if not setting.has_grad:
                 self._reshard()
-            run = Run(self, key, batch, list(zip(own, tensors, strict=True)), list(zip(found, layouts, strict=True)))
+            run = Run(self, key, batch, list(zip(own, tensors, strict=True)), pairs)
         except Exception as caught:
             error = caught
         if self._agree(error, drew, drew if known else None, is_inside=is_inside)[0]:
@@ -237,43 +233,20 @@ class HostedModule:
             for parameter, trained in zip(self._parameters, setting.trained, strict=True):
                 parameter.requires_grad_(trained)
 
-    def _take_inputs(self, tensors: Sequence[DTensor], wanted: Sequence[bool]) -> tuple[_Batch, list[Tensor]]:
-        """Return how the batch is sharded, and this rank's part of each tensor."""
-        batch = _Batch()
-        taken = []
-        for tensor, wants_grad in zip(tensors, wanted, strict=True):
-            views.refresh(tensor)
-            placements = self._placements_for(tensor)
-            held = placing.redistribute(tensor, placements)
-            dims = tuple(dim for dim, each in enumerate(placements) if isinstance(each, Shard))
-            if dims and placing.has_empty_shard(held):
-                raise ValueError(
-                    f"a batch of {tensor.shape[0]} entries leaves some ranks without any: use a larger batch, or "
-                    "replicate it"
-                )
-            if dims and batch.dims and (batch.dims, batch.rows) != (dims, tensor.shape[0]):
-                raise ValueError(
-                    f"the arguments are sharded differently: {batch.rows} entries over {self._names(batch.dims)}, and "
-                    f"{tensor.shape[0]} over {self._names(dims)}; redistribute one of them"
-                )
-            local = placing.local_of(held)
-            if dims:
-                batch = _Batch(dims, local.shape[0], tensor.shape[0])
-            taken.append(local.detach().requires_grad_(wants_grad))
-        return batch, taken
-
-    def _placements_for(self, tensor: DTensor) -> list[Placement]:
-        """Return the placements that the module takes: its batch may be sharded, all else is whole."""
-        return [
-            each if dim in self._plan.data_dims and each == Shard(0) and self._mesh.size(dim) > 1 else Replicate()
-            for dim, each in enumerate(tensor.placements)
-        ]
-
-    def _names(self, dims: Iterable[int]) -> str:
-        return ", ".join(self._plan.dims[dim] for dim in dims)
+    def _find_layouts(
+        self, path: str, given: Any, tensors: Sequence[Tensor], outputs: Sequence[Tensor], batch: Batch
+    ) -> list[OutputLayout]:
+        own = [each.shape for each in outputs]
+        if self._rule == "batch" and batch.dims:
+            return trusted_layouts(own, batch.own_rows)
+        if self._rule == "batch" or not (batch.dims or self._plan.tensor_parallel):
+            return [OutputLayout(None)] * len(own)
+        rows = batch.own_rows, batch.rows
+        layouts = find_layouts(self._twin, path, given, [each.shape for each in tensors], own, rows, self._rule)
+        return layouts if batch.dims else [OutputLayout(None)] * len(own)
 
     @contextlib.contextmanager
-    def _running(self, batch: _Batch, setting: Setting, drew: list[bool]) -> Iterator[None]:
+    def _running(self, batch: Batch, setting: Setting, drew: list[bool]) -> Iterator[None]:
         enabled, dtype = setting.autocast
         with (
             self._random(batch, drew),
@@ -283,7 +256,7 @@ class HostedModule:
         ):
             yield
 
-    def _statistics(self, batch: _Batch) -> contextlib.AbstractContextManager[Any]:
+    def _statistics(self, batch: Batch) -> contextlib.AbstractContextManager[Any]:
         if not batch.dims:
             return contextlib.nullcontext()
         groups = [self._mesh.get_group(dim) for dim in batch.dims]
@@ -291,7 +264,7 @@ class HostedModule:
         return context
 
     @contextlib.contextmanager
-    def _random(self, batch: _Batch, drew: list[bool]) -> Iterator[None]:
+    def _random(self, batch: Batch, drew: list[bool]) -> Iterator[None]:
         """Draw the numbers that one process draws if the batch is whole, else others for each part of it.
 
         `drew` gets whether any was drawn for a part.
@@ -320,67 +293,6 @@ class HostedModule:
             if buffer is not None and present is not None and present is not buffer:
                 owner._buffers[name] = buffer.copy_(present.detach())
 
-    def _layouts_of(
-        self, case: Any, path: str, given: Any, tensors: Sequence[Tensor], outputs: Sequence[Tensor], batch: _Batch
-    ) -> list[OutputLayout]:
-        if case not in self._layouts:
-            self._layouts[case] = self._find_layouts(path, given, tensors, outputs, batch)
-        return self._layouts[case]
-
-    def _find_layouts(
-        self, path: str, given: Any, tensors: Sequence[Tensor], outputs: Sequence[Tensor], batch: _Batch
-    ) -> list[OutputLayout]:
-        """`given` are this rank's arguments, `tensors` the whole ones among them."""
-        own = [each.shape for each in outputs]
-        if self._rule == "batch":
-            return trusted_layouts(own, batch.own_rows) if batch.dims else [OutputLayout(None)] * len(own)
-        if not (batch.dims or self._plan.tensor_parallel):
-            return [OutputLayout(None)] * len(own)
-        try:
-            parts = [each.shape for each in tree_leaves(given) if isinstance(each, Tensor)]
-            expected = self._twin.shapes_of(path, given, parts)
-            whole = self._twin.shapes_of(path, given, [each.shape for each in tensors])
-        except Exception as error:
-            raise RuntimeError(
-                "the module cannot be run on fake tensors, which tells where the batch is in its outputs: pass "
-                "outputs='batch' to module_to_mesh() if it is the first dimension of each"
-            ) from error
-        if expected != own:
-            raise ValueError(
-                f"the module returned the shapes {[tuple(each) for each in own]} instead of "
-                f"{[tuple(each) for each in expected]}: its plan leaves an output sharded, such as that of a 'colwise' "
-                "layer without a 'rowwise' one behind it"
-            )
-        if not batch.dims:
-            return [OutputLayout(None)] * len(own)
-        return layouts_of(own, whole, (batch.own_rows, batch.rows), self._rule)
-
-    def _whole(self, output: Tensor, layout: OutputLayout, batch: _Batch) -> DTensor:
-        """Return an output as a tensor on the whole mesh."""
-        if isinstance(output, DTensor):
-            raise TypeError(
-                f"the module returned a sharded tensor, ({', '.join(map(str, output.placements))}): let the last "
-                "layer's style return a local tensor, as use_local_output=True does"
-            )
-        value = output.detach()
-        if layout.is_mean:
-            value = value * (batch.own_rows / batch.rows)
-            for dim in batch.dims:
-                dist.all_reduce(value, group=self._mesh.get_group(dim))
-        if layout.batch_dim is None:
-            return placing.wrap(value, self._mesh)
-        shape = [*value.shape]
-        shape[layout.batch_dim] = batch.rows
-        stride = placing.dense_stride(shape, value.stride())
-        placements = self._placements_along(layout.batch_dim, batch)
-        laid_out = placing.with_order_of(value, stride)
-        return DTensor.from_local(
-            laid_out, self._mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-        )
-
-    def _placements_along(self, dim: int, batch: _Batch) -> list[Placement]:
-        return [Shard(dim) if index in batch.dims else Replicate() for index in range(self._mesh.ndim)]
-
     # -- backward ---------------------------------------------------------------------
 
     def backward(
@@ -402,7 +314,7 @@ class HostedModule:
             for leaf in leaves:
                 leaf.grad = None
             pairs = [
-                (output, self._part_of(gradient, layout, run.batch))
+                (output, self._batches.part_of(gradient, layout, run.batch))
                 for (output, layout), gradient in zip(run.outputs, gradients, strict=True)
                 if gradient is not None and output.requires_grad
             ]
@@ -428,28 +340,22 @@ class HostedModule:
             )
         split = len(run.inputs)
         results: list[DTensor | None] = [
-            self._input_gradient(each, source, run.batch)
+            self._batches.input_gradient(each, source, run.batch)
             for each, (_, source) in zip(found[:split], run.inputs, strict=True)
         ]
         parts = [
-            _part_of_gradient(each, parameter) if there else None
+            align_gradient(each, parameter) if there else None
             for each, parameter, there in zip(found[split:], self._parameters, expected[split:], strict=True)
         ]
-        self._sum_over_ranks([each for each in parts if each is not None], run.batch)
+        # FSDP has summed along its own dimension.
+        dims = [dim for dim in run.batch.dims if self._plan.dims[dim] != self._plan.fsdp]
+        groups = [self._mesh.get_group(dim) for dim in dims]
+        sum_over_groups([each for each in parts if each is not None], groups)
         for part, parameter in zip(parts, self._parameters, strict=True):
             results.append(None if part is None else self._like(part, parameter))
         return results
 
-    def _part_of(self, gradient: DTensor, layout: OutputLayout, batch: _Batch) -> Tensor:
-        """Return the gradient of this rank's output."""
-        views.refresh(gradient)
-        if layout.batch_dim is None:
-            whole = placing.gather(gradient)
-            return whole * (batch.own_rows / batch.rows) if layout.is_mean else whole
-        wanted = self._placements_along(layout.batch_dim, batch)
-        return placing.local_of(placing.redistribute(gradient, wanted))
-
-    def _set_divisor(self, batch: _Batch) -> None:
+    def _set_divisor(self, batch: Batch) -> None:
         """Let FSDP sum over ranks with different entries, and average over ranks with the same."""
         if self._plan.fsdp is None:
             return
@@ -464,30 +370,6 @@ class HostedModule:
         for part in self._parts.values():
             if isinstance(part, FSDPModule):
                 part.reshard()
-
-    def _input_gradient(self, gradient: Tensor | None, source: DTensor, batch: _Batch) -> DTensor | None:
-        """Return the gradient of an input on the whole mesh."""
-        if gradient is None:
-            return None
-        held = self._placements_for(source)
-        # Each rank has the part that its entries of the batch contribute.
-        placements = [
-            Partial() if dim in batch.dims and not isinstance(each, Shard) else each for dim, each in enumerate(held)
-        ]
-        layout = {"shape": source.shape, "stride": placing.dense_stride(source.shape, gradient.stride())}
-        made = DTensor.from_local(gradient, self._mesh, placements, run_check=False, **layout)
-        wanted = [each if isinstance(each, Shard) else Replicate() for each in source.placements]
-        return placing.redistribute(made, wanted)
-
-    def _sum_over_ranks(self, gradients: Sequence[Tensor], batch: _Batch) -> None:
-        """Sum gradients in place over the ranks with other entries of the batch; FSDP has summed its own."""
-        dims = [dim for dim in batch.dims if self._plan.dims[dim] != self._plan.fsdp]
-        for bucket in _buckets(gradients if dims else ()):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            for dim in dims:
-                dist.all_reduce(flat, group=self._mesh.get_group(dim))
-            for each, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
-                each.copy_(part.view(each.shape))
 
     def _like(self, part: Tensor, parameter: Tensor) -> DTensor:
         if not isinstance(parameter, DTensor):
@@ -529,33 +411,10 @@ class HostedModule:
             raise error
         return flags
 
-    def _communicates(self, batch: _Batch) -> bool:
+    def _communicates(self, batch: Batch) -> bool:
         """Return whether the ranks communicate while the module runs."""
         return bool(self._plan.fsdp or self._plan.tensor_parallel or (batch.dims and self._has_batch_norm))
 
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, PLAIN) else Elsewhere(type(value).__name__)
-
-
-def _part_of_gradient(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter's gradient, with the parameter's placement; zeros if it has none."""
-    own = placing.local_of(parameter) if isinstance(parameter, DTensor) else parameter
-    if gradient is None:
-        return torch.zeros_like(own)
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-        gradient = placing.local_of(gradient.redistribute(placements=parameter.placements))
-    # Laid out as the parameter, which is what the controller takes for granted.
-    return gradient if gradient.stride() == own.stride() else torch.empty_like(own).copy_(gradient)
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in groups of one dtype, of limited size."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        bucket = by_dtype.setdefault(tensor.dtype, [])
-        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > BUCKET:
-            yield bucket
-            bucket = by_dtype[tensor.dtype] = []
-        bucket.append(tensor)
-    yield from by_dtype.values()

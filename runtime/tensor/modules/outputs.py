@@ -63,6 +63,38 @@ class Twin:
         return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
+def find_layouts(
+    twin: Twin,
+    path: str,
+    given: tuple[Any, Any],
+    whole_shapes: Sequence[torch.Size],
+    own: Sequence[torch.Size],
+    rows: tuple[int, int],
+    rule: str,
+) -> list[OutputLayout]:
+    """Return the layouts of outputs that have the shapes `own` on this rank.
+
+    `given` are this rank's arguments, and `whole_shapes` are the shapes of the whole tensors among them. `rows` are the
+    entries of the batch on this rank and of all; equal ones if it is not sharded.
+    """
+    try:
+        parts = [each.shape for each in tree_leaves(given) if isinstance(each, Tensor)]
+        expected = twin.shapes_of(path, given, parts)
+        whole = twin.shapes_of(path, given, whole_shapes)
+    except Exception as error:
+        raise RuntimeError(
+            "the module cannot be run on fake tensors, which tells where the batch is in its outputs: pass "
+            "outputs='batch' to module_to_mesh() if it is the first dimension of each"
+        ) from error
+    if expected != list(own):
+        raise ValueError(
+            f"the module returned the shapes {[tuple(each) for each in own]} instead of "
+            f"{[tuple(each) for each in expected]}: its plan leaves an output sharded, such as that of a 'colwise' "
+            "layer without a 'rowwise' one behind it"
+        )
+    return layouts_of(own, whole, rows, rule)
+
+
 def layouts_of(
     own: Sequence[torch.Size], whole: Sequence[torch.Size], rows: tuple[int, int], rule: str
 ) -> list[OutputLayout]:
