@@ -12,6 +12,7 @@ _NAMES = {
     "DeviceMesh": ("device_mesh", "DeviceMesh"),
     "RemoteException": ("failures", "RemoteException"),
     "RemoteProcessGroup": ("device_mesh", "RemoteProcessGroup"),
+    "Simulator": ("simulator", "Simulator"),
     "Stream": ("streams", "Stream"),
     "Tensor": ("tensor", "MeshTensor"),
     "call_on_shard_and_fetch": ("remote", "call_on_shard_and_fetch"),

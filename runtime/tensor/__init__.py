@@ -37,6 +37,7 @@ controller:
 - `streams`      `Stream` and borrows
 - `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
 - `gradients`    backward as a generator of gradients
+- `simulator`    the engine without ranks: commands run on meta tensors; `schedule` has their cost, times and memory
 
 both sides:
 

@@ -30,6 +30,7 @@ from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteExce
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane
 from meshbook.runtime.tensor.operators import Cache
+from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.tensor.user_lines import frame_of, user_place
 from meshbook.runtime.tensor.worker import TensorWorker
@@ -86,7 +87,7 @@ class Engine:
     def __init__(self, procs: ProcMesh) -> None:
         self.procs = procs
         self.name = f"{procs.name}-{next(self._serial)}"
-        self.node = current_node()
+        self.node = self._find_node()
         self._context = contextvars.copy_context()
         actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
         handle_failures(actors, lambda failure: True)  # a fetch raises them
@@ -115,6 +116,9 @@ class Engine:
             Region, DeviceMesh
         ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object
 
+    def _find_node(self) -> Any:
+        return current_node()
+
     # -- issuing ----------------------------------------------------------------------
 
     def lane(self, actors: ActorMesh) -> Lane:
@@ -124,6 +128,10 @@ class Engine:
         if found is None:
             found = self._lanes.setdefault(ranks, Lane(self, actors))
         return found
+
+    def lane_of(self, actors: ActorMesh, stream: Stream) -> Lane:
+        """Return the lane of a stream; the ranks run all streams in one order."""
+        return self.lane(actors)
 
     @property
     def whole(self) -> Lane:

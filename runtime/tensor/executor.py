@@ -294,8 +294,13 @@ class Executor:
     def _keep_function(self, number: int, name: int, function: Any) -> None:
         self._functions[name] = function
 
-    def _call(self, number: int, function: int, tree: Any, outputs: Sequence[int] | int) -> None:
-        """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`."""
+    def _call(
+        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Meta] = ()
+    ) -> None:
+        """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`.
+
+        `metas` are what the controller expects of them.
+        """
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         try:
             if self.find_failed(ids) is not None:
@@ -307,6 +312,9 @@ class Executor:
                 leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 if len(leaves) != len(outputs):
                     raise ValueError(f"returned {len(leaves)} tensors, but its propagation rule gave {len(outputs)}")
+                for leaf, meta in zip(leaves, metas, strict=True):
+                    if (tuple(leaf.shape), leaf.dtype) != (meta.shape, meta.dtype):
+                        raise ValueError(f"returned {Meta.of(leaf)}, but its propagation rule gave {meta}")
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
             self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)

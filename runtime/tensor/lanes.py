@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.tensor.streams import MAIN
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.engine import Engine
@@ -38,6 +39,7 @@ class Lane:
         self.known: set[int] = set()  # templates that these ranks have
         self.functions: set[int] = set()  # remote functions that they have
         self.groupings: set[str] = set()
+        self.stream = MAIN  # in a simulation, where streams have lanes of their own
 
     def new_ref(self, number: int) -> Ref:
         return Ref(number, self.delete)

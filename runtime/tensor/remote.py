@@ -91,7 +91,7 @@ class RemoteFunction:
         self._check_gradients(args, kwargs, bool(metas))
         first = place.engine.new_ids(len(metas)) if metas else 0
         numbers = list(range(first, first + len(metas)))
-        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers), user_place(1), 0)
+        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers, metas), user_place(1), 0)
         new = iter([_make(meta, number, place) for meta, number in zip(metas, numbers, strict=True)])
         return tree_unflatten([next(new) if isinstance(leaf, Meta) else leaf for leaf in leaves], spec)
 

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from meshbook.monarch import tensors
-from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, streams, tensor, trees
+from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, simulator, streams, tensor, trees
 
 
 def test_monarch_has_its_names(alias):
@@ -27,6 +27,7 @@ def test_monarch_has_its_names(alias):
         ("monarch.common.stream", "Stream", streams.Stream),
         ("monarch.common.tensor", "reduce", trees.reduce),
         ("monarch.common._coalescing", "compile", recordings.compile),
+        ("monarch.simulator", "Simulator", simulator.Simulator),
         ("monarch.exceptions", "DeviceMeshError", failures.DeviceMeshError),
     ],
 )

@@ -1,0 +1,9 @@
+"""`monarch.simulator`: programs on meshes that do not exist."""
+
+from meshbook.monarch.modules import AliasModule
+from meshbook.runtime.tensor.schedule import Costs as Costs
+from meshbook.runtime.tensor.simulator import Simulator as Simulator
+
+__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
+AliasModule.adopt(__name__)
+del AliasModule
