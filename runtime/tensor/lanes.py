@@ -1,16 +1,17 @@
-"""`Ref` holds a value on the ranks; `Lane` is the ranks that a command goes to."""
+"""`Ref` holds a value on the ranks, `OpaqueRef` one that is no tensor; `Lane` is the ranks that a command goes to."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.streams import MAIN
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.engine import Engine
+    from meshbook.runtime.tensor.mesh_value import Place
 
 
 class Ref:
@@ -25,6 +26,40 @@ class Ref:
 
     def __del__(self) -> None:
         self._delete(self.id)
+
+
+class OpaqueRef:
+    """A reference to a Python object that each rank has. Remote functions return it, and take it as an argument.
+
+    On a rank it is made of the object, which is its `value`. It is pickled without: the controller's has none.
+    """
+
+    __slots__ = ("_value", "place", "ref")
+
+    def __init__(self, value: Any = None) -> None:
+        self._value = value
+        self.ref: Ref | None = None  # on the controller
+        self.place: Place | None = None
+
+    @classmethod
+    def to(cls, ref: Ref, place: Place) -> OpaqueRef:
+        """Return the controller's reference to a value of the ranks."""
+        made = cls()
+        made.ref, made.place = ref, place
+        return made
+
+    @property
+    def value(self) -> Any:
+        """The object, on a rank. Raises RuntimeError on the controller."""
+        if self.ref is not None:
+            raise RuntimeError("the object is on the ranks: pass the OpaqueRef to a remote function")
+        return self._value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpaqueRef, ()
+
+    def __repr__(self) -> str:
+        return "<OpaqueRef>" if self.ref is None else f"<OpaqueRef {self.ref.id}>"
 
 
 class Lane:

@@ -21,7 +21,7 @@ from meshbook.runtime.tensor.device_mesh import DeviceMesh
 from meshbook.runtime.tensor.engine import LOCALLY, Engine
 from meshbook.runtime.tensor.executor import Executor, Member, ValueRef
 from meshbook.runtime.tensor.groups import Grouping, Groups, Rendezvous
-from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.metadata import META, Meta, Unknown, infer
 from meshbook.runtime.tensor.operators import operator_of
 from meshbook.runtime.tensor.schedule import Costs, MemoryLog, RankMemory, Schedule, chrome_trace
@@ -346,14 +346,19 @@ class SimulatedExecutor(Executor):
         self.values[output] = meta.make_tensor()
 
     def _call(
-        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Meta] = ()
+        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
     ) -> None:
         if isinstance(outputs, int):
             raise NotImplementedError("a simulation cannot ask for the shapes of results: give remote() a rule")
-        moved = sum(self.values[each].nbytes for each in self._inputs) + sum(meta.nbytes for meta in metas)
+        values = [*(self.values[each] for each in self._inputs), *metas]
+        moved = sum(getattr(value, "nbytes", 0) for value in values)
         name = getattr(self._functions[function], "__qualname__", "remote function")
         self._spend(name, self._schedule.costs.operation(0, moved))
-        self.values.update(zip(outputs, (meta.make_tensor() for meta in metas), strict=True))
+        self.values.update(zip(outputs, (_made(meta) for meta in metas), strict=True))
+
+
+def _made(meta: Meta | OpaqueRef) -> Any:
+    return meta.make_tensor() if isinstance(meta, Meta) else meta
 
 
 def _short(func: Any) -> str:
