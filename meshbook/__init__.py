@@ -38,6 +38,7 @@ from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_c
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Restarts
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.rdma.action import RDMAAction
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.hardware import get_rdma_backend
@@ -82,6 +83,7 @@ __all__ = [
     "events",
     "get_or_spawn_controller",
     "get_rdma_backend",
+    "heal_mesh",
     "returns_future",
     "send",
     "shutdown_context",
@@ -91,17 +93,22 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
+    from meshbook.runtime.tensor.checkpoints import load_checkpoint as load_checkpoint
+    from meshbook.runtime.tensor.checkpoints import save_checkpoint as save_checkpoint
     from meshbook.runtime.tensor.device_mesh import DeviceMesh as DeviceMesh
     from meshbook.runtime.tensor.device_mesh import get_active_mesh as get_active_mesh
     from meshbook.runtime.tensor.device_mesh import no_mesh as no_mesh
+    from meshbook.runtime.tensor.distributing import distribute as distribute
     from meshbook.runtime.tensor.failures import DeviceMeshError as DeviceMeshError
     from meshbook.runtime.tensor.failures import RemoteException as RemoteException
     from meshbook.runtime.tensor.fetching import fetch_shard as fetch_shard
     from meshbook.runtime.tensor.fetching import inspect as inspect
     from meshbook.runtime.tensor.fetching import show as show
     from meshbook.runtime.tensor.gradients import grad_generator as grad_generator
+    from meshbook.runtime.tensor.modules.proxies import module_to_mesh as module_to_mesh
     from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
     from meshbook.runtime.tensor.remote import remote as remote
+    from meshbook.runtime.tensor.sharded_mesh import Mesh as Mesh
     from meshbook.runtime.tensor.simulator import Simulator as Simulator
     from meshbook.runtime.tensor.streams import Stream as Stream
     from meshbook.runtime.tensor.tensor import MeshTensor as MeshTensor
@@ -112,17 +119,22 @@ if typing.TYPE_CHECKING:
 _TENSORS = {
     "DeviceMesh": "device_mesh",
     "DeviceMeshError": "failures",
+    "Mesh": "sharded_mesh",
     "MeshTensor": "tensor",
     "RemoteException": "failures",
     "Simulator": "simulator",
     "Stream": "streams",
     "call_on_shard_and_fetch": "remote",
+    "distribute": "distributing",
     "fetch_shard": "fetching",
     "get_active_mesh": "device_mesh",
     "grad_generator": "gradients",
     "inspect": "fetching",
+    "load_checkpoint": "checkpoints",
+    "module_to_mesh": "modules.proxies",
     "no_mesh": "device_mesh",
     "remote": "remote",
+    "save_checkpoint": "checkpoints",
     "show": "fetching",
     "slice_mesh": "trees",
     "to_mesh": "trees",

@@ -81,6 +81,10 @@ CYCLES: dict[tuple[str, str], str] = {
     ): "`procs.activate()` begins the tensor engine",
     (
         "meshbook.runtime.mesh.tensors",
+        "meshbook.runtime.tensor.sharded_mesh",
+    ): "`procs.as_device_mesh()` does the same for the global view",
+    (
+        "meshbook.runtime.mesh.tensors",
         "meshbook.runtime.tensor.references",
     ): "`actors.step.rref()` goes through the tensor engine",
     (

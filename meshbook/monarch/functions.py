@@ -13,7 +13,6 @@ from typing import Any
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
 from meshbook.runtime.hosts.launchers import CommandLauncher
@@ -36,14 +35,6 @@ class DebugController(Actor):
 def debug_controller() -> DebugController:
     """Return the controller of this run, spawned by the first call. `python -m meshbook debug` reads the commands."""
     return get_or_spawn_controller("debug_controller", DebugController).get()
-
-
-def heal_mesh(mesh: ProcMesh) -> Future[list[int]]:
-    """Restart the dead processes of this mesh: `mesh.heal()`. Messages sent from now on reach the new processes.
-
-    Resolves to the ranks that were healed, once they are up; raises what `ProcMesh.heal` raises.
-    """
-    return mesh.heal()
 
 
 LOCAL_HOSTS = 2

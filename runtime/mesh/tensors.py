@@ -11,13 +11,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshbook.runtime.actor.endpoint import Endpoint
+from meshbook.runtime.actor.future import Future
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
+    from meshbook.runtime.tensor.sharded_mesh import Mesh
     from meshbook.runtime.tensor.tensor import MeshTensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def heal_mesh(mesh: Any) -> Future[list[int]]:
+    """Restart the dead processes of a mesh of processes or tensors; messages and commands reach the new ones then.
+
+    Resolves to the ranks that were healed; raises what `mesh.heal` raises. Waits for a mesh of the global view, whose
+    tensors are restored: see `Mesh.heal`.
+    """
+    healed = mesh.heal()
+    return healed if isinstance(healed, Future) else Future.completed(healed)
 
 
 class TensorEndpoint(Endpoint[P, R]):
@@ -61,6 +73,22 @@ class TensorMesh:
             made: Any = self
             found = self.__dict__["_device_mesh"] = device_mesh_of(made)
         return found
+
+    def as_device_mesh(
+        self, dims: Sequence[str] | None = None, shape: Sequence[int] | None = None, *, device: str | None = None
+    ) -> Mesh:
+        """Return these processes as a mesh of the global view: see `meshbook.Mesh`. Waits until they are connected.
+
+        `shape` rearranges the ranks, in row-major order: `procs.as_device_mesh(("data", "model"), (4, 2))`. Without it,
+        the sizes are those of this mesh, and so are the names without `dims`. Equal calls return the same mesh. The
+        ranks join torch's default process group, unless they are in one of all ranks of this mesh.
+
+        Raises ValueError for a shape that does not fit.
+        """
+        from meshbook.runtime.tensor.sharded_mesh import Mesh
+
+        made: Any = self
+        return Mesh.over(made, dims, shape, device)
 
     def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:
         """While the block runs, torch creates tensors on this mesh, each rank its own, in this thread.

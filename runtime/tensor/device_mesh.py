@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.engine import Engine
@@ -137,6 +138,10 @@ class DeviceMesh(MeshTrait):
             numbers[rank] = number
         return make_numbers(numbers, self.place(get_active_stream()))
 
+    def heal(self) -> Future[list[int]] | list[int]:
+        """Restart the dead processes: see `ProcMesh.heal`. `procs.device_mesh` is another mesh then."""
+        return self._engine.procs.heal()
+
     def exit(self) -> None:
         """Stop the tensor engine: tensors of this mesh and its slices cannot be used any more."""
         self._engine.close()
@@ -193,6 +198,8 @@ class ActiveMesh(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return make_constant(args[0], self.place)
         if _is_factory(func, args, kwargs):
+            if self.place.is_global and self.place.engine.device != "cpu" and kwargs.get("device") is None:
+                kwargs = {**kwargs, "device": torch.device(self.place.engine.device)}
             return dispatch(func, args, kwargs, self.place)
         if self.place.engine.recorder is not None and operator_of(func).mutated:
             raise RuntimeError(

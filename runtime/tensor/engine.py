@@ -15,20 +15,21 @@ import logging
 import pickle
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import handle_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
-from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.lanes import Lane, Ref
+from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.templates import Command
@@ -80,16 +81,18 @@ class CommandRecorder(Protocol):
 
 
 class Engine:
-    """The tensors and commands of one process mesh."""
+    """The tensors and commands of one process mesh; with a layout, those of the global view."""
 
     _serial = itertools.count(1)
 
-    def __init__(self, procs: ProcMesh) -> None:
+    def __init__(self, procs: ProcMesh, layout: Layout | None = None) -> None:
         self.procs = procs
+        self.layout = layout
+        self.device = "cpu"  # the type of the ranks' device, in the global view
         self.name = f"{procs.name}-{next(self._serial)}"
         self.node = self._find_node()
         self._context = contextvars.copy_context()
-        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS)
+        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS, layout)
         handle_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
         note_heal = weakref.WeakMethod(self._note_heal)
@@ -107,9 +110,13 @@ class Engine:
         self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
         self.trouble: BaseException | None = None  # why no command can run any more
         self._rendezvous: dict[bool, Rendezvous] = {}  # by whether it is for one host alone
-        self._has_stopped = False
+        self.has_stopped = False
         self.templates = itertools.count()
         self.cache = Cache()
+        # Connects the ranks again after one has left its process groups because of a failure (global view).
+        self.reconnect: Callable[[], None] | None = None
+        self.must_reconnect = False
+        self._random: torch.Tensor | None = None  # the controller's random state when the ranks last got one
         self.holds = 0  # how many `coalescing` blocks hold the commands back
         self.recorder: CommandRecorder | None = None  # takes the commands down, while a function is recorded
         self.meshes: dict[
@@ -169,6 +176,12 @@ class Engine:
         with self._sending:
             self._send()
             self._collect()
+            if self.must_reconnect and self.reconnect is not None and self.trouble is None:
+                self.must_reconnect = False
+                try:
+                    self.reconnect()
+                except MeshbookError as error:  # a rank has died meanwhile
+                    self.trouble = self.trouble or error
             while self._is_too_far_ahead:
                 _wait_for(self._outstanding[0].future)
                 self._collect()
@@ -209,6 +222,8 @@ class Engine:
 
     def _transmit(self, lane: Lane, run: list[_Item]) -> None:
         if self.trouble is not None:
+            # The values of the other commands are lost as well; `heal_mesh` finds out.
+            lane.dead.extend(each for item in run if item[1][0] == "delete" for each in item[1][1])
             return
         commands = [item[1] for item in run]
         nbytes = [item[3] for item in run if item[3] is not None]
@@ -237,6 +252,7 @@ class Engine:
 
     def _note_failure(self, failed: Failed, batch: _Batch) -> None:
         place = batch.places[failed.command - batch.first]
+        self.must_reconnect |= failed.has_left
         known = self._failures.get(failed.command)
         if known is None or (known[0].is_of_peer and not failed.is_of_peer):
             if len(self._failures) >= MOST_FAILURES:  # the oldest one loses its line
@@ -251,6 +267,22 @@ class Engine:
         for lane in list(self._lanes.values()):
             lane.known.clear()
         self.issue(self.whole, ("forget", limit), None)
+
+    def share_random(self) -> None:
+        """Give the ranks the random state of this process, if the program has changed it: by a seed, by local draws.
+
+        A mesh then draws what this process would draw. This process continues with another seed, made from that state:
+        what it draws later must not be what the mesh has drawn.
+        """
+        with LOCALLY():
+            present = torch.default_generator.get_state()
+            if self._random is not None and torch.equal(present, self._random):
+                return
+            # A state is of one type of device.
+            state = present if self.device == "cpu" else torch.initial_seed()
+            self.issue(self.whole, ("random_state", state), None, 0)
+            torch.default_generator.manual_seed(int(torch.randint(1 << 62, ())))
+            self._random = torch.default_generator.get_state()
 
     # -- waiting ----------------------------------------------------------------------
 
@@ -280,13 +312,30 @@ class Engine:
     def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
         """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
         self.check_can_wait()
-        return self._ask(rank, "fetch", list(ids)).then(self._check_all)
+        return self.ask(rank, "fetch", list(ids)).then(self.check_all)
 
     def fetch_now(self, rank: int, ids: Sequence[int]) -> list[Any]:
         """Return values of one rank; waits. Raises what `fetch` raises."""
         fetched = self.fetch(rank, ids)
         _wait_for(fetched)
         return fetched.get()
+
+    def fetch_whole(self, issue: Callable[[], Ref]) -> Any:
+        """Return a value that all ranks put together on the first one; waits. `issue` issues the command for that.
+
+        If a rank has left the process groups meanwhile, because something else had failed, they try again.
+        """
+        self.check_can_wait()
+        for is_last in (False, True):
+            ref = issue()
+            fetched = self.ask(0, "fetch", [ref.id])
+            _wait_for(fetched)
+            [value] = fetched.get()
+            if is_last or not (type(value) is Failed and value.is_of_peer):
+                break
+            self.wait()
+            self.flush()
+        return self.check_all([value])[0]
 
     def describe(self, lane: Lane, value: int) -> list[Any]:
         """Return the description of a whole result by each rank; waits."""
@@ -301,9 +350,10 @@ class Engine:
     def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
         """Return a future of a remote function's result on one rank."""
         self.check_can_wait()
-        return self._ask(rank, "call", function, tree).then(lambda value: self._check_all([value])[0])
+        return self.ask(rank, "call", function, tree).then(lambda value: self.check_all([value])[0])
 
-    def _ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+    def ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+        """Send everything, and return a future of what an endpoint returns on one rank."""
         self.flush()
         if self.trouble is not None:
             return Future.failed(self._explain_trouble())
@@ -341,22 +391,28 @@ class Engine:
 
     # -- failures ---------------------------------------------------------------------
 
-    def _check_all(self, values: list[Any]) -> list[Any]:
+    def check_all(self, values: list[Any]) -> list[Any]:
+        """Return the values; raise the first failure among them."""
         failed = [value for value in values if type(value) is Failed]
         if failed:
             raise self.explain(min(failed, key=lambda each: each.command))
         return values
 
-    def explain(self, failed: Failed) -> RemoteException:
+    def explain(self, failed: Failed) -> RemoteException | DeviceMeshError:
         """Return the error of a failure, with the controller's line."""
+        if failed.is_lost:
+            return DeviceMeshError(failed.trace)
         with self._sending:
+            if self.must_reconnect or failed.has_left:  # before the next commands
+                self.must_reconnect = True
+                self.wait()
+                self.flush()
             if failed.is_of_peer:  # the other rank's own failure is in an acknowledgement, or will be
                 self.wait()
-                earlier = [number for number in self._failures if number <= failed.command]
-                origin = next(
-                    (self._failures[n][0] for n in sorted(earlier) if not self._failures[n][0].is_of_peer), failed
-                )
-                failed = origin
+                own = [n for n, (each, _) in self._failures.items() if n <= failed.command and not each.is_of_peer]
+                # The other rank has failed at the same command, or earlier.
+                if own:
+                    failed = self._failures[failed.command if failed.command in own else min(own)][0]
             place = self._place_of(failed.command)
         frames = None if place is None else [frame_of(place)]
         return RemoteException(failed.trace, frames, failed.rank)
@@ -379,7 +435,7 @@ class Engine:
         hosts = {host_of(node) for engine in (self, other or self) for node in engine.procs.nodes}
         is_local = len(hosts) == 1
         if is_local not in self._rendezvous:
-            opened = self._ask(0, "open_store", is_local)
+            opened = self.ask(0, "open_store", is_local)
             _wait_for(opened)
             host, port = opened.get()
             self._rendezvous[is_local] = Rendezvous(host, port, is_local)
@@ -413,13 +469,28 @@ class Engine:
     def _members(self) -> tuple[str, ...]:
         return tuple(map(self.member, range(len(self.actors))))
 
+    def start_again(self) -> None:
+        """Forget what was under way, and what the ranks know, after a rank has died."""
+        with self._sending:
+            self._pending.clear()
+            self._outstanding.clear()
+            self._ahead = self._ahead_bytes = 0
+            for lane in list(self._lanes.values()):
+                for known in (lane.known, lane.functions, lane.groupings):
+                    known.clear()
+            self._rendezvous.clear()
+            self.must_reconnect = False
+            self.trouble = None
+
     def _note_heal(self, ranks: Sequence[int]) -> None:
         """After a heal or a resize, on the receiving thread: new processes have none of the values."""
         if ranks:
             listed = ", ".join(map(str, ranks))
+            advice = (
+                "Create the tensors again in `with procs.activate():`" if self.layout is None else "Call mesh.heal()"
+            )
             self.trouble = DeviceMeshError(
-                f"this tensor was lost: rank {listed} of {self.procs.name} runs in a new process. Create the "
-                "tensors again in `with procs.activate():`"
+                f"this tensor was lost: rank {listed} of {self.procs.name} runs in a new process. {advice}"
             )
 
     def close(self) -> None:
@@ -429,8 +500,8 @@ class Engine:
                 self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
             self._pending.clear()
             self._outstanding.clear()
-        if not self._has_stopped:
-            self._has_stopped = True
+        if not self.has_stopped:
+            self.has_stopped = True
             self.actors.stop("the tensor engine ends")
 
 

@@ -64,16 +64,18 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-class _Step:
+class Step:
     """A template, ready to run. An operator that this rank lacks fails when it runs."""
 
-    __slots__ = ("build", "func", "mutated", "outputs", "values")
+    __slots__ = ("build", "func", "mutated", "outputs", "reshapes", "template", "values")
 
     def __init__(self, template: Template) -> None:
+        self.template = template
         try:
             self.func = find_operator(template.name)
         except LookupError as error:
             self.func = _Missing(str(error))
+        self.reshapes = torch.Tag.inplace_view in getattr(self.func, "tags", ())
         self.build: Build = compile_template(template)
         self.outputs = template.outputs
         self.values = template.values
@@ -96,7 +98,7 @@ class Executor:
         self.groups = groups
         self.values: dict[int, Any] = {}
         self._apply = apply
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, Step] = {}
         self._recordings: dict[int, Recording] = {}
         self._functions: dict[int, Any] = {}  # remote functions
         self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
@@ -144,10 +146,13 @@ class Executor:
                     leaves = flatten_result(result)
                     for output, leaf in enumerate(outputs, command[1]):
                         values[output] = leaves[leaf]
+                elif step.reshapes:
+                    # A DTensor cannot change its shape: the result is another one.
+                    values[command[FIRST_SLOT]] = result
             except Exception as error:
                 self._fail_step(number, step, command, error)
 
-    def _fail_step(self, number: int, step: _Step, command: Command, error: Exception) -> None:
+    def _fail_step(self, number: int, step: Step, command: Command, error: Exception) -> None:
         inputs = command[FIRST_SLOT : FIRST_SLOT + step.values]
         count = 1 if step.outputs is None else len(step.outputs)
         outputs = [*range(command[1], command[1] + count), *(command[index] for index in step.mutated)]
@@ -165,11 +170,18 @@ class Executor:
         """Mark the outputs with the failure of an input, or else with this error."""
         failed = self.find_failed(inputs)
         if failed is None:
-            trace = "".join(traceback.format_exception(error)).rstrip()
-            failed = Failed(number, self.rank, headline(error), trace, is_between_ranks)
+            failed = self._describe(number, error, is_between_ranks)
             self._failures.append(failed)
         for output in outputs:
             self.values[output] = failed
+
+    def _describe(self, number: int, error: Exception, is_between_ranks: bool) -> Failed:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        return Failed(number, self.rank, headline(error), trace, is_between_ranks)
+
+    def find(self, value: int) -> Any:
+        """Return a value of the table."""
+        return self.values[value]
 
     def find_failed(self, ids: Iterable[int]) -> Failed | None:
         """Return the failure among these values that happened first."""
@@ -184,7 +196,7 @@ class Executor:
             pop(each, None)
 
     def _define(self, number: int, head: int, template: Template) -> None:
-        self._steps[head] = _Step(template)
+        self._steps[head] = Step(template)
 
     def _forget(self, number: int, limit: int) -> None:
         self._steps = {head: step for head, step in self._steps.items() if head >= limit}
@@ -223,7 +235,7 @@ class Executor:
     def _replay(self, number: int, name: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run recorded commands with other inputs; a failure has the number of this command."""
         recording, values = self._recordings[name], self.values
-        values.update(zip(recording.inputs, [values[each] for each in inputs], strict=True))
+        values.update(zip(recording.inputs, [self.find(each) for each in inputs], strict=True))
         self._run_all(itertools.repeat(number), recording.commands)
         results = [values[each] for each in recording.outputs]
         for each in (*recording.inputs, *range(recording.first, recording.last)):

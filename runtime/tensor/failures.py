@@ -24,6 +24,8 @@ class Failed:
     trace: str  # the traceback on the rank
     # It happened between ranks, so another rank may have failed or died first, and know more.
     is_of_peer: bool = False
+    has_left: bool = False  # the rank has left its process groups, so that no other rank waits for it
+    is_lost: bool = False  # the value was lost with a rank that died
 
 
 class RemoteException(MeshbookError):

@@ -28,8 +28,9 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
     """Return a future of the values on one rank: `fetch_shard(x, gpus=1).get()`.
 
     `tree` is a mesh tensor, or lists, tuples and dicts of them; anything else in it is returned as it is. Dimensions of
-    the mesh that are not named are 0. The future raises RemoteException, with the line of the controller, if an
-    operation failed that a value depends on, and DeviceMeshError if a rank has died.
+    the mesh that are not named are 0. The value of a tensor of the global view is the rank's shard. The future raises
+    RemoteException, with the line of the controller, if an operation failed that a value depends on, and
+    DeviceMeshError if a rank has died.
 
     Raises KeyError for an unknown dimension and IndexError for an index out of range.
     """
@@ -49,7 +50,9 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
         found = dict(zip(places, values, strict=True))
         return tree_unflatten([found.get(index, leaf) for index, leaf in enumerate(leaves)], spec)
 
-    values = place.engine.fetch(rank_of(place.mesh, shard, dims), [tensor._ref.id for tensor in tensors])
+    rank = rank_of(place.mesh, shard, dims)
+    refs = [tensor._issue_for("shard") if place.is_global else tensor._ref for tensor in tensors]
+    values = place.engine.fetch(rank, [ref.id for ref in refs])
     fetched: Future[Any] = values.then(rebuild)
     return fetched
 

@@ -10,6 +10,7 @@ import torch
 from meshbook.runtime.tensor.collectives import Collectives
 from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.sharding import Sharding
 from meshbook.runtime.tensor.streams import MAIN, Stream
 
 if TYPE_CHECKING:
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 class Place:
     """Where tensors are: a mesh, and a stream of it. Tensors of one place have the same object."""
 
-    __slots__ = ("engine", "lane", "mesh", "state", "stream")
+    __slots__ = ("engine", "is_global", "lane", "mesh", "state", "stream")
 
     def __init__(self, mesh: DeviceMesh, stream: Stream, lane: Lane, state: str = "") -> None:
         self.mesh = mesh
         self.stream = stream
         self.lane = lane
         self.engine = lane.engine
+        self.is_global = lane.engine.layout is not None  # whether its tensors are of the global view
         self.state = state  # "" or why its tensors cannot be used: "dropped", "borrowed"
 
     def in_state(self, state: str) -> Place:
@@ -43,7 +45,7 @@ class Constant:
         self.valid = valid
 
 
-class MeshValue(Collectives, torch.Tensor):
+class MeshValue(Collectives, Sharding, torch.Tensor):
     """The attributes and methods of `MeshTensor`, which is the only subclass."""
 
     __slots__ = ("_constant", "_meta", "_place", "_ref")
@@ -75,17 +77,28 @@ class MeshValue(Collectives, torch.Tensor):
         self._place = self._place.in_state("dropped")
 
     def fetch_first(self) -> torch.Tensor:
-        """Return the value of the first rank; waits."""
-        value: torch.Tensor = self._place.engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
+        """Return the value of the first rank, or the whole one of a tensor of the global view; waits."""
+        engine = self._place.engine
+        value: torch.Tensor
+        if self._place.is_global:
+            value = engine.fetch_whole(lambda: self._issue_for("whole"))
+        else:
+            value = engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
         return value
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the value of the first rank as an array; waits."""
+        """Return the value that `fetch_first` returns as an array; waits."""
         return self.fetch_first().numpy(force=force)
 
     def tolist(self) -> Any:
-        """Return the value of the first rank as lists; waits."""
+        """Return the value that `fetch_first` returns as lists; waits."""
         return self.fetch_first().tolist()
+
+    def requires_grad_(self, requires_grad: bool = True) -> MeshValue:
+        """Change whether autograd records operations on this tensor."""
+        torch.Tensor.requires_grad_(self, requires_grad)
+        self._align_gradient()
+        return self
 
     @property
     def data(self) -> torch.Tensor:

@@ -65,8 +65,8 @@ class Plan:
     """What to do for a call with a known key."""
 
     __slots__ = (
-        *("count", "has_constants", "is_special", "metas", "mutated", "number", "reshaped", "restore", "returned"),
-        *("single", "template"),
+        *("count", "has_constants", "is_random", "is_special", "metas", "mutated", "number", "reshaped", "restore"),
+        *("returned", "single", "template"),
     )
 
     def __init__(
@@ -81,6 +81,7 @@ class Plan:
         mutated: tuple[int, ...],
         reshaped: dict[int, Meta],
         has_constants: bool,
+        is_random: bool,
     ) -> None:
         self.number = number  # of the template
         self.template = template
@@ -92,7 +93,8 @@ class Plan:
         self.mutated = mutated  # indices of the inputs that are changed
         self.reshaped = reshaped  # the new metadata of inputs that change it
         self.has_constants = has_constants
-        self.is_special = bool(has_constants or reshaped or mutated)
+        self.is_random = is_random
+        self.is_special = bool(has_constants or reshaped or mutated or is_random)
 
 
 class Cache(dict[tuple[Any, ...], Plan]):

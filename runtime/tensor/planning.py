@@ -103,6 +103,7 @@ def make_plan(
         mutated=tuple(index for index, name in enumerate(call.names) if name in operator.mutated),
         reshaped=reshaped,
         has_constants=any(meta.is_constant for meta in inputs),
+        is_random=operator.is_random,
     )
 
 

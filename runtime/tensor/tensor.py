@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from meshbook.runtime.tensor.arguments import PLAIN, find_place, plain_tensors, refuse, refuse_foreign
+from meshbook.runtime.tensor.arguments import PLAIN, can_send, find_place, refuse, refuse_foreign
 from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.engine import LOCALLY, Engine
 from meshbook.runtime.tensor.failures import Failed
@@ -229,7 +229,7 @@ def _plan(engine: Engine, key: tuple[Any, ...], operator: Operator, args: Any, k
 def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place | None) -> Any:
     """Dispatch a call again, with numbers in place of plain tensors without dimensions, and sizes as tuples."""
     found = find_place(args, kwargs, place)
-    if found is None or plain_tensors(args, kwargs):
+    if found is None or not can_send(operator, args, kwargs, found):
         refuse(operator, args, kwargs, place)
     refuse_foreign(operator, args, kwargs)
     args, kwargs = tree_map_only(
@@ -245,7 +245,9 @@ def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place
 def _run_special(
     plan: Plan, operator: Operator, args: Any, kwargs: Any, tensors: list[MeshTensor], numbers: list[Any], place: Place
 ) -> Any:
-    """Run a call that changes its inputs' metadata, changes borrowed values, or has constants among its inputs."""
+    """Run a call that draws, changes its inputs' metadata or borrowed values, or has constants among its inputs."""
+    if plan.is_random and place.is_global:
+        place.engine.share_random()
     borrowed = [tensors[index] for index in plan.mutated if tensors[index]._ref.borrows]
     if borrowed:
         faults = [(tensor, "borrowed for reading, and it would be mutated") for tensor in borrowed]
@@ -304,6 +306,8 @@ def _ask_ranks(
     constant = tensors[0]._constant if tensors else None
     if operator.func is aten._local_scalar_dense.default and constant is not None and constant.valid[0]:
         return constant.value.item()
+    if operator.func is aten._local_scalar_dense.default and place.is_global:
+        return tensors[0].fetch_first().item()
     engine, lane = place.engine, place.lane
     number = engine.new_ids(1)
     template = next(engine.templates)

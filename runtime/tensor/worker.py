@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.collectives.membership import GroupMembership
+from meshbook.runtime.collectives.membership import GroupMembership, has_gpu
 from meshbook.runtime.tensor.executor import Executor, ValueRef
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups
+from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.traces import headline
@@ -25,10 +28,10 @@ from meshbook.runtime.traces import headline
 class TensorWorker(Actor):
     """One rank of a tensor engine. Endpoints that return values return `Failed` where a command has failed."""
 
-    def __init__(self, engine: str, collective_timeout: float) -> None:
+    def __init__(self, engine: str, collective_timeout: float, layout: Layout | None = None) -> None:
         rank = context().actor_instance.rank.rank
         groups = Groups(f"{engine}/{rank}", timedelta(seconds=collective_timeout))
-        self._executor = Executor(rank, groups)
+        self._executor = _make_executor(rank, groups, layout)
         self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
 
     @endpoint(instrument=False)
@@ -41,13 +44,16 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
         """Return these values."""
-        return [_materialized(self._executor.values[each]) for each in ids]
+        return [_materialized(self._executor.find(each)) for each in ids]
 
     @endpoint(instrument=False)
     def describe(self, value: int) -> Any:
         """Return a whole result, with its metadata in place of each tensor."""
+        found = self._executor.find(value)
+        if isinstance(found, Executed):
+            return found.report
         try:
-            return tree_map_only(torch.Tensor, Meta.of, self._executor.values[value])
+            return tree_map_only(torch.Tensor, Meta.of, found)
         except NotImplementedError as error:
             return Failed(0, self._executor.rank, headline(error), str(error))
 
@@ -56,6 +62,32 @@ class TensorWorker(Actor):
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
         failed = self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
         return failed if failed is not None else self._executor.apply_function(function, tree)
+
+    @endpoint(instrument=False)
+    def placements(self, value: int) -> Any:
+        """Return the placements of a value of the global view."""
+        found = self._executor.find(value)
+        return found if type(found) is Failed else found.placements
+
+    @endpoint(instrument=False)
+    def take_stock(self) -> Any:
+        """Return what this rank of a global mesh has, once it has run all commands before; None for a new process."""
+        executor: Any = self._executor
+        return executor.take_stock()
+
+    @endpoint(instrument=False)
+    def definitions(self) -> Any:
+        """Return what a new rank of a global mesh has to know."""
+        executor: Any = self._executor
+        return executor.definitions()
+
+    @endpoint(instrument=False)
+    def survey(self) -> tuple[bool, bool]:
+        """Return whether this process has a GPU for this rank, and whether its default process group is the mesh's."""
+        instance = context().actor_instance
+        size, rank = instance.rank.extent.nelements, instance.rank.rank
+        is_member = dist.is_initialized() and (dist.get_world_size(), dist.get_rank()) == (size, rank)
+        return has_gpu(int(os.environ.get("LOCAL_RANK", rank))), is_member
 
     @endpoint(instrument=False)
     def open_store(self, is_local: bool) -> tuple[str, int]:
@@ -71,6 +103,14 @@ class TensorWorker(Actor):
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._executor.groups.close()
+
+
+def _make_executor(rank: int, groups: Groups, layout: Layout | None) -> Executor:
+    if layout is None:
+        return Executor(rank, groups)
+    from meshbook.runtime.tensor.sharded_executor import ShardedExecutor  # weight: 0.7 s for DTensor
+
+    return ShardedExecutor(rank, groups, layout)
 
 
 def _materialized(value: Any) -> Any:

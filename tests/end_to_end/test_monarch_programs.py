@@ -98,6 +98,14 @@ others [1.0, 1.0, 1.0]
 a rank died
 healed tensor([2., 2.])
 """
+SHARDED_TENSORS = """\
+sums are equal: True
+losses are equal: True
+step 0 sums are equal: True
+step 1 a rank died
+step 1 sums are equal: True
+step 2 sums are equal: True
+"""
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,7 @@ def test_training(run: Run) -> None:
         ("parameter_server.py", "", PARAMETER_SERVER),
         ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
         ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
+        ("sharded_tensors.py", WITH_TORCH, SHARDED_TENSORS),
     ],
 )
 def test_a_program(run: Run, name: str, preload: str, said: str) -> None:

@@ -14,6 +14,7 @@ from meshbook.runtime.tensor import (
     lanes,
     opaque,
     recordings,
+    sharded_mesh,
     simulator,
     streams,
     tensor,
@@ -32,6 +33,7 @@ def test_monarch_has_its_names(alias):
 @pytest.mark.parametrize(
     ("module", "name", "found"),
     [
+        ("monarch.distributed", "Mesh", sharded_mesh.Mesh),
         ("monarch.fetch", "show", fetching.show),
         ("monarch.mesh_controller", "spawn_tensor_engine", device_mesh.spawn_tensor_engine),
         ("monarch.common.device_mesh", "no_mesh", device_mesh.no_mesh),

@@ -14,7 +14,6 @@ from meshbook.monarch.configuration import configure as configure
 from meshbook.monarch.configuration import configured as configured
 from meshbook.monarch.configuration import get_global_config as get_global_config
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
-from meshbook.monarch.functions import heal_mesh as heal_mesh
 from meshbook.monarch.keys import use_defaults
 from meshbook.monarch.tensors import RootModule
 from meshbook.runtime.actor.future import Future as Future
@@ -22,6 +21,7 @@ from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Shape as Shape
 from meshbook.runtime.hosts.faults import make_default_strict
+from meshbook.runtime.mesh.tensors import heal_mesh as heal_mesh
 
 RootModule.adopt(__name__)
 make_default_strict()

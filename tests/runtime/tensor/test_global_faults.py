@@ -1,0 +1,189 @@
+"""Functions on shards, operations that fail on some ranks, and ranks that die, in the global view."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard
+
+from meshbook.runtime.hosts.session import close_session
+from meshbook.runtime.mesh.tensors import heal_mesh
+from meshbook.runtime.tensor.distributing import distribute
+from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
+from meshbook.runtime.tensor.fetching import fetch_shard
+from meshbook.runtime.tensor.recovery import Opaque, Spread, plan_recovery
+from meshbook.runtime.tensor.sharded_mesh import Mesh
+
+PATIENCE = 60.0
+process = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    made = Mesh(shape=(2, 2), dims=("data", "model"))
+    yield made
+    made.stop().get(PATIENCE)
+    close_session()
+
+
+@pytest.fixture
+def mortal(mesh):
+    """A mesh of its own for a test that kills ranks."""
+    with Mesh(shape=(2, 2), dims=("data", "model")) as made:
+        yield made
+
+
+@process
+def test_a_function_gets_shards_and_gives_tensors(mesh):
+    local = torch.randn(5, 4)
+    batch = distribute(local, mesh, ["data", None])
+    doubled = mesh.execute(lambda t: t * 2, batch)
+    assert doubled.placements == batch.placements
+    assert torch.equal(doubled.full_tensor(), local * 2)
+    result = mesh.execute(lambda t, scale: {"scaled": t.mul_(scale), "rows": len(t)}, batch, scale=3)
+    assert torch.equal(result["scaled"].full_tensor(), local * 3)
+    assert result["rows"] == 3
+    assert torch.equal(batch.full_tensor(), local)
+
+
+@process
+def test_a_function_of_replicated_tensors_gives_replicated_ones(mesh):
+    local = torch.randn(3)
+    assert torch.equal(mesh.execute(lambda t: t * 2, local).full_tensor(), local * 2)
+    assert mesh.execute(torch.sum, distribute(local, mesh)).placements == (Replicate(), Replicate())
+    assert mesh.execute(os.getpid) != os.getpid()
+    with pytest.raises(ValueError, match="not the same on all ranks"):
+        mesh.execute(lambda: torch.tensor(dist.get_rank()))
+
+
+@process
+def test_a_sharding_spec_says_which_parts_were_returned(mesh):
+    ranks = mesh.execute(lambda: torch.tensor([dist.get_rank()]), sharding_spec=[("data", "model")])
+    assert ranks.tolist() == [0, 1, 2, 3]
+    x = distribute(torch.ones(4, 4), mesh, ["data", None])
+    sums = mesh.execute(lambda t: t.sum(1), x, sharding_spec=["data"])
+    assert sums.tolist() == [4, 4, 4, 4]
+    with pytest.raises(ValueError, match="sharding_spec="):
+        mesh.execute(torch.sum, x)
+    with pytest.raises(ValueError, match="no shards of one tensor"):
+        mesh.execute(lambda: torch.ones(1 + dist.get_rank() % 2), sharding_spec=["model"])
+
+
+@process
+def test_a_function_that_fails_names_its_call(mesh):
+    x = distribute(torch.ones(4), mesh)
+    with pytest.raises(RemoteException) as caught:
+        mesh.execute(lambda t: t / t.nothing, x)
+    assert "nothing" in str(caught.value)
+    assert "test_a_function_that_fails" in str(caught.value)
+    assert x.sum().item() == 4
+
+
+@process
+def test_a_failure_on_one_rank_leaves_no_rank_waiting(mesh):
+    table = distribute(torch.randn(10, 4), mesh)
+    x = distribute(torch.ones(4), mesh, ["data"])
+    for indices in ([0, 1, 2, 99], [99, 1, 2, 3]):
+        failed = torch.nn.functional.embedding(distribute(torch.tensor(indices), mesh, ["data"]), table)
+        assert x.sum().item() == 4
+        with pytest.raises(RemoteException) as caught:
+            (failed * 2).full_tensor()
+        assert "IndexError" in str(caught.value)
+        assert caught.value.rank in (0, 2)
+    assert x.sum().item() == 4
+
+
+@process
+def test_a_healed_mesh_has_the_tensors_that_other_ranks_had(mortal):
+    local = torch.randn(6, 4)
+    replicated, by_rows = distribute(local, mortal), distribute(local, mortal, ["data", None])
+    everywhere = distribute(local, mortal, ["data", "model"])
+    rows = replicated[2:4]
+    torch.manual_seed(5)
+    with mortal.activate():
+        torch.rand(3)
+    mortal.procs.slice(ranks=3).kill().get(PATIENCE)
+    with pytest.raises(DeviceMeshError):
+        mortal.execute(_work_until_the_end, local)
+    with pytest.raises(DeviceMeshError):
+        replicated + 1
+    assert heal_mesh(mortal).get(PATIENCE) == [3]
+    for tensor in (replicated, by_rows):
+        assert torch.equal(tensor.full_tensor(), local)
+        assert torch.equal(mortal.execute(lambda t: t * 2, tensor).full_tensor(), local * 2)
+    assert torch.equal(mortal.execute(lambda t: t * 2, local).full_tensor(), local * 2)
+    with pytest.raises(DeviceMeshError, match="lost"):
+        everywhere.full_tensor()
+    with pytest.raises(DeviceMeshError, match="lost"):
+        (everywhere * 2).sum().item()
+    # The memory of the view is that of the tensor, on the new rank as well.
+    rows.zero_()
+    assert fetch_shard(replicated, data=1, model=1).get(PATIENCE)[2:4].tolist() == [[0] * 4] * 2
+    with mortal.activate():
+        drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(6)[3:], fetch_shard(drawn, data=1, model=1).get(PATIENCE))
+
+
+def _work_until_the_end(tensor):
+    while True:
+        dist.all_reduce(tensor)
+
+
+@process
+def test_processes_that_were_healed_by_themselves(mortal):
+    x = distribute(torch.ones(4), mortal)
+    mortal.procs.slice(ranks=0).kill().get(PATIENCE)
+    with pytest.raises(DeviceMeshError):
+        mortal.execute(_work_until_the_end, x)
+    mortal.procs.heal().get(PATIENCE)
+    with pytest.raises(DeviceMeshError, match=r"mesh\.heal\(\)"):
+        x.sum()
+    assert mortal.heal() == [0]
+    assert x.sum().item() == 4
+    assert mortal.heal() == []
+    assert x.sum().item() == 4
+
+
+def spread(*placements, **changes):
+    given = {"shape": (4,), "stride": (1,), "dtype": torch.float32, "local_shape": (2,), "local_stride": (1,)}
+    given |= {"offset": 0, "storage": 1, "nbytes": 16, "is_detached": False}
+    return Spread(placements=placements, **(given | changes))
+
+
+PEER = Failed(2, 0, "", "", is_of_peer=True)
+OWN = Failed(1, 0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param([spread(Replicate(), Replicate())] * 3 + [None], {3: 0}, id="replicated"),
+        pytest.param([spread(Shard(0), Replicate())] * 3 + [None], {3: 2}, id="replica of a shard"),
+        pytest.param([spread(Shard(0), Shard(0))] * 3 + [None], "lost", id="sharded"),
+        pytest.param([None] * 4, None, id="all new"),
+        pytest.param([spread(Replicate(), Replicate()), PEER, PEER, None], {1: 0, 2: 0, 3: 0}, id="failed on the way"),
+        pytest.param([PEER, PEER, PEER, None], "lost", id="failed everywhere"),
+        pytest.param([spread(Shard(0), Replicate())] * 3 + [OWN], OWN, id="failed by itself"),
+        pytest.param([PEER, OWN, PEER, PEER], OWN, id="its failure is the reason"),
+        pytest.param([PEER] * 4, PEER, id="all wait for another failure"),
+        pytest.param([spread(Replicate(), Replicate(), is_detached=True)] * 3 + [None], "lost", id="a view"),
+        pytest.param([spread(Shard(0), Replicate())] * 4, None, id="nothing to do"),
+        pytest.param([Opaque()] * 3 + [None], "lost", id="a module"),
+        pytest.param([Opaque()] * 4, None, id="a module that all have"),
+    ],
+)
+def test_the_plan_of_a_recovery(found, expected):
+    plan = plan_recovery([None if each is None else {7: each} for each in found], (2, 2))
+    moves = {receiver: move.sender for receiver, move in plan.moves.get(7, {}).items()}
+    failed = plan.failed.get(7)
+    if isinstance(expected, dict):
+        assert (moves, failed) == (expected, None)
+    elif expected == "lost":
+        assert failed.is_lost
+    else:
+        assert (moves, failed) == ({}, expected)
+    assert plan.new == {rank for rank, each in enumerate(found) if each is None}

@@ -1,0 +1,247 @@
+"""The global view over real processes: one tensor, sharded over the ranks, that looks local."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import meshbook
+from meshbook.runtime.hosts.session import close_session
+from meshbook.runtime.tensor.distributing import distribute
+from meshbook.runtime.tensor.failures import RemoteException
+from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
+from meshbook.runtime.tensor.sharded_mesh import Mesh
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    made = Mesh(shape=(2, 2), dims=("data", "model"))
+    yield made
+    made.stop().get(PATIENCE)
+    close_session()
+
+
+@pytest.mark.parametrize(
+    ("spec", "placements"),
+    [
+        (None, (Replicate(), Replicate())),
+        (["data", None], (Shard(0), Replicate())),
+        ([None, "data"], (Shard(1), Replicate())),
+        (["model", "data"], (Shard(1), Shard(0))),
+        ([("data", "model"), None], (Shard(0), Shard(0))),
+        ([Partial(), Shard(-1)], (Partial(), Shard(1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(8, 4), (5, 3), (1, 2)], ids=str)
+def test_a_distributed_tensor_has_its_value_and_placements(mesh, spec, placements, shape):
+    local = torch.randn(shape)
+    x = distribute(local, mesh, spec)
+    local_copy = local.clone()
+    local.zero_()
+    assert x.placements == placements
+    assert tuple(x.shape) == shape
+    assert torch.equal(x.full_tensor(), local_copy)
+    assert (x * 2).tolist() == (local_copy * 2).tolist()
+
+
+def test_operations_look_local(mesh):
+    local = torch.randn(7, 5)
+    x = distribute(local, mesh, ["data", "model"])
+    torch.testing.assert_close((x @ x.T).full_tensor(), local @ local.T)
+    assert x.sum().item() == pytest.approx(local.sum().item(), rel=1e-5)
+    assert np.array_equal(x.numpy(), local.numpy())
+    assert x[3].tolist() == local[3].tolist()
+    assert x.nonzero().shape == local.nonzero().shape
+    x[1:3] += 1
+    local[1:3] += 1
+    assert torch.equal(x.full_tensor(), local)
+    assert torch.equal(x.t_().full_tensor(), local.t())
+
+
+def test_shards_of_ranks(mesh):
+    x = distribute(torch.arange(10).view(5, 2), mesh, ["model", None])
+    assert fetch_shard(x, data=1, model=0).get(PATIENCE).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert inspect(x, model=1).tolist() == [[6, 7], [8, 9]]
+    assert show(x, model=1) == "tensor([[6, 7],\n        [8, 9]])"
+
+
+def test_redistribute_changes_placements_alone(mesh):
+    local = torch.randn(6, 4)
+    x = distribute(local, mesh, ["data", None])
+    y = x.redistribute([None, "model"])
+    assert y.placements == (Replicate(), Shard(1))
+    y.zero_()
+    assert torch.equal(x.full_tensor(), local)
+    assert x.redistribute().placements == (Replicate(), Replicate())
+    assert distribute(x, mesh, [None, "data"]).placements == (Shard(1), Replicate())
+
+
+def test_data_of_other_kinds(mesh):
+    assert distribute(np.arange(6).reshape(3, 2), mesh, ["data", None]).tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(TypeError, match="not list"):
+        distribute([1, 2], mesh)
+    with pytest.raises(TypeError, match="columns="):
+        distribute(torch.ones(2), mesh, columns="a")
+
+
+@pytest.fixture(params=["polars", "pandas", "pyarrow", "duckdb"])
+def frame(request):
+    module = pytest.importorskip(request.param)
+    data = {"a": [1, 2, 3], "b": [0.5, 1.5, 2.5], "name": ["x", "y", "z"], "gap": [1.0, None, 2.0]}
+    if request.param == "pyarrow":
+        return module.table(data)
+    if request.param == "duckdb":
+        table = pytest.importorskip("pyarrow").table(data)
+        return module.connect().from_arrow(table)
+    return module.DataFrame(data)
+
+
+def test_frames(mesh, frame):
+    x = distribute(frame, mesh, ["data", None], columns=["a", "b"])
+    assert x.tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
+    assert distribute(frame, mesh, ["data"], columns="a").tolist() == [1, 2, 3]
+    with pytest.raises(KeyError, match="no column 'c'"):
+        distribute(frame, mesh, columns="c")
+    with pytest.raises(TypeError, match="'name'"):
+        distribute(frame, mesh, columns=["a", "name"])
+
+
+def test_missing_values_are_refused(mesh):
+    pa = pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match="1 missing"):
+        distribute(pa.table({"a": [1, None]}), mesh)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    [
+        (["rows", None], KeyError, "no dimension 'rows'"),
+        (["data"], ValueError, "1 entries"),
+        (["data", "data"], ValueError, "twice"),
+        ([("model", "data"), None], ValueError, "order"),
+        ("data", TypeError, "a list"),
+        ([Shard(0)], ValueError, "1 placements"),
+        ([Shard(2), Replicate()], ValueError, "does not have"),
+        ([Partial("max"), Replicate()], ValueError, "not supported"),
+        ([Shard(0), None], TypeError, "a placement is"),
+    ],
+    ids=str,
+)
+def test_bad_specs_raise_at_once(mesh, spec, error, text):
+    with pytest.raises(error, match=text):
+        distribute(torch.ones(4, 4), mesh, spec)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "text"),
+    [((), (), "such as"), ((2, 2), ("a",), "2 different"), ((2, 2), ("a", "a"), "2 different"), ((0,), ("a",), "such")],
+)
+def test_bad_shapes_raise_before_processes_start(shape, dims, text):
+    with pytest.raises(ValueError, match=text):
+        Mesh(shape=shape, dims=dims)
+
+
+def test_existing_processes_as_a_mesh(mesh):
+    procs = mesh.procs
+    flat = procs.as_device_mesh(dims=("all",), shape=(4,))
+    assert procs.as_device_mesh(("all",), (4,)) is flat
+    x = distribute(torch.arange(6.0), flat, ["all"])
+    assert x.sum().item() == 15
+    assert distribute(torch.arange(3), procs).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="4 processes"):
+        procs.as_device_mesh(shape=(3,))
+    with pytest.raises(TypeError, match="Incorrect arguments"):
+        x + distribute(torch.arange(6.0), mesh)
+    flat.exit()
+    assert distribute(torch.ones(2), mesh).tolist() == [1, 1]
+
+
+def test_views_cannot_be_mixed(mesh):
+    with mesh.procs.activate():
+        own = torch.ones(2)
+    x = distribute(torch.ones(2), mesh)
+    with pytest.raises(TypeError, match=r"(?s)Incorrect arguments.*per-rank view"):
+        x + own
+    with pytest.raises(TypeError, match=r"(?s)Incorrect arguments.*global view"):
+        own + x
+    with pytest.raises(TypeError, match="global view"):
+        own.placements  # noqa: B018
+    mesh.procs.device_mesh.exit()
+
+
+def test_local_tensors_are_treated_as_replicated_where_that_is_safe(mesh):
+    local = torch.randn(4, 3)
+    x = distribute(torch.ones(4, 3), mesh, ["data", None])
+    assert torch.equal((x + local).full_tensor(), local + 1)
+    assert torch.equal((local * x).full_tensor(), local)
+    with pytest.raises(TypeError, match="would change"):
+        local.add_(x)
+
+
+def test_created_tensors_are_replicated_and_draw_what_one_process_draws(mesh):
+    def draw():
+        return [
+            torch.rand(3, 4),
+            torch.randn(20),
+            torch.randperm(9),
+            torch.zeros(5).bernoulli_(0.5),
+            nn.Linear(2, 3).weight,
+        ]
+
+    for seed in (0, 0, 7):
+        torch.manual_seed(seed)
+        expected = draw()
+        torch.manual_seed(seed)
+        with mesh.activate():
+            drawn = draw()
+        for one, other in zip(drawn, expected, strict=True):
+            assert torch.equal(one.full_tensor(), other)
+        assert drawn[0].placements == (Replicate(), Replicate())
+    torch.manual_seed(3)
+    x = distribute(torch.ones(6, 2), mesh, ["data", None])
+    dropped = nn.functional.dropout(x)
+    torch.manual_seed(3)
+    assert torch.equal(dropped.full_tensor(), nn.functional.dropout(torch.ones(6, 2)))
+
+
+def test_gradients_end_at_the_placements_of_their_parameters(mesh):
+    local = nn.Linear(4, 2)
+    inputs, targets = torch.randn(6, 4), torch.randn(6, 2)
+    model = nn.Linear(4, 2)
+    model.weight = distribute(local.weight, mesh, [None, "model"])
+    model.bias = distribute(local.bias, mesh)
+    assert isinstance(model.weight, nn.Parameter)
+    x = distribute(inputs, mesh, ["data", None])
+    nn.functional.mse_loss(local(inputs), targets).backward()
+    nn.functional.mse_loss(model(x), targets).backward()
+    for one, other in zip(model.parameters(), local.parameters(), strict=True):
+        assert one.grad.placements == one.placements
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad)
+
+
+def test_gradients_pass_through_moves(mesh):
+    x = distribute(torch.arange(6.0, requires_grad=True), mesh, ["data"])
+    whole = (x.redistribute(["model"]) * 2).full_tensor()
+    (whole * torch.arange(6.0)).sum().backward()
+    assert x.grad.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_an_operation_that_fails_raises_at_the_fetch_and_spares_others(mesh):
+    x = distribute(torch.eye(4), mesh, ["data", None])
+    failed = x.index_select(0, torch.tensor([9]))
+    with pytest.raises(RemoteException) as caught:
+        failed.full_tensor()
+    assert "test_an_operation_that_fails" in str(caught.value)
+    assert x.sum().item() == 4
+
+
+def test_the_facade_has_the_names():
+    assert meshbook.Mesh is Mesh
+    assert meshbook.distribute is distribute
