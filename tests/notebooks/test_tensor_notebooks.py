@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-PICTURES = {"pipeline_parallel": {"curve", "schedule"}}
+PICTURES = {"pipeline_parallel": {"curve", "schedule"}, "distributed_tensors": {"curve"}}
 
 
 def check_pipeline(summary: dict[str, Any]) -> None:
@@ -20,7 +20,18 @@ def check_pipeline(summary: dict[str, Any]) -> None:
     assert all(peak > 0 for peak in summary["peak_bytes"])
 
 
-CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {"pipeline_parallel": check_pipeline}
+def check_views(summary: dict[str, Any]) -> None:
+    assert summary["per_rank_difference"] < 1e-5  # the order of sums, over thirty steps
+    assert summary["global_difference"] < 1e-5
+    assert summary["last_over_first"] < 0.2
+    assert summary["sums"] == [1, 5]
+    assert summary["product_is_equal"]
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "pipeline_parallel": check_pipeline,
+    "distributed_tensors": check_views,
+}
 
 
 def check(name: str, page: Any) -> None:
