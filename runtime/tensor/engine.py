@@ -96,6 +96,7 @@ class Engine:
         handle_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
         note_heal = weakref.WeakMethod(self._note_heal)
+        procs.note_tensor_engine(self)
         procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
         self._lanes: dict[tuple[int, ...], Lane] = {}
         self.ids = itertools.count(1)
@@ -283,6 +284,18 @@ class Engine:
             self.issue(self.whole, ("random_state", state), None, 0)
             torch.default_generator.manual_seed(int(torch.randint(1 << 62, ())))
             self._random = torch.default_generator.get_state()
+
+    def queued(self) -> dict[str, int]:
+        """Return the number of commands that each rank has not run yet, by node; from any thread."""
+        queued = dict.fromkeys((address.node for address in self.procs.nodes), 0)
+        nodes = tuple(queued)
+        for lane, *_ in self._pending.copy():
+            for rank in lane.ranks:
+                queued[nodes[rank]] += 1
+        for batch in self._outstanding.copy():
+            for target, _, _ in batch.future.owing():
+                queued[target.address.node] += batch.count
+        return queued
 
     # -- waiting ----------------------------------------------------------------------
 

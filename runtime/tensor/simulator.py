@@ -112,6 +112,9 @@ class SimulatedRanks(MeshTrait):
     def spawn(self, *_: Any) -> SimulatedRanks:
         return self
 
+    def note_tensor_engine(self, _: Any) -> None:
+        """Do nothing: no dashboard shows a simulation."""
+
     def after_heal(self, _: Any) -> None:
         """Do nothing: simulated ranks do not die."""
 
