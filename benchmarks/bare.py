@@ -2,6 +2,10 @@
 
 Processes with blocking sockets over ipc, a pickled (name, args) there and a pickled value back, without futures,
 routing, supervision or other threads. Bulk data is sent as it is, without a copy into or out of a frame of its own.
+
+A client with one outstanding call knows which call an answer belongs to. One with many does not: in `pipeline` each
+message carries the number of its call, the client receives whole messages (`recv_multipart`), and it finds the call
+of each answer in a table, as any client of several peers must.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
@@ -16,7 +21,15 @@ import tempfile
 import zmq
 import zmq.asyncio
 
+NUMBER = struct.Struct("<Q")
 PATIENCE = 5000  # milliseconds without a message after which a peer checks that its parent is alive
+
+
+class Pending:
+    """A call that has been sent, and later its answer."""
+
+    __slots__ = ("value",)
+    value: bytes
 
 
 class Bare:
@@ -45,10 +58,17 @@ class Bare:
         self._receive(count)
 
     def pipeline(self, times: int) -> None:
-        """Send to the first peer many times before reading the first answer."""
-        for _ in range(times):
-            self._send(self._peers[0], "echo")
-        self._receive(times)
+        """Send numbered calls to the first peer before reading the first answer; then settle each by its number."""
+        socket, peer, pending = self._socket, self._peers[0], {}
+        calls = [Pending() for _ in range(times)]
+        for number, call in enumerate(calls):
+            pending[number] = call
+            socket.send_multipart([peer, NUMBER.pack(number), pickle.dumps(("echo", (1,)), 5)])
+        while pending:
+            _, number, value = socket.recv_multipart()
+            pending.pop(*NUMBER.unpack(number)).value = value
+        for call in calls:
+            pickle.loads(call.value)
 
     def broadcast(self, times: int) -> None:
         """Send to each peer, which does not answer; then wait until all have received everything."""
@@ -108,6 +128,10 @@ def answer(socket: zmq.Socket[bytes]) -> None:
     message = socket.recv()
     if not message:  # bulk data follows
         socket.send(socket.recv(copy=False), copy=False)
+        return
+    if len(message) == NUMBER.size:  # no pickled call is as short: a numbered call follows
+        _, (value,) = pickle.loads(socket.recv())
+        socket.send_multipart([message, pickle.dumps(value, 5)])
         return
     name, (value,) = pickle.loads(message)
     if name == "echo":

@@ -90,7 +90,7 @@ def test_a_process_that_waits_does_nothing(child: Child) -> None:
 
 
 @pytest.mark.process
-def test_processes_are_summed_and_told_apart(start_child: Callable[[], Child]) -> None:
+def test_processes_are_summed_and_distinguished(start_child: Callable[[], Child]) -> None:
     busy, idle = start_child(), start_child()
     with Counting([busy.pid, idle.pid]) as counted:
         busy.run(f"for _ in range({TIMES}): time.sleep(0.0005)")
@@ -99,7 +99,7 @@ def test_processes_are_summed_and_told_apart(start_child: Callable[[], Child]) -
     assert counted.total(busy.pid) + counted.total(idle.pid) == counted.total()
 
 
-def test_threads_are_told_apart() -> None:
+def test_threads_are_distinguished() -> None:
     done, is_over = threading.Event(), threading.Event()
 
     def wait_often() -> None:

@@ -47,7 +47,7 @@ def test_mistakes_on_it(capsys: pytest.CaptureFixture[str], given: list[str], sa
     ("gpus", "cores", "size", "said"),
     [(2, 8, 2, "--procs 2: one rank per GPU"), (0, 8, 8, "--procs 8: one rank per CPU core")],
 )
-def test_the_number_of_ranks_that_nobody_said(
+def test_the_default_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, cores: int, size: int, said: str
 ) -> None:
     monkeypatch.setattr("meshbook.spmd.count_gpus", lambda: gpus)
@@ -104,7 +104,7 @@ def test_what_is_said_at_the_end(endings: list[EndRun], lines: list[str]) -> Non
     assert list(summary_lines(course_of(*endings))) == lines
 
 
-def test_who_was_stopped_is_said_too() -> None:
+def test_stopped_ranks_are_named_too() -> None:
     policy = RunPolicy(3)
     policy.begin()
     policy.script_ended(1, BOOM, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shutil
 import socket
@@ -25,7 +26,11 @@ NAME_PATIENCE = 6.0
 
 def cores() -> Iterator[Finding]:
     """Check the CPU cores that the processes of a mesh share."""
-    yield judge_cores(count_cores(), _cpu_quota())
+    quota = None
+    with contextlib.suppress(OSError, ValueError):
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota = None if most == "max" else int(most) / int(period)
+    yield judge_cores(count_cores(), quota)
 
 
 def judge_cores(present: int, quota: float | None) -> Finding:
@@ -36,17 +41,13 @@ def judge_cores(present: int, quota: float | None) -> Finding:
     return Finding("ok", "cores", str(present))
 
 
-def _cpu_quota() -> float | None:
-    try:
-        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if most == "max" else int(most) / int(period)
-
-
 def memory() -> Iterator[Finding]:
     """Check the free memory, and the container's limit."""
-    yield judge_memory(psutil.virtual_memory().available, _free_in_container())
+    root, free = Path("/sys/fs/cgroup"), None
+    with contextlib.suppress(OSError, ValueError):
+        most, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+        free = None if most == "max" else int(most) - used
+    yield judge_memory(psutil.virtual_memory().available, free)
 
 
 def judge_memory(free: int, allowed: int | None) -> Finding:
@@ -58,15 +59,6 @@ def judge_memory(free: int, allowed: int | None) -> Finding:
     if room < LEAST_MEMORY:
         return Finding("warning", "memory", f"{text}: a rank with torch needs about 0.1 GiB before its first tensor")
     return Finding("ok", "memory", text)
-
-
-def _free_in_container() -> int | None:
-    root = Path("/sys/fs/cgroup")
-    try:
-        most, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if most == "max" else int(most) - used
 
 
 def shared_memory() -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
@@ -90,7 +91,12 @@ def _find_refusal() -> str:
 def folder_of_runs() -> Iterator[Finding]:
     """Check the folder that holds the sockets of runs."""
     root = runtime_root(Settings.from_environment())
-    yield judge_folder(root, shutil.disk_usage(root).free, _file_system_of(root))
+    mounts: list[list[str]] = []
+    with contextlib.suppress(OSError):
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    around = [(len(place), kind) for place, kind in mounts if root.is_relative_to(place)]
+    file_system = max(around, default=(0, ""))[1]  # empty if unknown
+    yield judge_folder(root, shutil.disk_usage(root).free, file_system)
 
 
 def judge_folder(root: Path, free: int, file_system: str) -> Finding:
@@ -105,16 +111,6 @@ def judge_folder(root: Path, free: int, file_system: str) -> Finding:
         text = f"{root} has {free >> 20} MiB free; it stores the output of ranks until it is read"
         return Finding("warning", "folder of runs", text, remedy)
     return Finding("ok", "folder of runs", f"{root} ({free / (1 << 30):.0f} GiB free)")
-
-
-def _file_system_of(folder: Path) -> str:
-    """Return the kind of the file system that the folder is on; empty if unknown."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    around = [(len(place), kind) for place, kind in mounts if folder.is_relative_to(place)]
-    return max(around, default=(0, ""))[1]
 
 
 class _ProbeActor(Actor):

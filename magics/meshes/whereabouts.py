@@ -52,7 +52,15 @@ class RankWhereabouts:
         return self.seen.trouble if self.said is None and self.seen is not None else ""
 
     def __str__(self) -> str:
-        place = format_place([_with_short_name(frame) for frame in self.frames])
+        # The user's files without their folders: a line has no room for more.
+        place = format_place(
+            [
+                dataclasses.replace(frame, filename=Path(frame.filename).name)
+                if frame.is_user and not frame.filename.startswith("<")
+                else frame
+                for frame in self.frames
+            ]
+        )
         if self.said is None:
             why = f": {self.trouble}" if self.trouble else ""
             return f"does not answer{why}" + (f" {place}" if place else "")
@@ -134,10 +142,3 @@ def frames_seen(threads: Iterable[SampledThread]) -> tuple[Frame, ...]:
 
 def frame_of(filename: str, line: int, function: str) -> Frame:
     return Frame(filename, line, function, is_user=is_user_code(filename))
-
-
-def _with_short_name(frame: Frame) -> Frame:
-    """Return a user's file without its folders: a line has no room for more."""
-    if not frame.is_user or frame.filename.startswith("<"):
-        return frame
-    return dataclasses.replace(frame, filename=Path(frame.filename).name)

@@ -235,26 +235,18 @@ def _merge_lines(lines: Sequence[str], owners: Sequence[tuple[int, ...]]) -> str
     plain = [strip_colours(line) for line in lines]
     words = _NUMBER.split(plain[0])
     columns = list(zip(*(_NUMBER.findall(line) for line in plain), strict=True))
-    merged = words[0] + "".join(_merge_numbers(column) + word for column, word in zip(columns, words[1:], strict=True))
-    markers = dict.fromkeys(f"r{_find_largest(column, owners)}" for column in columns if _needs_marker(column, owners))
+    merged, markers = words[0], dict[str, None]()
+    for column, word in zip(columns, words[1:], strict=True):
+        if len(set(column)) == 1:
+            merged += column[0] + word
+            continue
+        numbers = [_number_of(text) for text in column]
+        least, most = numbers.index(min(numbers)), numbers.index(max(numbers))
+        merged += f"{column[least]} … {column[most]}{word}"
+        # The largest is marked, unless the numbers are the rank numbers themselves.
+        if any((text,) != tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True)):
+            markers[f"r{owners[most][0]}"] = None
     return f"{merged} (max {', '.join(markers)})" if markers else merged
-
-
-def _merge_numbers(column: Sequence[str]) -> str:
-    if len(set(column)) == 1:
-        return column[0]
-    return f"{min(column, key=_number_of)} … {max(column, key=_number_of)}"
-
-
-def _needs_marker(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the numbers differ and are not the rank numbers themselves; only then is the largest marked."""
-    is_own_rank = all((text,) == tuple(map(str, ranks)) for text, ranks in zip(column, owners, strict=True))
-    return len(set(column)) > 1 and not is_own_rank
-
-
-def _find_largest(column: Sequence[str], owners: Sequence[tuple[int, ...]]) -> int:
-    values = [_number_of(text) for text in column]
-    return owners[values.index(max(values))][0]
 
 
 def _number_of(text: str) -> float:

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -95,8 +95,16 @@ class _Kinds:
 
     def __init__(self, completer: IPCompleter, line: str) -> None:
         self._names = completer.namespace
-        owner = _OWNER.search(line)
-        self._owner = _resolve(self._names, owner.group(1).split(".")) if owner else None
+        self._owner: Any = None
+        if owner := _OWNER.search(line):
+            # The object at the end of a dotted path, as far as that is possible without running code.
+            first, *path = owner.group(1).split(".")
+            self._owner = self._names.get(first)
+            for name in path:
+                self._owner = _static(self._owner, name)
+                if isinstance(self._owner, property):
+                    self._owner = None
+                    break
 
     def of(self, text: str, kind: str) -> str:
         if kind == "attribute":
@@ -118,16 +126,6 @@ def kind_of(value: Any) -> str:
         return "property"
     is_function = inspect.isroutine(value) or isinstance(value, staticmethod | classmethod)
     return "function" if is_function else "instance"
-
-
-def _resolve(names: dict[str, Any], path: Sequence[str]) -> Any:
-    """Return the object at the end of a dotted path, as far as that is possible without running code."""
-    value = names.get(path[0])
-    for name in path[1:]:
-        value = _static(value, name)
-        if isinstance(value, property):
-            return None
-    return value
 
 
 def _static(owner: Any, name: str) -> Any:

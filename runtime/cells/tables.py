@@ -78,18 +78,16 @@ def columns_of(table: Any) -> Sequence[tuple[str, Any]] | None:
     if not (library := library_of(table)) or len(getattr(table, "shape", (0,))) != 2:
         return None
     names = table.column_names if library == "pyarrow" else list(table.columns)
-    columns = [_column(table, at, library) for at in range(len(names))]  # by position: names may be duplicates
+    places = range(len(names))  # names may be duplicates
+    if library == "pandas":
+        columns = [table.iloc[:, at] for at in places]
+    else:
+        columns = [table.column(at) if library == "pyarrow" else table.to_series(at) for at in places]
     named = [(f"[{name!r}]", column) for name, column in zip(names, columns, strict=True)]
     if library != "pandas":
         return named
     rows = table.index
     return [(".index", str(rows) if type(rows).__name__ == "RangeIndex" else rows.to_numpy()), *named]
-
-
-def _column(table: Any, at: int, library: str) -> Any:
-    if library == "pandas":
-        return table.iloc[:, at]
-    return table.column(at) if library == "pyarrow" else table.to_series(at)
 
 
 def numbers_of(column: Any) -> Any:

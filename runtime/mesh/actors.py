@@ -6,9 +6,11 @@ import dataclasses
 import difflib
 import functools
 import random
-import types
 from collections.abc import Callable, Generator, Sequence
+from types import CodeType, GenericAlias
 from typing import Any, Self
+
+import msgspec
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, check_replacement, find_redefined
@@ -32,7 +34,7 @@ from meshbook.runtime.node.call_table import (
     Target,
 )
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.traces import Place, SourceLine, calling_place
+from meshbook.runtime.traces import SourceLine, calling_place
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
@@ -66,9 +68,9 @@ class ActorMesh(MeshTrait):
         self._methods = endpoints_of(cls)
 
     @classmethod
-    def __class_getitem__(cls, actor: Any) -> types.GenericAlias:
+    def __class_getitem__(cls, actor: Any) -> GenericAlias:
         """Support `ActorMesh[Trainer]` in annotations."""
-        return types.GenericAlias(cls, actor)
+        return GenericAlias(cls, actor)
 
     @property
     def mesh_name(self) -> str:
@@ -207,7 +209,7 @@ class ActorMesh(MeshTrait):
     def _explainer(self, endpoint: str, depth: int = 4) -> _Explainer:
         # The frames above are `_call` or a sibling, and a verb. The caller's frame is at this depth or higher; each
         # frame looked at costs time.
-        return _Explainer(self, endpoint, calling_place(depth))
+        return _Explainer(self, endpoint, *calling_place(depth))
 
     def _name_lost(self, node: str) -> str:
         """Return a line that names the actor that ended with this process, or ""."""
@@ -291,24 +293,25 @@ class ActorMesh(MeshTrait):
         return ActorMesh, (self._name, self._cls, self._targets, self._region, None, whole)
 
 
-class _Explainer:
-    """Converts the error of a call for its caller: adds the endpoint that failed and the line that called it."""
+class _Explainer(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Converts the error of a call for its caller: adds the endpoint that failed and the line that called it.
 
-    __slots__ = ("_endpoint", "_mesh", "_place")
+    The garbage collector skips it, since nothing that it refers to leads back to it. Each pending call has one.
+    """
 
-    def __init__(self, mesh: ActorMesh, endpoint: str, place: Place) -> None:
-        self._mesh = mesh
-        self._endpoint = endpoint
-        self._place = place
+    mesh: ActorMesh
+    endpoint: str
+    code: CodeType  # of the function that called, and the instruction in it
+    instruction: int
 
     def __call__(self, error: BaseException) -> BaseException:
         if isinstance(error, SupervisionError):
-            text = f"{monarch_texts.endpoint_failed(self._mesh.mesh_name, self._endpoint)}, {error}"
+            text = f"{monarch_texts.endpoint_failed(self.mesh.mesh_name, self.endpoint)}, {error}"
             if isinstance(error, ProcessDied):
-                error = ProcessDied(f"{text}{self._mesh._name_lost(error.report.node)}", error.report)
+                error = ProcessDied(f"{text}{self.mesh._name_lost(error.report.node)}", error.report)
             else:
                 error = SupervisionError(text)
-        if isinstance(error, CallError) and (line := SourceLine.of(self._place)).is_of_user:
+        if isinstance(error, CallError) and (line := SourceLine.of((self.code, self.instruction))).is_of_user:
             error.called_at = line
         return error
 

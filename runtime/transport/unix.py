@@ -101,6 +101,8 @@ class PeerConnection:
         self._node = node
         self._path = path
         self._mark = HighWaterMark(self.queue, limit)
+        self._flushes = 0  # how often `flush` has begun
+        self._requested = -1  # that number at the last request of a `flush`
         self._socket: StreamSocket | None = None
         self._waits_for_room = False  # the descriptor is registered
         self._packet: Buffer = b""  # the rest of the current packet
@@ -132,7 +134,11 @@ class PeerConnection:
                     raise
                 # The socket is full, the peer has closed it, or the connection is held: the I/O thread finds out.
         self.queue.append(frame)
-        self._loop.call_soon(self.flush)
+        # One request for all frames that are queued until `flush` begins. It is noted only now, as a Ctrl-C may stop
+        # this thread at any point, and by its number, since `flush` may have begun meanwhile.
+        if (flushes := self._flushes) != self._requested:
+            self._loop.call_soon(self.flush)
+            self._requested = flushes
         if len(self.queue) > self._mark.limit:
             self._mark.wait(lambda: self.is_gone or self._is_held)
             if self.is_gone:
@@ -142,6 +148,7 @@ class PeerConnection:
 
     def flush(self) -> None:
         """Send queued frames until the socket is full."""
+        self._flushes += 1  # before the look at the queue: a frame that comes later needs a request of its own
         if not self.queue or self._waits_for_room or self._is_retrying or self.is_gone:
             return
         if self._socket is None and not self._connect():

@@ -107,7 +107,7 @@ def test_thousands_of_lanes_are_scrolled(open_bare: Callable[..., BarePage]) -> 
     panel.get_by_text("rank 4095 · train_step").wait_for()
 
 
-def test_what_ranks_wait_for_and_went_through_is_told_as_text(open_bare: Callable[..., BarePage]) -> None:
+def test_waits_and_events_of_ranks_are_available_as_text(open_bare: Callable[..., BarePage]) -> None:
     profile = {"text": "profiled", "html": "<h1>Profile</h1>"}
     kernel = PanelKernel(sections=dict(SECTIONS), replies={"act": profile})
     bare = open_bare(assets.script(), assets.style(), kernel)

@@ -119,7 +119,7 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_save(spawn_procs, tmp_path: Pa
     assert sorted(entry.name for entry in folder.iterdir()) == ["step-1", "step-2"]
 
 
-def test_all_ranks_are_told_who_could_not_write(mesh, tmp_path: Path):
+def test_all_ranks_get_the_error_of_the_rank_that_could_not_write(mesh, tmp_path: Path):
     procs, ranks = mesh
     procs.init_process_group().get(PATIENCE)
     for saving in ranks.save.call_each(str(tmp_path), 1, {1: Broken}):

@@ -74,7 +74,7 @@ def test_stopping_is_no_error(former: Former) -> None:
     assert former.host.shutdown().get(PATIENCE) is None
 
 
-def test_ports_of_it_reach_nobody(former: Former) -> None:
+def test_ports_of_a_former_session_reach_no_receiver(former: Former) -> None:
     """Not somebody of the new session either, who has a port of the same number."""
     ports = [Channel[int].open() for _ in range(former.port._number + 1)]
     former.port.send(3)

@@ -211,7 +211,7 @@ def test_a_run_is_reached_over_the_loopback_interface_alone(trainers: ProcMesh) 
     assert counted(attach()["trainers"]) == [2, 2]
 
 
-def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
+def test_deaths_meanwhile_are_reported(trainers: ProcMesh, faults: Any) -> None:
     victim = psutil.Process(pids(trainers)[1])
     detach(60)
     victim.kill()
@@ -224,7 +224,7 @@ def test_deaths_meanwhile_are_told(trainers: ProcMesh, faults: Any) -> None:
     assert found.heal().get(PATIENCE) == [1]
 
 
-def test_who_calls_the_controller_meanwhile_is_answered(trainers: ProcMesh, tmp_path: Path) -> None:
+def test_calls_to_the_controller_meanwhile_are_answered(trainers: ProcMesh, tmp_path: Path) -> None:
     """What lived in that process has ended with it."""
     here = this_proc().spawn("here", Counter)
     here.add.call().get(PATIENCE)

@@ -184,7 +184,7 @@ def test_many_messages_leave_nothing(keep):
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
-def test_messages_that_nobody_reads_give_their_memory_back(keep):
+def test_unread_messages_give_their_memory_back(keep):
     for _ in range(20):
         keep.make.call(2 * MIB)  # nobody waits
     keep.echo.broadcast(np.ones(MIB))

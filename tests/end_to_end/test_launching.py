@@ -264,7 +264,7 @@ def test_an_agent_that_does_not_answer_is_killed(start_session, monkeypatch):
 
 
 @pytest.mark.parametrize("victim", ["the controller", "the agent", "the fork server"])
-def test_executed_workers_do_not_outlive_those_who_started_them(run_script, victim):
+def test_executed_workers_do_not_outlive_their_starter(run_script, victim):
     source = CLIENT.replace('{"gpus": 2}', '{"gpus": 2}, bootstrap_command=COMMAND')
     command = 'BootstrapCommand("sh", args=["-c", "sleep 1000 & $0 $1; exit", cmd.program, *cmd.args])'
     client = run_script(
@@ -408,7 +408,7 @@ def test_detaching_leaves_the_host_and_what_others_spawned(own_session):
     assert ask(others, os.getpid)
 
 
-def test_meshes_that_ended_are_forgotten_though_nobody_kept_them(own_session):
+def test_ended_meshes_without_a_handle_are_forgotten(own_session):
     host = own_session.host
     pids = ask(host.spawn_procs(per_host={"gpus": 2}), os.getpid)
     assert len(host._ownership.meshes) == 1

@@ -172,7 +172,7 @@ def test_a_program(run: Run, name: str, preload: str, said: str) -> None:
     assert ended.err == ""
 
 
-def test_a_failure_that_nobody_handles_ends_the_program(run: Run) -> None:
+def test_an_unhandled_failure_ends_the_program(run: Run) -> None:
     ended = run("supervision.py", "unhandled")
     assert (ended.out, ended.status) == ("waiting\n", 1), ended.err
     assert "MeshFailure of mesh careless, crashed_ranks=[0]" in ended.err

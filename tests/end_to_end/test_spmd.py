@@ -95,7 +95,7 @@ def test_a_slice_is_a_world_of_its_own(hosts: Any, cut: Callable[[Any], Any], pl
     assert read(part, "MASTER_PORT") == [["4711"]] * len(places)
 
 
-def test_the_dimensions_tell_as_much_as_the_mesh(hosts: Any) -> None:
+def test_the_dimensions_determine_as_much_as_the_mesh(hosts: Any) -> None:
     actors = hosts.spawn("spmd", SPMDActor)
     actors.slice(gpus=0).setup_env.call("127.0.0.1", 1).get(PATIENCE)
     assert ["".join(map(str, place)) for place in read(hosts.slice(gpus=0), *PLACE)] == ["020102", "120112"]
@@ -358,7 +358,7 @@ def test_sigterm(launch: Launch) -> None:
     assert (run.status, run.err) == (143, ["meshbook.spmd: ended by SIGTERM"])
 
 
-def test_output_that_nobody_reads_ends_the_run(launch: Launch) -> None:
+def test_unread_output_ends_the_run(launch: Launch) -> None:
     source = "import time\nprint('ready')\nwhile True:\n    print('more')\n    time.sleep(0.01)\n"
     process = launch("--procs", "1", "train.py", train=source)
     wait_for_ranks(process, 1)

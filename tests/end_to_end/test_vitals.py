@@ -103,7 +103,7 @@ def test_a_rank_that_holds_the_interpreter_and_one_that_is_stopped_give_no_sign_
     watch.until(lambda vitals: (vitals.age < 1.5).all())
 
 
-def test_what_an_actor_is_at_and_what_waits_for_it_is_told(mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]) -> None:
+def test_activity_and_queue_of_an_actor_are_written(mesh: ProcMesh, watch: Watch, pipe: tuple[str, int]) -> None:
     probe = mesh.spawn("probe", Probe)
     busy = probe.slice(gpus=0).run.call_one(wait_for_pipe, pipe[0])
     waiting = [probe.slice(gpus=0).run.call_one(os.getpid) for _ in range(3)]

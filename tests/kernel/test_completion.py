@@ -259,7 +259,7 @@ def test_an_object_that_hangs_costs_its_own_answer(notebook: Notebook, signs: Si
 
 
 @in_ours
-def test_a_rank_that_cannot_answer_has_told_what_it_had(notebook: Notebook, signs: Signs, gate: Gate) -> None:
+def test_a_busy_rank_is_completed_from_its_snapshot(notebook: Notebook, signs: Signs, gate: Gate) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     assert offers(notebook, "%%mesh\nmodel.|", "%%mesh\nmodel.weight")  # so it has told it before the next cell begins
     cell = notebook.start(HOLDING.format(gate=gate.path))

@@ -127,7 +127,7 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_a_view_that_opens_is_told_everything(shared: Notebook, view: View) -> None:
+def test_a_view_that_opens_gets_everything(shared: Notebook, view: View) -> None:
     state = view.open()
     assert state["mesh"]["dims"] == [["gpus", 4]]
     assert state["mesh"]["alive"]
@@ -298,7 +298,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     assert view.wait(lambda state: state["mesh"]["alive"])["counts"] == {"idle": 2}
 
 
-def test_without_views_nobody_is_at_work(shared: Notebook, view: View) -> None:
+def test_without_views_no_thread_works(shared: Notebook, view: View) -> None:
     threads = "sorted(t.name for t in __import__('threading').enumerate() if t.name == 'meshbook dashboard')"
     view.open()
     assert shared.evaluate(threads) == ["meshbook dashboard"]

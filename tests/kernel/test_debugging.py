@@ -38,7 +38,7 @@ def step(x):
 step(10)"""
 
 
-def test_ranks_step_together_part_and_are_spoken_to_one_by_one(notebook: Notebook) -> None:
+def test_ranks_step_together_part_and_are_debugged_one_by_one(notebook: Notebook) -> None:
     cell, prompts = notebook.converse(SPLIT, "p x + rank", "n", "n", "ranks", "@gpus=1:3 p x", "p x", "@all c")
     at = f"cell {number_of(cell)}"
     assert prompts == [
@@ -79,7 +79,7 @@ def test_a_breakpoint_set_at_the_prompt_holds_for_its_cell(notebook: Notebook) -
     assert notebook.run("%%mesh 0\nf()").result == "[0] 3"
 
 
-def test_a_rank_is_spoken_to_while_others_wait_for_it(notebook: Notebook) -> None:
+def test_a_rank_is_debugged_while_others_wait_for_it(notebook: Notebook) -> None:
     """Two stand where only the third can free them: the prompt turns to that."""
     notebook.run(
         "%%mesh\nimport torch, torch.distributed as dist\n"
@@ -120,7 +120,7 @@ def test_an_interrupt_ends_the_cell_while_a_command_runs(notebook: Notebook, sig
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_a_breakpoint_where_nobody_can_be_asked_is_an_error(notebook: Notebook) -> None:
+def test_a_breakpoint_without_a_prompt_is_an_error(notebook: Notebook) -> None:
     failed = notebook.run_failing("%%mesh\nbreakpoint()")
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "breakpoint(): this front end does not support input requests" in failed.error["evalue"]

@@ -122,7 +122,7 @@ def test_a_group_of_exceptions_is_shown_whole(notebook: Notebook) -> None:
     assert failed.stderr == ""
 
 
-def test_a_misused_magic_is_told_once(notebook: Notebook) -> None:
+def test_a_misused_magic_is_reported_once(notebook: Notebook) -> None:
     failed = notebook.run_failing("%%mesh\n%bogus")
     assert failed.error["ename"] == "UsageError"
     assert failed.stderr == ""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
-def test_a_cell_lets_faults_befall_the_mesh(bare_notebook: Notebook) -> None:
+def test_a_cell_injects_faults_into_the_mesh(bare_notebook: Notebook) -> None:
     notebook = bare_notebook
     notebook.run("%mesh up --gpus 3")
     notebook.run(

@@ -58,7 +58,7 @@ def test_an_end_that_a_person_asked_for_is_no_failure(fragile: Notebook) -> None
     fragile.run("%mesh down")
 
 
-def test_ranks_that_fail_alike_are_told_in_a_line(fragile: Notebook) -> None:
+def test_ranks_that_fail_alike_are_reported_in_a_line(fragile: Notebook) -> None:
     """The first one in full."""
     spawning = fragile.run("procs = this_host().spawn_procs({'gpus': 3})\nfragile = procs.spawn('fragile', Fragile)")
     fragile.run("fragile.fail.broadcast('alike')")
@@ -68,7 +68,7 @@ def test_ranks_that_fail_alike_are_told_in_a_line(fragile: Notebook) -> None:
     stop(fragile)
 
 
-def test_who_waits_gets_the_error_in_the_own_cell_as_well(fragile: Notebook) -> None:
+def test_a_waiting_caller_gets_the_error_in_its_own_cell_too(fragile: Notebook) -> None:
     """The fault belongs to the cell that spawned, the failed call to the one that called."""
     fragile.run("procs = this_host().spawn_procs({'gpus': 1})\nfragile = procs.spawn('fragile', Fragile)")
     fragile.run("fragile.fail.broadcast('before')")

@@ -37,7 +37,7 @@ def test_each_rank_is_asked_for_itself(notebook: Notebook) -> None:
     assert cell.result == "\n".join(f"[{rank}] {names[f'[rank {rank}] name: ']!r}" for rank in range(3))
 
 
-def test_a_rank_that_never_asks_holds_up_nobody(notebook: Notebook) -> None:
+def test_a_rank_that_never_asks_delays_no_prompt(notebook: Notebook) -> None:
     cell = notebook.start_asking(
         "%%mesh\nif rank == 2:\n    print('I wait'); threading.Event().wait()\nprint('I ask'); input('?')"
     )
@@ -48,7 +48,7 @@ def test_a_rank_that_never_asks_holds_up_nobody(notebook: Notebook) -> None:
     notebook.wait_failed(cell)
 
 
-def test_who_comes_later_to_the_same_prompt_gets_the_same_answer(notebook: Notebook, signs: Signs) -> None:
+def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer(notebook: Notebook, signs: Signs) -> None:
     path = signs.path.with_name("gate")
     os.mkfifo(path)
     cell = notebook.start_asking(f"%%mesh\nif rank == 2: open({str(path)!r}).read()\ninput('?')")
@@ -70,7 +70,7 @@ def test_passwords_lines_of_stdin_and_the_end_of_all_input(notebook: Notebook) -
 @pytest.mark.parametrize(
     "asking", [{"code": "%%mesh\ninput('?')"}, {"code": "%%mesh --stdin error\ngetpass.getpass()"}]
 )
-def test_where_nobody_can_be_asked_that_is_an_error_at_once(notebook: Notebook, asking: dict[str, str]) -> None:
+def test_input_without_a_prompt_is_an_error_at_once(notebook: Notebook, asking: dict[str, str]) -> None:
     failed = notebook.wait_failed(notebook.start(asking["code"], allow_stdin="error" in asking["code"]))
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "prompts.py" not in failed.traceback  # none of ours

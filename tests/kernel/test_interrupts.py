@@ -57,7 +57,7 @@ def test_a_cell_is_interrupted_and_says_where_it_was(notebook: Notebook, signs: 
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_groups_of_ranks_are_told_apart(notebook: Notebook, signs: Signs) -> None:
+def test_groups_of_ranks_are_distinguished(notebook: Notebook, signs: Signs) -> None:
     cell = notebook.start(
         "%%mesh\ndef wait():\n    tell('there')\n    while True: time.sleep(0.01)\nif rank == 1:\n    wait()\nwait()"
     )

@@ -74,7 +74,7 @@ def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: Notebook,
     assert again.displays[-1]["text/plain"] == cell.displays[-1]["text/plain"]
 
 
-def test_an_error_that_nobody_awaits_is_shown_in_its_cell_and_in_the_list(notebook: Notebook) -> None:
+def test_an_error_that_is_not_awaited_is_shown_in_its_cell_and_in_the_list(notebook: Notebook) -> None:
     cell = notebook.run("%%mesh -a 1\n1 / 0")
     notebook.wait_until(lambda: bool(cell.contents("error") and cell.updates))
     assert cell.error["evalue"].startswith("[rank 1] ZeroDivisionError: division by zero (cell ")
@@ -202,7 +202,7 @@ def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) 
     assert notebook.evaluate("open(gate + 'order').read()") == "0 1 0 1 2 "
 
 
-def test_an_interrupt_between_turns_says_who_did_not_run(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_between_turns_names_the_ranks_that_did_not_run(notebook: Notebook, signs: Signs) -> None:
     cell = notebook.start("%%mesh --seq\ntell('there'); hold(str(rank))")
     signs.wait_for("there")
     signs.path.with_name("gate0").touch()

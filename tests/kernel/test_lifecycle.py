@@ -156,7 +156,7 @@ def test_a_cell_that_runs_is_looked_at_and_interrupted_from_a_subshell(mesh: Not
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_stacks_tell_of_actors_of_the_users(mesh: Notebook, signs: Signs) -> None:
+def test_stacks_include_the_users_actors(mesh: Notebook, signs: Signs) -> None:
     mesh.run(
         "from meshbook import Actor, endpoint\nclass Loader(Actor):\n    @endpoint\n    def load(self):\n"
         f"        import threading\n        open({str(signs.path)!r}, 'w').write('loading ')\n"

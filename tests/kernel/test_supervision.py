@@ -100,7 +100,7 @@ def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: 
     assert mesh.run(INIT).result == "[0-2] 3.0"
 
 
-def test_a_time_limit_says_who_keeps_whom_waiting(mesh: Notebook, signs: Signs) -> None:
+def test_a_time_limit_reports_which_ranks_wait_for_which(mesh: Notebook, signs: Signs) -> None:
     mesh.run(INIT)
     cell = mesh.start(STUCK.replace("%%mesh", "%%mesh --timeout 0.5", 1))
     mesh.wait_failed(cell, ENDS_WITHIN)
@@ -122,7 +122,7 @@ def test_a_time_limit_says_who_keeps_whom_waiting(mesh: Notebook, signs: Signs) 
     ],
     ids=["holds the GIL", "stopped"],
 )
-def test_a_third_interrupt_kills_a_rank_that_hears_nothing(
+def test_a_third_interrupt_kills_a_rank_that_receives_none(
     mesh: Notebook, signs: Signs, source: str, state: str, trouble: str
 ) -> None:
     pids = pids_of_ranks(mesh)
@@ -159,7 +159,7 @@ def live_text(cell: Cell) -> str:
 
 
 @pytest.mark.parametrize("door", ["meshbook", "python3"])
-def test_a_third_interrupt_kills_a_rank_that_does_not_heed_the_others(
+def test_a_third_interrupt_kills_a_rank_that_ignores_the_others(
     open_notebook: Callable[..., Notebook], signs: Signs, door: str
 ) -> None:
     notebook = open_notebook(door, torch=True)

@@ -96,7 +96,7 @@ def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: Noteboo
     ("line", "complaint"),
     [("--cell 999", "no cell 999 was run"), ("-o /nowhere/x.json", "cannot save"), ("9", "out of range")],
 )
-def test_what_cannot_be_done_is_told(notebook: Notebook, line: str, complaint: str) -> None:
+def test_impossible_requests_are_errors(notebook: Notebook, line: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(f"%mesh trace {line}").traceback
 
 
@@ -106,7 +106,7 @@ def test_recording_is_not_seen_in_tracebacks(notebook: Notebook) -> None:
     assert "spans_of" not in failed.traceback
 
 
-def test_a_cell_that_nobody_waits_for_is_shown_so_far(notebook: Notebook, signs: Signs) -> None:
+def test_a_cell_that_was_not_awaited_is_shown_so_far(notebook: Notebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     notebook.run("%%mesh 0 -a\ntell('here')\ntime.sleep(1000)")
     signs.wait_for("here")
@@ -132,6 +132,7 @@ def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside
     assert ("ranks 0-1 sampled themselves, because py-spy is not installed" in text) is inside
     saved = notebook.run(f"%mesh profile --save {tmp_path}/profile.json")
     assert "https://www.speedscope.app" in saved.stdout
+    assert "cannot save" in notebook.run_failing("%mesh profile --save /nowhere/x.json").traceback
     content = load(tmp_path / "profile.json")
     assert [each["name"] for each in content["profiles"]] == ["rank 0", "rank 1"]
     assert all(each["endValue"] > 0.1 for each in content["profiles"])
@@ -179,9 +180,8 @@ def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_pa
     [
         ("%%mesh -a --profile\n1", "--profile and -a cannot be combined"),
         ("%mesh profile --torch --seconds 1", "cannot be combined with --seconds"),
-        ("%mesh profile --save /nowhere/x.json", "cannot save"),
         ("%mesh profile 9 --seconds 1", "out of range"),
     ],
 )
-def test_what_cannot_be_profiled_is_told(notebook: Notebook, code: str, complaint: str) -> None:
+def test_impossible_profiles_are_errors(notebook: Notebook, code: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(code).traceback

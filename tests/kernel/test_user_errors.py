@@ -115,7 +115,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("mesh.spawn('wrong', Counter, 1, 2)", "TypeError", "Counter(start=0): too many positional arguments"),
     ],
 )
-def test_a_mistake_with_an_actor_is_told_at_the_cells_line(notebook: Notebook, code: str, name: str, part: str) -> None:
+def test_a_mistake_with_an_actor_has_the_cells_line(notebook: Notebook, code: str, name: str, part: str) -> None:
     failed = notebook.run_failing(f"x = 1\n{code}")
     assert failed.error["ename"] == name
     assert part in failed.error["evalue"]

@@ -31,7 +31,7 @@ def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
     return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, reply_handler.future.then(lambda _: None)))
 
 
-def test_whoever_ended_is_never_taken_for_one_still_to_come(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_actor_is_never_mistaken_for_a_future_one(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others have ended since, a call to one of the last that its spawner sent is answered."""
     monkeypatch.setattr(actors, "REMEMBERED", 2)
     (worker,) = session.workers(1)

@@ -79,7 +79,7 @@ def test_the_text_of_a_report(made: ExitReport, text: str) -> None:
 
 
 @pytest.mark.parametrize("stopped", ["", "the session ended"])
-def test_who_ended_with_its_host(stopped: str) -> None:
+def test_workers_that_ended_with_their_host(stopped: str) -> None:
     agent = ExitReport("agent", 12, -9, ("last",), "what to do", stopped)
     guest = agent.of_guest("procs.3")
     assert (guest.node, guest.pid, guest.returncode, guest.stopped) == ("procs.3", 0, None, stopped)

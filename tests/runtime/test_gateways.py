@@ -153,7 +153,7 @@ def test_a_node_may_be_addressed_before_it_is_there(hosts: Callable[[int], list[
     assert received(second.node("there"), 2)[1] == b"x"
 
 
-def test_a_slow_receiver_slows_its_sender_and_nobody_else(hosts: Callable[[int], list[Host]]) -> None:
+def test_a_slow_receiver_slows_its_own_sender_only(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     here, slow, quick = first.node("here"), second.node("slow", is_slow=True), second.node("quick")
     count = 20_000
@@ -379,13 +379,13 @@ def test_after_the_grace_time_each_gives_the_other_up(relayed: tuple[Host, Host,
 # -- leaving ---------------------------------------------------------------------------------------
 
 
-def test_who_leaves_says_so(hosts: Callable[[int], list[Host]]) -> None:
+def test_a_leaving_host_says_so(hosts: Callable[[int], list[Host]]) -> None:
     first, second = hosts(2)
     second.gateway.close("its work is done")
     assert first.notes.next() == ("left", second.home.prefix, "its work is done")
 
 
-def test_who_has_no_time_to_listen_hears_it_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
+def test_a_busy_host_is_notified_all_the_same(hosts: Callable[[int], list[Host]]) -> None:
     """What came last on a connection is gone where ZeroMQ sees its end before somebody has read it."""
     first, second = hosts(2)
     entered, goes_on = threading.Event(), threading.Event()
@@ -415,7 +415,7 @@ def test_all_may_leave_at_once(hosts: Callable[[int], list[Host]]) -> None:
         assert not thread.is_alive()
 
 
-def test_who_is_given_up_is_told_and_refused_ever_after(hosts: Callable[[int], list[Host]]) -> None:
+def test_an_abandoned_host_is_notified_and_refused_from_then_on(hosts: Callable[[int], list[Host]]) -> None:
     first, second, third = hosts(3)
     third.gateway.remove_host(second.home.prefix, "it was lost")
     assert second.notes.next() == ("dismissed", third.home.prefix, "it was lost")

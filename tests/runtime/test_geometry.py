@@ -123,7 +123,7 @@ def test_a_negative_number_is_a_type_error(look: Any, error: type[Exception]) ->
         look()
 
 
-def test_the_order_of_dimensions_tells_extents_apart() -> None:
+def test_the_order_of_dimensions_distinguishes_extents() -> None:
     assert Extent.of(hosts=2, gpus=4) != Extent.of(gpus=4, hosts=2)
 
 

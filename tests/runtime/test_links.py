@@ -70,7 +70,7 @@ def test_a_piece_over_the_window_goes_alone() -> None:
     assert len(outflow.due()) == 1
 
 
-def test_a_frame_that_nobody_takes_is_not_acknowledged() -> None:
+def test_an_untaken_frame_is_not_acknowledged() -> None:
     inflow = Inflow()
     for number in (1, 2):
         inflow.take_in(StreamPiece(number, b"x", True))
@@ -92,7 +92,7 @@ def test_the_pieces_of_a_frame_that_is_not_whole_are_acknowledged() -> None:
     assert inflow.news() == 2
 
 
-def test_what_came_before_is_dropped_and_what_is_missing_is_told() -> None:
+def test_repeated_frames_are_dropped_and_missing_ones_are_reported() -> None:
     inflow = Inflow()
     piece = StreamPiece(1, b"x", True)
     inflow.take_in(piece)
@@ -239,7 +239,7 @@ def test_garbage_is_no_message(frame: bytes) -> None:
         ([4.0], [0.1, 5.1, 5.2], 0.1),  # the same, and what came meanwhile was read before the look
     ],
 )
-def test_silence_counts_while_somebody_listens(heard: list[float], looks: list[float], silence: float) -> None:
+def test_silence_counts_while_there_is_a_listener(heard: list[float], looks: list[float], silence: float) -> None:
     pulse = HeartbeatState(0.0)
     found = 0.0
     for time in sorted([*heard, *looks]):

@@ -115,7 +115,7 @@ def explain(machine: Machine, log: list[str], *, pid: int = 4711, readable: bool
     return memory.explain(pid, 200 << 20)
 
 
-def test_it_is_told_as_it_is_known(machine: Machine) -> None:
+def test_an_out_of_memory_kill_is_reported_as_far_as_it_is_known(machine: Machine) -> None:
     job = machine.top / "job"
     told = explain(machine, OF_GROUP)
     limit = f"(out of memory): its cgroup {job} may use 512 MiB"

@@ -126,7 +126,7 @@ def test_values_come_in_the_order_of_their_sender(senders: Any) -> None:
     assert [early.get(PATIENCE), *(receiver.recv().get(PATIENCE) for _ in range(3))] == [1, "two", [3], None]
 
 
-def test_ranked_says_who_sent(senders: Any) -> None:
+def test_a_ranked_receiver_has_the_rank_of_each_sender(senders: Any) -> None:
     port, receiver = Channel[int].open()
     pairs = receiver.ranked()
     del receiver  # the pairs keep it
@@ -145,7 +145,7 @@ def test_several_may_wait(senders: Any) -> None:
     assert [future.get(PATIENCE) for future in waiting] == [1, 2, 3]
 
 
-def test_who_waits_may_forget_the_receiver(senders: Any) -> None:
+def test_a_waiting_caller_may_drop_the_receiver(senders: Any) -> None:
     port, receiver = Channel[int].open()
     future = receiver.recv()
     del receiver
@@ -186,7 +186,7 @@ class Unsendable(Exception):
 
 
 @pytest.mark.parametrize("made", ["Unsendable('k')", "KeyboardInterrupt('k')"])
-def test_one_that_cannot_be_raised_here_is_told(senders: Any, made: str) -> None:
+def test_an_exception_that_cannot_be_raised_here_is_described(senders: Any, made: str) -> None:
     port, receiver = Channel[int].open()
     senders.slice(gpus=0).refuse_with.broadcast(port, made)
     with pytest.raises(ActorError, match=re.escape(made.replace("('", ": ").removesuffix("')"))):
@@ -207,7 +207,7 @@ def test_ports_travel(senders: Any) -> None:
     assert receiver.recv().get(PATIENCE) == 5
 
 
-def test_who_sends_need_not_have_met_who_receives(session: Any, senders: Any) -> None:
+def test_senders_and_receivers_need_no_earlier_contact(session: Any, senders: Any) -> None:
     opener = session.spawn(Opener)
     port = opener.open.call_one().get(PATIENCE)
     taken = opener.take.call_one()
@@ -215,7 +215,7 @@ def test_who_sends_need_not_have_met_who_receives(session: Any, senders: Any) ->
     assert taken.get(PATIENCE) == 7
 
 
-def test_who_receives_when_the_runtime_ends_is_told(make_session: Any) -> None:
+def test_a_receiver_gets_an_error_when_the_runtime_ends(make_session: Any) -> None:
     session = make_session()
     _port, receiver = Channel[int].open()
     future = receiver.recv()
@@ -284,7 +284,7 @@ def test_one_that_raises_ends_its_actor(answering: Any) -> None:
         answering.now.call_one(1).get(PATIENCE)
 
 
-def test_an_actor_that_ends_owes_nobody_an_answer(answering: Any) -> None:
+def test_an_actor_that_ends_answers_all_its_callers(answering: Any) -> None:
     call = answering.later.call_one(1)
     answering.stop().get(PATIENCE)
     with pytest.raises(SupervisionError, match="stopped"):

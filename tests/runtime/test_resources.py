@@ -58,7 +58,7 @@ def test_nothing_is_said_of_another_disk(folder: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("most", "now", "said"), [("14\n", "12\n", ", 14 in its cgroup, of which 12 are in use"), ("max\n", "12\n", "")]
 )
-def test_the_limit_of_a_cgroup_is_told(
+def test_the_limit_of_a_cgroup_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, now: str, said: str
 ) -> None:
     (tmp_path / "pids.max").write_text(most)
@@ -96,6 +96,6 @@ def test_more_processes_than_there_can_be_files_are_refused() -> None:
     assert "ulimit -n" in trouble
 
 
-def test_where_open_files_cannot_be_counted_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_count_of_open_files_no_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "DESCRIPTORS", tmp_path / "no such folder")
     assert ensure_files_for_peers(4) == ""

@@ -48,7 +48,7 @@ def declare_down(session: Any) -> None:
     session.controller.peers.on_down(Down("agent", BEFORE), ())
 
 
-def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) -> None:
+def test_notified_of_the_end_and_then_of_the_new_incarnation(session: Any, rebirth: Any) -> None:
     """The calls to the one before have failed, and those to the next reach it; what it calls is answered."""
     [node] = session.workers(1)
     assert call_back(session, node).get(PATIENCE) == 4
@@ -61,7 +61,7 @@ def test_told_of_the_end_and_then_of_the_new_life(session: Any, rebirth: Any) ->
     assert call_back(session, again).get(PATIENCE) == 4
 
 
-def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> None:
+def test_notified_of_the_new_incarnation_first(session: Any, rebirth: Any, gate: Any) -> None:
     """Then who waits for the one before is told at once, and news of its end is no news of the next one's."""
     [node] = session.workers(1)
     held = session.spawn_probe(node).run.call_one(gate.pass_through)
@@ -76,7 +76,7 @@ def test_told_of_the_new_life_first(session: Any, rebirth: Any, gate: Any) -> No
     gate.open()
 
 
-def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
+def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -> None:
     """It greets, and is answered: the agent's word may come later, and changes nothing any more."""
     [node] = session.workers(1)
     assert call_back(session, node).get(PATIENCE) == 4
@@ -94,7 +94,7 @@ def test_told_of_the_new_life_by_itself(session: Any, rebirth: Any) -> None:
     assert call_back(session, again).get(PATIENCE) == 4
 
 
-def test_one_that_had_never_answered_speaks_before_its_end_is_told(session: Any, rebirth: Any) -> None:
+def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: Any, rebirth: Any) -> None:
     """It was written to by its address alone, and stopped, or cut off. The next one has not heard who writes there."""
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
@@ -122,7 +122,7 @@ def test_what_was_sent_to_one_that_has_ended_takes_no_room_in_the_next_one(make_
     deaf.close()
 
 
-def test_who_knows_no_life_before_takes_it_as_it_is(session: Any) -> None:
+def test_a_node_without_an_earlier_incarnation_accepts_the_present_one(session: Any) -> None:
     """A node that is born after it: nothing that waits for it is lost by its greeting."""
     chosen = Settings()
     node = Node(session._connect("worker-9", chosen), "run", chosen, 3)

@@ -99,7 +99,7 @@ def test_each_rank_answers_to_the_port(members: Any) -> None:
     assert received(receiver, 3) == [10, 11, 12]
 
 
-def test_a_ranked_port_says_who_answered(members: Any) -> None:
+def test_a_ranked_port_has_the_rank_of_each_answer(members: Any) -> None:
     port, receiver = Channel[int].open_ranked()
     send(members.rank, [], {"offset": 10}, port)
     assert received(receiver, 3) == [(0, 10), (1, 11), (2, 12)]
@@ -146,7 +146,7 @@ def test_a_port_without_its_receiver_drops_the_answers(members: Any) -> None:
 
 
 @pytest.mark.parametrize("selection", ["all", "choose"])
-def test_without_a_port_nobody_takes_an_answer(members: Any, selection: Any) -> None:
+def test_without_a_port_answers_are_dropped(members: Any, selection: Any) -> None:
     one = members.slice(gpus=1)
     send(one.rank, (), {}, selection=selection)
     assert one.rank.call_one().get(PATIENCE) == 0
@@ -197,7 +197,7 @@ def test_an_argument_that_cannot_travel_leaves_the_port_as_it_was(members: Any) 
     assert receiver.recv().get(PATIENCE) == (0, 4)
 
 
-def test_a_port_hears_of_a_death_and_goes_on(session: Any, gate: Any) -> None:
+def test_a_port_reports_a_death_and_remains_usable(session: Any, gate: Any) -> None:
     nodes = session.workers(2)
     members = session.spawn(Member, on=nodes)
     members.initialized.get(PATIENCE)
@@ -213,7 +213,7 @@ def test_a_port_hears_of_a_death_and_goes_on(session: Any, gate: Any) -> None:
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_port_hears_that_a_rank_is_dead_already(session: Any, opener: Any, here: bool) -> None:
+def test_a_port_reports_a_rank_that_is_dead_already(session: Any, opener: Any, here: bool) -> None:
     node = session.node("victim")
     member = session.spawn(Member, on=[node])
     member.initialized.get(PATIENCE)
@@ -229,7 +229,7 @@ def test_a_port_hears_that_a_rank_is_dead_already(session: Any, opener: Any, her
             opener.take.call_one().get(PATIENCE)
 
 
-def test_a_port_of_another_process_hears_of_an_actor_that_never_was(session: Any, opener: Any) -> None:
+def test_a_port_of_another_process_reports_an_actor_that_never_existed(session: Any, opener: Any) -> None:
     nobody = session.refer(Member, "nobody", session.node("empty"))
     send(nobody.rank, (), {}, opener.open.call_one().get(PATIENCE))
     with pytest.raises(ActorError, match="it was stopped, or never spawned"):
@@ -258,7 +258,7 @@ def test_a_late_answer_has_the_rank_of_its_call(session: Any) -> None:
     assert received(receiver, 3) == [(0, 9), (1, 9), (2, 9)]
 
 
-def test_one_that_raises_is_told_to_the_port(session: Any) -> None:
+def test_an_endpoint_that_raises_reports_to_the_port(session: Any) -> None:
     answering = session.spawn(Answering)
     port, receiver = Channel[int].open()
     send(answering.fails, (), {}, port)
@@ -285,7 +285,7 @@ def test_another_actor_may_be_asked_to_answer_instead(session: Any, members: Any
     assert call.get(PATIENCE) == 100
 
 
-def test_who_asks_in_a_broadcast_wants_no_answer_either(session: Any, members: Any) -> None:
+def test_a_broadcast_that_uses_a_port_gets_no_answer(session: Any, members: Any) -> None:
     answering = session.spawn(Answering)
     answering.ask_instead.broadcast(members)
     answering.answer.call_one(0).get(PATIENCE)

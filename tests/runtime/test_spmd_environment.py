@@ -106,7 +106,7 @@ Cut = Callable[[Region], Region]
     ],
     ids=["whole", "a host", "a gpu of each", "gpus of each", "one host kept", "one rank", "renamed", "split"],
 )
-def test_the_dimensions_of_the_hosts_tell_the_host(cut: Cut, hosts: str) -> None:
+def test_the_dimensions_of_the_hosts_determine_the_host(cut: Cut, hosts: str) -> None:
     extent = cut(SPAWNED.region).extent
     assert "".join(map(str, hosts_of(extent, born(SPAWNED, 3)))) == hosts
 
@@ -143,7 +143,7 @@ def test_on_one_host_all_are_local(cut: Cut) -> None:
     [lambda whole: whole.flatten("all"), lambda whole: whole.rename(hosts="nodes")],
     ids=["flattened", "renamed"],
 )
-def test_who_hides_the_hosts_is_told_what_to_do(cut: Cut) -> None:
+def test_a_slice_that_hides_the_hosts_is_an_error_with_a_remedy(cut: Cut) -> None:
     with pytest.raises(
         ValueError, match=r"cannot determine the hosts of .* spawned as {'hosts': 2, 'gpus': 3}, 3 per host"
     ):
@@ -159,7 +159,7 @@ def test_without_a_birth_all_are_here(sizes: dict[str, int]) -> None:
 # -- what is not handed on -----------------------------------------------------------
 
 
-def test_what_a_rank_was_told_later_is_not_for_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_later_on_a_rank_are_not_for_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"MASTER_PORT": "4711", "ROLE_RANK": "0", "TORCHELASTIC_RUN_ID": "procs"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

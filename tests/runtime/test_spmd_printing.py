@@ -77,7 +77,7 @@ class Closed(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_reader_that_has_gone_is_told_of_once() -> None:
+def test_a_closed_reader_is_reported_once() -> None:
     broken = threading.Semaphore(0)
     printer = Printer(1, {"stdout": Closed(), "stderr": Closed()}, broken=broken.release)
     printer.take(chunk("one\n"))

@@ -83,7 +83,7 @@ def test_the_others_are_stopped_a_moment_after_a_failure(policy: RunPolicy, endi
     assert (policy.status, policy.failures, policy.stopped) == (ending.code, {1: ending}, {0, 2})
 
 
-def test_who_failed_and_does_not_leave_is_killed_and_has_failed_all_the_same(policy: RunPolicy) -> None:
+def test_a_failed_rank_that_does_not_exit_is_killed_and_counts_as_failed(policy: RunPolicy) -> None:
     policy.script_ended(1, EXIT, 0.0)
     for rank in (0, 2):
         policy.script_ended(rank, WELL, 0.0)
@@ -93,7 +93,7 @@ def test_who_failed_and_does_not_leave_is_killed_and_has_failed_all_the_same(pol
     assert (policy.status, policy.failures, policy.stopped) == (3, {1: EXIT}, {0, 2})
 
 
-def test_when_nobody_works_any_more_nobody_waits_for_the_moment(policy: RunPolicy) -> None:
+def test_without_running_ranks_the_grace_period_ends(policy: RunPolicy) -> None:
     for rank in range(3):
         policy.script_ended(rank, EXIT, 0.0)
     assert policy.actions(0.0) == [Dismiss((1, 2))]
@@ -115,7 +115,7 @@ def test_the_status_is_the_scripts_own_where_all_agree(policy: RunPolicy, ending
     assert policy.status == status
 
 
-def test_a_death_is_told_before_what_others_suffered_from_it(policy: RunPolicy) -> None:
+def test_a_death_is_reported_before_its_consequences(policy: RunPolicy) -> None:
     policy.script_ended(0, EndRun(1, "RuntimeError: Connection closed by peer"), 0.0)
     policy.process_ended(1, KILLED, 0.1)  # before that, but known later
     assert [*policy.failures] == [1, 0]

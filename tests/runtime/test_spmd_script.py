@@ -80,7 +80,7 @@ def test_a_script_must_be_named(arguments: list[str]) -> None:
         run_as_main(arguments)
 
 
-def test_a_script_hears_an_interrupt(folder: Path) -> None:
+def test_a_script_receives_an_interrupt(folder: Path) -> None:
     (folder / "stop.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)")
     with pytest.raises(KeyboardInterrupt):
         run_as_main(["stop.py"])

@@ -72,7 +72,7 @@ class Taker:
     def settle(self, *answer: Any) -> None: ...
 
 
-def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> None:
+def test_waiters_for_a_process_are_notified_though_others_ask_meanwhile() -> None:
     calls, taker = CallTable(), Taker()
     calls.open(taker, ["dead", "alive"] * 5_000)  # type: ignore[arg-type]  # it is only handed back
     gc.collect()
@@ -81,7 +81,7 @@ def test_whoever_waits_for_a_process_is_told_though_others_ask_meanwhile() -> No
     assert [index for _, index in found] == list(range(0, 10_000, 2))
 
 
-def test_the_errors_of_other_ranks_are_told_though_one_more_comes_meanwhile() -> None:
+def test_the_errors_of_other_ranks_are_reported_though_one_more_comes_meanwhile() -> None:
     reply_handler = AllReplies(Extent.of(ranks=20_000).region)
     for rank in range(1, 10_000):
         reply_handler.refuse(rank, ActorError(f"rank {rank}"))

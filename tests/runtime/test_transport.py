@@ -17,7 +17,7 @@ from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.memory import Switchboard
-from meshbook.runtime.transport.unix import PACKET_BYTES, StreamSocket, UnixTransport
+from meshbook.runtime.transport.unix import PACKET_BYTES, PeerConnection, StreamSocket, UnixTransport
 from meshbook.runtime.wire.messages import Address
 from tests.runtime.conftest import Gate, Received
 from tests.support import PATIENCE
@@ -342,6 +342,38 @@ def test_frames_to_a_node_that_does_not_listen_yet_arrive(folder: Path, unix: Ca
     here.start()
     here.send(Home.of_first_host(folder).address("there"), b"early")
     assert Received(unix("there")).take(2)[1:] == [b"early"]
+
+
+class CountingLoop(IoLoop):
+    """Counts the callbacks that other threads request."""
+
+    requests = 0
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        self.requests += 1
+        super().call_soon(callback)
+
+
+def test_queued_frames_are_sent_by_one_request(tmp_path: Path) -> None:
+    """The I/O thread does not run one callback for each frame, and a frame that comes later is sent as well."""
+    loop, path = CountingLoop(), tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        peer = PeerConnection(loop, "there", str(path), limit=1000, first=[b"hello"])
+        for _ in range(100):
+            peer.send(b"early", soon=True)
+        assert loop.requests == 1
+        loop.start()
+        connected, _ = listener.accept()
+        with connected:
+            connected.settimeout(PATIENCE)
+            assert connected.recv(101 * 9, socket.MSG_WAITALL).count(b"early") == 100
+            peer.send(b"late", soon=True)
+            assert connected.recv(8, socket.MSG_WAITALL).endswith(b"late")
+        assert loop.requests == 2
+        loop.run(peer.abandon)
+    loop.close()
 
 
 def test_a_connection_that_brings_garbage_is_closed_and_others_go_on(

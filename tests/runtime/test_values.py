@@ -20,7 +20,7 @@ def mesh() -> ValueMesh[str]:
     return ValueMesh.of(SHAPE, "abcdef")
 
 
-def test_what_a_value_mesh_has_not_is_told_with_what_it_has() -> None:
+def test_the_error_for_a_missing_attribute_lists_those_of_the_value_mesh() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'value': use values\(\)"):
         _ = mesh().value  # type: ignore[attr-defined]
 

@@ -78,7 +78,7 @@ def test_what_only_takes_time_loses_nothing(procs: ProcMesh, kind: str) -> None:
     assert report.counts() == {kind: len(report.events)}, report
 
 
-def test_who_is_stopped_at_the_end_is_let_go(procs: ProcMesh) -> None:
+def test_a_stopped_process_continues_at_the_end(procs: ProcMesh) -> None:
     members: Any = procs.spawn("members", Member)
     found = processes(members)
     with chaos(procs, stop=50.0, lasting=(100.0, 100.0)) as report:

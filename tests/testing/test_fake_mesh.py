@@ -131,7 +131,7 @@ def test_ranks_that_fill_no_hosts_are_refused() -> None:
         fake_mesh(12)
 
 
-def test_on_a_dashboard_its_time_passes_while_somebody_looks() -> None:
+def test_on_a_dashboard_its_time_passes_while_a_view_is_open() -> None:
     times = iter([0.0, 0.1, 0.6, 100.0, 100.3])
     mesh = fake_mesh(8)
     board = FakeBackend(mesh, clock=lambda: next(times))

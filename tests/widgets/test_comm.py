@@ -35,7 +35,7 @@ def kernel() -> Kernel:
     return Kernel()
 
 
-def test_what_is_heard_before_its_turn_is_heard_once(kernel: Kernel) -> None:
+def test_a_message_before_its_turn_arrives_once(kernel: Kernel) -> None:
     kernel.receive("a", "b", "b")
     kernel.handle("a", "b")
     kernel.receive("c")
@@ -43,12 +43,12 @@ def test_what_is_heard_before_its_turn_is_heard_once(kernel: Kernel) -> None:
     assert kernel.heard == ["a", "b", "b", "c"]
 
 
-def test_what_is_not_asked_about_is_heard_in_its_turn(kernel: Kernel) -> None:
+def test_a_message_without_a_question_arrives_in_its_turn(kernel: Kernel) -> None:
     kernel.handle("a", "b")
     assert kernel.heard == ["a", "b"]
 
 
-def test_a_message_that_never_has_its_turn_makes_no_other_be_heard_twice(kernel: Kernel) -> None:
+def test_a_message_that_never_has_its_turn_makes_no_other_arrive_twice(kernel: Kernel) -> None:
     kernel.receive("lost", "b", "c")
     kernel.handle("b", "c")
     kernel.receive("d")

@@ -60,12 +60,12 @@ def test_a_rank_is_in_the_worst_of_its_states(conditions: RankConditions, states
         (math.inf, {0}, STARTING),
     ],
 )
-def test_silence_is_told_of_who_has_spoken(age: float, starting: Any, state: RankState) -> None:
+def test_a_rank_without_heartbeats_is_stale_only_if_it_sent_before(age: float, starting: Any, state: RankState) -> None:
     now = snapshot(1, vitals=vitals(1, activity=[1], age=age), conditions=RankConditions(starting=starting))
     assert states_of(now).tolist() == [state]
 
 
-def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
+def test_the_first_update_is_whole_and_then_only_changes_are_sent() -> None:
     source = Told(snapshot(8, vitals=vitals(8, memory=1e9)))
     model = model_of(source)
     first = model.tick(0.0)
@@ -85,7 +85,7 @@ def test_the_first_update_is_whole_and_then_only_news_are_told() -> None:
     assert update.content["seq"] == first.content["seq"] + 1
 
 
-def test_what_was_lost_by_a_fault_is_told_with_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_fault_lost_is_sent_with_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Told(snapshot(8))
     model = model_of(source)
     model.tick(0.0)
@@ -120,7 +120,7 @@ def test_measurements_of_a_mesh_at_rest_are_no_event() -> None:
     assert model.busy
 
 
-def test_a_cell_is_told_once_while_views_count_its_seconds() -> None:
+def test_a_cell_is_sent_once_while_views_count_its_seconds() -> None:
     source = Told(snapshot(cell=CellFacts(9, "cell 9", 0.0, range(8))))
     model = model_of(source)
     first = model.tick(10.0)
@@ -184,7 +184,7 @@ def test_a_scale_widens_at_once_and_shrinks_after_a_while() -> None:
     assert high_at(12.2, 9e9) == wide
 
 
-def test_changes_that_nobody_could_see_are_not_sent_and_do_not_add_up() -> None:
+def test_invisible_changes_are_not_sent_and_do_not_add_up() -> None:
     source = Told(snapshot(vitals=vitals(gpu=0.5)))
     model, view = model_of(source), View()
     model.show("gpu")
@@ -244,7 +244,7 @@ def test_hosts_are_rolled_up() -> None:
     assert second["gpu"] is None
 
 
-def test_what_is_selected_is_told_and_its_processes_with_it() -> None:
+def test_the_selection_is_sent_with_its_processes() -> None:
     source = Told(snapshot(200, mesh=facts(200, hosts=2)))
     model = model_of(source)
     topology = model.full(0.0).content["topology"]
@@ -334,7 +334,7 @@ moves = st.tuples(
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(moves, min_size=1, max_size=8))
-def test_a_view_that_heard_every_tick_has_what_a_new_one_gets(moves: list[Any]) -> None:
+def test_a_view_that_got_every_tick_has_what_a_new_one_gets(moves: list[Any]) -> None:
     source = Told(moves[0][1])
     model, old = model_of(source), View()
     now = 0.0

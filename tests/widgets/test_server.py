@@ -107,7 +107,7 @@ def views(board: Board) -> Iterator[Views]:
     views.conversation.close()
 
 
-def test_a_view_is_told_everything_and_then_what_changes(board: Board, views: Views) -> None:
+def test_a_view_gets_everything_and_then_changes(board: Board, views: Views) -> None:
     first = views.open()
     assert first["full"]
     assert first["counts"] == {"idle": SIZE}
@@ -205,7 +205,7 @@ def test_figures_alone_are_not_published_for_ever(board: Board, views: Views) ->
     assert views.hear()["full"]  # what was not told meanwhile comes with it
 
 
-def test_who_acknowledges_nothing_is_told_nothing_more(board: Board, views: Views) -> None:
+def test_a_view_without_acknowledgements_gets_nothing_more(board: Board, views: Views) -> None:
     views.open()
     for number in range(MOST_UNACKNOWLEDGED):
         board.now = dataclasses.replace(board.now, conditions=RankConditions(dead={number % SIZE}))
@@ -251,7 +251,7 @@ def test_a_fault_in_a_step_does_not_end_it(
     assert "an action of the dashboard failed" in caplog.text
 
 
-def test_a_view_that_cannot_be_told_anything_leaves_a_word_why(
+def test_a_view_that_cannot_be_sent_to_is_logged_with_the_reason(
     board: Board, views: Views, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = iter(range(100))

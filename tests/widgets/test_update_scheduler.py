@@ -10,7 +10,7 @@ from meshbook.widgets.protocol import MOST_UNACKNOWLEDGED, QUIET_AFTER
 from meshbook.widgets.update_scheduler import HURRY, MOST_BYTES, MOST_MESSAGES, SendBudget, UpdateScheduler
 
 
-def test_nobody_looks_and_nothing_ticks() -> None:
+def test_without_viewers_nothing_ticks() -> None:
     pulse = UpdateScheduler(0.0)
     assert pulse.next_tick(is_active=True) == math.inf
     pulse.opened("a", 1, 0.0)
@@ -22,7 +22,7 @@ def test_nobody_looks_and_nothing_ticks() -> None:
     assert pulse.next_tick(is_active=True) == math.inf
 
 
-def test_what_is_known_to_have_happened_is_told_soon_but_not_at_any_rate() -> None:
+def test_known_events_are_sent_soon_but_at_a_limited_rate() -> None:
     pulse = UpdateScheduler(0.0)
     pulse.opened("a", 1, 0.0)
     pulse.ticked(10.0)

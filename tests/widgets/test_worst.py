@@ -31,11 +31,11 @@ def stragglers(*seen: tuple[float, list[RankState]]) -> dict[int, str]:
         ([(0, [C, C, R, R]), (4, [C, C, C, R])], {3: "others have waited 4 s for it"}),
     ],
 )
-def test_who_is_late(seen: list[tuple[float, list[RankState]]], said: dict[int, str]) -> None:
+def test_late_ranks(seen: list[tuple[float, list[RankState]]], said: dict[int, str]) -> None:
     assert stragglers(*seen) == said
 
 
-def test_who_is_late_at_each_step() -> None:
+def test_late_ranks_of_each_step() -> None:
     steps = [(step + part, [C, C, C, R] if part else [R, R, R, R]) for step in range(60) for part in (0.0, 0.6)]
     assert stragglers(*steps) == {3: "others wait for it 52% of the time"}
     assert stragglers(*steps, *((60.0 + second, [R, R, R, R]) for second in range(90))) == {}

@@ -147,6 +147,6 @@ def test_ranks_that_wait_for_one_that_does_not_come_are_freed(spawn_procs, missi
     assert all("DistNetworkError" in why for _, why in stuck.get(PATIENCE).values())
 
 
-def test_who_has_no_group_is_left_alone(spawn_procs):
+def test_a_rank_without_a_group_is_left_alone(spawn_procs):
     probe = spawn_procs(1).spawn("ranks", Rank)
     assert probe.run.call_one(abort_groups).get(PATIENCE) == []

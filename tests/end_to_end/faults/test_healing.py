@@ -139,7 +139,7 @@ def test_a_rank_that_a_command_starts(spawn_procs: Any, session: Session) -> Non
 # -- what may happen meanwhile ---------------------------------------------------------------
 
 
-def test_who_calls_during_a_heal_waits_for_it(spawn_procs: Any, session: Session, gate: Gate) -> None:
+def test_a_call_during_a_heal_waits_for_it(spawn_procs: Any, session: Session, gate: Gate) -> None:
     procs = spawn_procs(2, bootstrap=gate.bootstrap())
     probe = procs.spawn("probe", Probe)
     gate.open(2)
@@ -216,7 +216,7 @@ def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate:
     assert psutil.wait_procs(processes, timeout=in_time)[1] == []
 
 
-def test_what_an_owner_asked_for_who_has_died_is_not_started(spawn_procs: Any, session: Session) -> None:
+def test_requests_of_a_dead_owner_are_not_started(spawn_procs: Any, session: Session) -> None:
     """His request may come after the news of his end: nobody would ever stop what it asks for."""
     owner, procs = spawn_procs(1), spawn_procs(1)
     for mesh in (owner, procs):

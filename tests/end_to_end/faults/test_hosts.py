@@ -260,7 +260,7 @@ def test_a_slice_of_hosts_and_a_stop(hosts: HostMesh, spawn):
 # -- deaths ----------------------------------------------------------------------------------
 
 
-def test_a_worker_that_dies_is_told_with_its_host_and_healed(spawn, spawn_procs):
+def test_a_dead_worker_is_reported_with_its_host_and_healed(spawn, spawn_procs):
     procs, probe = spawn()
     home = spawn_procs().spawn("home", Probe)
     one, two = probe.slice(hosts=0), probe.slice(hosts=1)

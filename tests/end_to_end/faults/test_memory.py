@@ -101,7 +101,7 @@ def test_an_allocation_that_fails(spawn_procs: Any) -> None:
     assert probe.run.call_one(lambda: 3).get(PATIENCE) == 3
 
 
-def test_who_is_killed_by_a_person_had_memory(spawn_procs: Any) -> None:
+def test_a_kill_by_a_person_is_not_reported_as_out_of_memory(spawn_procs: Any) -> None:
     """The last lines on stderr are told as well, and the whole text is kept."""
     procs = spawn_procs(1)
     probe = procs.spawn("probe", Probe)

@@ -243,7 +243,7 @@ def test_a_short_cut_loses_nothing_and_messages_resume_in_order(hosts: Hosts, ne
     assert pids(hosts.probe) == hosts.pids
 
 
-def test_who_is_busy_or_stopped_is_not_silent(hosts: Hosts) -> None:
+def test_busy_or_stopped_processes_are_not_silent(hosts: Hosts) -> None:
     """A controller in C code that never lets Python run, and a worker that is stopped: their hosts are heard."""
     worker = psutil.Process(hosts.pids[0])
     worker.suspend()

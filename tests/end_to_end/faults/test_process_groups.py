@@ -97,7 +97,7 @@ def test_a_heal_makes_the_group_again(spawn_procs, victim: int):
     assert on_all(ranks, add_up) == [(3.0, 3)] * 3
 
 
-def test_a_heal_lets_groups_alone_that_lost_nobody(spawn_procs):
+def test_a_heal_keeps_groups_that_lost_no_rank(spawn_procs):
     procs = spawn_procs(4)
     ranks = procs.spawn("ranks", Rank)
     lower, upper = ({"gpus": slice(0, 2)}, {"gpus": slice(2, 4)})
@@ -138,7 +138,7 @@ def test_stuck_ranks_are_freed_and_meet_again(spawn_procs):
     assert on_all(ranks, add_up) == [(3.0, 3)] * 3
 
 
-def test_the_error_names_who_did_not_come(spawn_procs):
+def test_the_error_names_the_ranks_that_did_not_join(spawn_procs):
     procs = spawn_procs(3)
     ranks = procs.spawn("ranks", Rank)
     with pytest.raises(GroupError, match=r"rank \d did not join\n(.|\n)*nobody's backend"):

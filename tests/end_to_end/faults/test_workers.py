@@ -82,7 +82,7 @@ def test_the_other_ranks_answer(spawn_procs):
     assert [others[rank].get(PATIENCE) for rank in (0, 2)] == [before[0], before[2]]
 
 
-def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
+def test_a_worker_that_waits_for_another_is_notified_of_its_death(spawn_procs):
     def ask(other: Any) -> str:
         return type(other.run.call_one(wait_forever).exception(PATIENCE)).__name__
 
@@ -93,7 +93,7 @@ def test_a_worker_that_waits_for_another_hears_of_its_death(spawn_procs):
     assert asking.get(PATIENCE) == "ProcessDied"
 
 
-def test_a_worker_that_was_born_later_hears_of_a_death_before(spawn_procs):
+def test_a_later_worker_is_notified_of_an_earlier_death(spawn_procs):
     """Nobody told it, since it was not there: of one that was killed, and of one that was stopped."""
 
     def ask(other: Any) -> str:
@@ -148,7 +148,7 @@ def test_a_worker_that_ends_itself(spawn_procs, faults, end: Callable[[], None],
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
-def test_who_waits_for_a_killed_worker_knows_at_once(spawn_procs):
+def test_callers_of_a_killed_worker_get_an_error_at_once(spawn_procs):
     """The best of three, since other processes of the machine may take their time in between."""
     mesh = spawn_procs(2)
     probe = mesh.spawn("probe", Probe)

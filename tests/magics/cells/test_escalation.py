@@ -146,7 +146,7 @@ def test_with_on_error_finish_nothing_is_done_to_the_others(what: str) -> None:
     assert pressed == [(2, "interrupt", "12")]
 
 
-def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
+def test_a_step_is_due_once_and_not_for_ranks_that_have_answered() -> None:
     silent = {0}
     policy = EscalationPolicy(silent, stops_on_error=True)
     assert policy.next_at == math.inf
@@ -158,7 +158,7 @@ def test_a_step_is_due_once_and_to_nobody_who_has_answered() -> None:
     assert policy.due(50.0) == []
 
 
-def test_a_person_is_told_what_the_next_interrupt_does() -> None:
+def test_the_effect_of_the_next_interrupt_is_shown() -> None:
     policy, said = EscalationPolicy({0}, stops_on_error=True), []
     for at in range(4):
         said.append(policy.advice)

@@ -203,7 +203,7 @@ def test_a_cell_that_has_ended_is_freed_without_the_garbage_collector() -> None:
     assert list(result.ranks) == [0, 1, 2]
 
 
-def test_two_executions_of_a_number_are_told_apart() -> None:
+def test_two_executions_of_a_number_are_distinguished() -> None:
     origins = []
     for _ in range(2):
         cell = Cell(1)
@@ -260,7 +260,7 @@ def test_after_an_error_a_collective_is_broken() -> None:
     assert cell.mesh.busy == {}
 
 
-def test_after_a_death_nobody_is_waited_for_long() -> None:
+def test_after_a_death_waits_are_short() -> None:
     cell = Cell()
     died = ProcessDied("", ExitReport("mesh.1", 4711, -9))
 
@@ -429,7 +429,7 @@ def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
     assert str(error) == "timed out after 0.01 s: rank 0 in all_reduce (cell 7:4), rank 1 at data.py:88 in load"
 
 
-def test_ranks_that_cannot_be_asked_where_they_are_are_told_of_in_the_log(
+def test_ranks_whose_whereabouts_are_unknown_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def collect_whereabouts(*_: Any) -> Any:

@@ -65,7 +65,7 @@ def test_the_dead_and_the_busy_are_refused(
     assert str(caught.value) == said
 
 
-def test_ranks_that_ended_in_different_ways_are_told_with_all_of_them() -> None:
+def test_ranks_that_ended_in_different_ways_are_reported_with_all_of_them() -> None:
     dead = {0: ExitReport("", 1, -9), 1: ExitReport("", 2, 3), 2: ExitReport("", 3, 3)}
     mesh = mesh_of(4, dead)
     with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh are dead \(Killed\(sig=9\), exit code 3\); "):
@@ -110,5 +110,5 @@ def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str)
         (ExitReport("", 0, None, hint="its host is gone\nmore"), "rank 1 died during the cell: its host is gone\nmore"),
     ],
 )
-def test_who_died_is_told_of_with_the_cause(report: ExitReport, said: str) -> None:
+def test_a_dead_rank_is_reported_with_the_cause(report: ExitReport, said: str) -> None:
     assert error_of_lost(1, ProcessDied("", report)).message == said

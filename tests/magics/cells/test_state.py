@@ -57,7 +57,7 @@ def test_an_event_that_is_not_urgent_waits_for_one_that_is() -> None:
     asyncio.run(main())
 
 
-def test_the_loop_waits_no_longer_than_it_is_told_to() -> None:
+def test_the_loop_waits_no_longer_than_its_limit() -> None:
     async def main() -> None:
         await CellInbox().wait(0.0)
 

@@ -43,7 +43,7 @@ def test_help_is_a_text() -> None:
     assert isinstance(parse_timer("%%timeit --help"), HelpText)
 
 
-def test_one_run_is_told_also_where_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_reported_also_where_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
     async def run() -> MeshResult:
         return result(0.5, 1.5)
 
@@ -63,7 +63,7 @@ def test_one_rank_needs_no_name() -> None:
     assert format_processors(result(0.5)) == "CPU times: 500 ms\n"
 
 
-def test_many_runs_are_told_as_ipython_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_runs_are_reported_as_by_ipython(capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
 
     async def run() -> MeshResult:

@@ -114,7 +114,7 @@ def test_the_current_mesh_after_one_is_down(meshes: MeshRegistry, down: list[str
     assert meshes.get().name == current
 
 
-def test_ranks_are_told_with_their_mesh_where_there_are_several(meshes: MeshRegistry) -> None:
+def test_ranks_are_shown_with_their_mesh_where_there_are_several(meshes: MeshRegistry) -> None:
     mesh = up(meshes)
     assert (mesh.label, mesh.selector(), mesh.selector("3")) == ("", "", " 3")
     other = up(meshes, "judge")
@@ -275,7 +275,7 @@ def test_a_session_whose_agent_is_lost_makes_room(
     assert [mesh.name for mesh in meshes] == ["again"]
 
 
-def test_nobody_listens_for_a_mesh_that_has_ended(meshes: MeshRegistry, session: FakeSession) -> None:
+def test_an_ended_mesh_has_no_listeners(meshes: MeshRegistry, session: FakeSession) -> None:
     up(meshes)
     for rank in range(2):
         session.report(ExitReport(f"mesh.{rank}", 4711, 0, stopped="%mesh down"))
@@ -313,7 +313,7 @@ def test_the_dead_are_known(meshes: MeshRegistry, session: FakeSession) -> None:
     assert list(state_of(other))[1:] == ["  rank 0 is dead: its host agent ended"]
 
 
-def test_the_last_events_of_a_mesh_are_told(meshes: MeshRegistry, session: FakeSession) -> None:
+def test_the_last_events_of_a_mesh_are_returned(meshes: MeshRegistry, session: FakeSession) -> None:
     mesh = up(meshes)
     assert list(history_of(mesh)) == []
     events = [RunEvent(0.0, "healed", "mesh", "mesh-0a1b", (number,), f"in 0.0{number} s") for number in range(7)]

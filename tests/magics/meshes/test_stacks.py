@@ -13,7 +13,7 @@ REDUCES = ThreadStack(MAIN, (CELL, ALL_REDUCE), "in all_reduce")
 IDLE = ThreadStack(MAIN, (), "idle")
 
 
-def test_identical_stacks_are_told_once() -> None:
+def test_identical_stacks_are_shown_once() -> None:
     trainer = ThreadStack("actor trainer", (Frame("/home/me/train.py", 7, "step", "self.load()"),))
     assert render_stacks({0: [REDUCES], 1: [IDLE, trainer], 2: [REDUCES]}).splitlines() == [
         "[0,2] main thread: in all_reduce",
@@ -40,7 +40,7 @@ def test_a_rank_that_does_not_answer_is_seen_from_outside() -> None:
     ]
 
 
-def test_without_py_spy_it_is_told_what_would_help() -> None:
+def test_without_py_spy_the_hint_names_it() -> None:
     (stack,) = stacks_seen(Observation(4711, "T", threads=None))
     assert stack.remark == ("does not answer: stopped (SIGSTOP) (install meshbook[debug] to see its stack)")
     assert [stack.remark for stack in stacks_seen(None)] == ["does not answer"]

@@ -39,5 +39,5 @@ def vitals(age: Sequence[float], **metrics: Sequence[float]) -> Vitals:
         (vitals([8, 12, 4]), ["  ranks 0-1 have sent no heartbeat for up to 00:12; see %mesh stack"]),
     ],
 )
-def test_what_is_told(found: Vitals, lines: list[str]) -> None:
+def test_vitals_as_lines(found: Vitals, lines: list[str]) -> None:
     assert list(format_vitals(found, dead={2})) == lines

@@ -66,7 +66,7 @@ def test_where_a_rank_is(where: RankWhereabouts, said: str) -> None:
     assert str(where) == said
 
 
-def test_ranks_at_the_same_place_are_told_together_and_the_most_first() -> None:
+def test_ranks_at_the_same_place_are_reported_together_and_the_most_first() -> None:
     whereabouts = {0: REDUCES, 1: LOADS, 2: REDUCES, 3: REDUCES, 5: STOPPED, 6: STOPPED}
     assert format_whereabouts(whereabouts) == (
         "3 ranks [0,2-3] in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "

@@ -45,7 +45,7 @@ def test_the_nth_of_each_rank_are_one_output() -> None:
     assert shown(pictures.take_all()) == ["[0-1] a", "[0] b\n[1] c"]
 
 
-def test_who_comes_late_joins_the_others() -> None:
+def test_a_late_display_joins_the_others() -> None:
     pictures = DisplayRows(patience=1.0)
     pictures.add(text(0, "a"))
     pictures.take_ready(10.0, {0, 1})

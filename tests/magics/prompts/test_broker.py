@@ -163,7 +163,7 @@ def test_the_end_of_all_input_is_one_for_input_and_quits_the_debugger(cell: Cell
     assert cell.answer() == (0, "text", "q")
 
 
-def test_who_still_waits_when_the_cell_ends_is_refused(cell: Cell, person: Person) -> None:
+def test_questions_that_wait_when_the_cell_ends_are_refused(cell: Cell, person: Person) -> None:
     cell.ask(0)
     cell.ask(1)
     person.prompts.get(timeout=PATIENCE)
@@ -173,7 +173,7 @@ def test_who_still_waits_when_the_cell_ends_is_refused(cell: Cell, person: Perso
     assert cell.answer() == (0, "refused", "the cell has ended")
 
 
-def test_who_asks_while_the_cell_ends_is_refused() -> None:
+def test_a_question_while_the_cell_ends_is_refused() -> None:
     class Closing(Person):
         """Has the cell closed just when somebody looks whether there is a keyboard."""
 
@@ -187,7 +187,7 @@ def test_who_asks_while_the_cell_ends_is_refused() -> None:
     assert cell.answer() == (0, "refused", "no cell is running on this rank")
 
 
-def test_a_keyboard_that_breaks_leaves_nobody_waiting(
+def test_a_keyboard_that_fails_leaves_no_prompt_waiting(
     cell: Cell, person: Person, caplog: pytest.LogCaptureFixture
 ) -> None:
     person.lines.put(OSError("the front end is gone"))
@@ -198,7 +198,7 @@ def test_a_keyboard_that_breaks_leaves_nobody_waiting(
     assert "the front end is gone" in caplog.text
 
 
-def test_ranks_tells_where_those_are_that_are_not_stopped(cell: Cell, person: Person) -> None:
+def test_ranks_shows_where_running_ranks_are(cell: Cell, person: Person) -> None:
     cell.ask(0, "command")
     person.lines.put("ranks")
     person.lines.put("c")

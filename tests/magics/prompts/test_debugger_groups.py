@@ -91,7 +91,7 @@ def test_the_others_are_waited_for_a_moment() -> None:
     assert ranks.prompt().ranks == (0, 1)
 
 
-def test_whoever_has_ended_is_not_waited_for() -> None:
+def test_ended_ranks_are_not_waited_for() -> None:
     ranks = Ranks()
     ranks.stop({1: 7})
     for rank in (0, 2, 3):
@@ -99,7 +99,7 @@ def test_whoever_has_ended_is_not_waited_for() -> None:
     assert ranks.prompt().text == "[rank 1 cell 1:7] (Pdb) "
 
 
-def test_ranks_that_part_are_asked_for_one_place_and_told_of_once(ranks: Ranks) -> None:
+def test_ranks_that_part_are_asked_for_one_place_and_reported_once(ranks: Ranks) -> None:
     ranks.send("n")
     ranks.stop({0: 8, 1: 9, 2: 9, 3: 9})
     assert ranks.prompt() == DebugPrompt((0,), "[rank 0 cell 1:8] (Pdb) ", "also stopped: ranks 1-3 at cell 1:9\n")
@@ -139,7 +139,7 @@ def test_once_the_chosen_ranks_have_gone_the_others_are_asked_for(ranks: Ranks) 
 
 
 @pytest.mark.parametrize(("command", "seconds"), [("n", PATIENCE), ("c", GATHER), ("q", GATHER)])
-def test_ranks_that_do_not_come_back_hold_up_nobody(ranks: Ranks, command: str, seconds: float) -> None:
+def test_ranks_that_do_not_return_delay_no_others(ranks: Ranks, command: str, seconds: float) -> None:
     """Three step into a collective that the fourth has to come to."""
     ranks.send(f"@0,3 {command}")
     assert ranks.stops.due(ranks.now) is None
@@ -174,7 +174,7 @@ def test_help_is_about_the_ranks(ranks: Ranks) -> None:
     ("line", "said"),
     [("@nowhere n", "no selector 'nowhere'\n"), ("@3 n", "rank 3 is not stopped; `ranks` lists the stopped ranks\n")],
 )
-def test_a_wrong_selector_is_told_and_the_prompt_comes_again(line: str, said: str) -> None:
+def test_a_wrong_selector_is_reported_and_the_prompt_returns(line: str, said: str) -> None:
     ranks = Ranks()
     ranks.stop({0: 7, 1: 7})
     ranks.now = GATHER

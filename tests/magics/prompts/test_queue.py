@@ -79,7 +79,7 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     assert ranks.shown() == "[rank 0] name: "
 
 
-def test_all_that_wait_get_the_answer_and_who_came_while_it_was_shown() -> None:
+def test_all_waiting_ranks_get_the_answer_and_those_that_came_while_it_was_shown() -> None:
     ranks = Ranks(3)
     ranks.ask(0)
     ranks.ask(1)
@@ -91,7 +91,7 @@ def test_all_that_wait_get_the_answer_and_who_came_while_it_was_shown() -> None:
     assert ranks.shown() is None
 
 
-def test_who_comes_later_to_the_same_prompt_gets_the_same_answer() -> None:
+def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer() -> None:
     ranks = Ranks(2)
     ranks.ask(0)
     ranks.now = GRACE
@@ -152,7 +152,7 @@ def test_the_end_of_all_input_is_an_answer_like_others() -> None:
     assert ranks.prompts.asked(PromptQuestion("1.1", "mesh", 1, 9, "input", "name: "), ranks.now) == PromptAnswer("eof")
 
 
-def test_who_does_not_wait_any_more_is_not_asked_for() -> None:
+def test_a_prompt_without_a_waiting_rank_is_not_shown() -> None:
     ranks = Ranks(2)
     ranks.ask(0)
     ranks.ask(1)

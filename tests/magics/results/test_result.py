@@ -63,7 +63,7 @@ SQUARES = [value(rank * rank) for rank in range(4)]
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_a_result_has_not_is_told_with_what_it_has(count):
+def test_the_error_for_a_missing_attribute_lists_those_of_the_result(count):
     ranks = result(*SQUARES[:count])
     with pytest.raises(AttributeError, match=r"result.values has those of all ranks, result\[0\].value that of one"):
         _ = ranks.value
@@ -102,12 +102,12 @@ def test_a_rank_has_its_text_its_cost_and_its_error():
 
 
 @pytest.mark.parametrize("rank", [9, -5])
-def test_an_unknown_rank_is_told_which_there_are(rank):
+def test_the_error_for_an_unknown_rank_lists_the_ranks(rank):
     with pytest.raises(IndexError, match=rf"no rank {rank} in this result; it has ranks 0-3"):
         result(*SQUARES)[rank]
 
 
-def test_anything_but_a_rank_is_told_how_to_index():
+def test_the_error_for_anything_but_a_rank_says_how_to_index():
     with pytest.raises(TypeError, match="not by 'gpus'"):
         result(*SQUARES)["gpus"]
 

@@ -68,7 +68,7 @@ def test_an_interrupt_while_a_cell_awaits_is_the_kernels() -> None:
     assert request.ran == ["code"]
 
 
-def test_an_interrupt_after_the_cell_is_for_nobody() -> None:
+def test_an_interrupt_after_the_cell_has_no_effect() -> None:
     request = Request()
     request.run()
     signal.raise_signal(signal.SIGINT)

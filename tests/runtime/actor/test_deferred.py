@@ -139,7 +139,7 @@ OBSERVERS: dict[str, Callable[[Future[Any]], Any]] = {
 
 @pytest.mark.parametrize("observe", OBSERVERS.values(), ids=OBSERVERS)
 @pytest.mark.parametrize("again", OBSERVERS.values(), ids=OBSERVERS)
-def test_all_who_observe_see_one_run(body: Body, observe: Any, again: Any) -> None:
+def test_all_observers_see_one_run(body: Body, observe: Any, again: Any) -> None:
     future = body.value(5)
     assert (observe(future), again(future)) == (5, 5)
     assert body.runs == 1
@@ -170,7 +170,7 @@ def test_errors_that_are_no_exceptions_reach_the_observer(body: Body) -> None:
         body.fail(SystemExit(3)).get(PATIENCE)
 
 
-def test_one_that_nobody_observes_never_runs(body: Body) -> None:
+def test_an_unobserved_future_never_runs(body: Body) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         body.value(1)
@@ -310,7 +310,7 @@ async def total(members: Any) -> int:
     return sum((await members.rank.call()).values()) + 100 * current_rank().rank
 
 
-def test_a_body_calls_actors_as_who_called_it(session: Any) -> None:
+def test_a_body_calls_actors_in_the_context_of_its_caller(session: Any) -> None:
     members = session.spawn(Member, on=session.workers(3))
     assert [total(members).get(), total(members).get(PATIENCE), asyncio.run(awaited(total(members)))] == [3, 3, 3]
     for timeout in (None, PATIENCE):
@@ -321,7 +321,7 @@ def test_a_body_calls_actors_as_who_called_it(session: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [Member, AsyncMember])
-def test_actors_that_wait_for_themselves_through_it_are_told(session: Any, cls: type[Actor]) -> None:
+def test_actors_that_wait_for_themselves_through_it_get_an_error(session: Any, cls: type[Actor]) -> None:
     mesh: Any = session.spawn(cls)
     arguments = (mesh, None) if cls is Member else (mesh,)
     with pytest.raises(ActorError, match="these actors wait for each other") as raised:
@@ -330,7 +330,7 @@ def test_actors_that_wait_for_themselves_through_it_are_told(session: Any, cls: 
     assert mesh.rank.call_one().get(PATIENCE) == 0
 
 
-def test_who_breaks_an_endpoint_off_cancels_the_body_that_it_waits_for(session: Any, gate: Any) -> None:
+def test_cancelling_an_endpoint_cancels_the_body_that_it_waits_for(session: Any, gate: Any) -> None:
     member = session.spawn(Member)
     call = member.hold.call_one(gate)
     assert gate.wait_entered() == "began"
@@ -374,7 +374,7 @@ def test_a_timeout_of_exception_is_raised_too(body: Body) -> None:
     assert body.event() == "cancelled"
 
 
-def test_who_has_no_time_left_is_not_held_by_the_body(body: Body) -> None:
+def test_a_caller_without_time_left_does_not_wait_for_the_body(body: Body) -> None:
     future = begun(body, body.deaf())
     with pytest.raises(TimeoutError):
         future.get(timeout=0)

@@ -111,7 +111,7 @@ def test_exception() -> None:
     assert isinstance(future.exception(), ValueError)
 
 
-def test_the_value_is_decoded_once_and_by_who_asks() -> None:
+def test_the_value_is_decoded_once_on_the_asking_thread() -> None:
     decoded = []
     future: Future[int] = Future.pending()
     future.resolve(lambda: decoded.append(threading.get_ident()) or 7)  # type: ignore[func-returns-value]
@@ -168,7 +168,7 @@ def test_then() -> None:
     assert twin.get() == "4"
 
 
-def test_a_cancelled_awaiter_cancels_nobody_else() -> None:
+def test_a_cancelled_awaiter_cancels_no_other() -> None:
     future: Future[int] = Future.pending()
 
     async def main() -> int:

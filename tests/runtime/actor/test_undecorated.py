@@ -256,7 +256,7 @@ def as_method(function: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["add", "_hidden", "__init__"])
-def test_who_does_not_ask_for_it_does_not_reach_it(counters: Any, name: str) -> None:
+def test_plain_methods_are_not_reachable_without_as_endpoint(counters: Any, name: str) -> None:
     with pytest.raises(ActorError, match=f"has no endpoint '{name}'; it has: counted"):
         forged(counters, name).call().get(PATIENCE)
 

@@ -138,7 +138,7 @@ def test_the_exception_travels_where_it_can() -> None:
     ],
     ids=repr,
 )
-def test_who_is_to_blame(error: BaseException, kind: str, is_consequence: bool) -> None:
+def test_the_cause_is_blamed(error: BaseException, kind: str, is_consequence: bool) -> None:
     told = make_rank_error(error, ())
     assert (told.kind, told.is_consequence) == (kind, is_consequence)
 

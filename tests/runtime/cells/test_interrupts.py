@@ -69,13 +69,13 @@ def test_a_request_that_comes_before_its_execution_ends_it_at_once(interrupts: I
 
 
 @pytest.mark.parametrize("other", ["", "7.2"])
-def test_a_late_request_is_for_nobody(interrupts: Interrupts, other: str) -> None:
+def test_a_late_request_has_no_effect(interrupts: Interrupts, other: str) -> None:
     with running(interrupts, other):
         assert not interrupts.request("7.1")
 
 
 @pytest.mark.parametrize("other", ["", "7.2"])
-def test_a_signal_that_nobody_asked_for_is_dropped(interrupts: Interrupts, other: str) -> None:
+def test_an_unrequested_signal_is_dropped(interrupts: Interrupts, other: str) -> None:
     with running(interrupts, other):
         signal.raise_signal(signal.SIGINT)
 
@@ -133,7 +133,7 @@ def test_an_interrupt_that_a_finaliser_swallows_comes_again(interrupts: Interrup
     assert reached == []
 
 
-def test_whoever_asks_whether_groups_were_broken_waits_for_the_end_of_that(interrupts: Interrupts) -> None:
+def test_a_question_about_broken_groups_waits_until_they_are_broken(interrupts: Interrupts) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def abort() -> None:

@@ -35,7 +35,7 @@ def shell() -> Iterator[InteractiveShell]:
         ([torch.ones(1)] * 3, "list 3", "Length: 3"),
     ],
 )
-def test_what_holds_much_is_told_in_short(shell: InteractiveShell, value: Any, summary: str, told: str) -> None:
+def test_large_values_are_summarized(shell: InteractiveShell, value: Any, summary: str, told: str) -> None:
     shell.user_ns["x"] = value
     found = inspect_name(shell, "x", 0, (), whole=True)
     assert found.summary == summary

@@ -95,7 +95,7 @@ def test_other_threads_are_seen_where_they_run_code_of_the_users() -> None:
     assert [(frame.filename, frame.function) for frame in stacks["actor trainer"][:1]] == [("<cell 9>", "load")]
 
 
-def test_a_collective_is_told_by_its_frames(elsewhere: Callable[..., Any]) -> None:
+def test_a_collective_is_recognized_by_its_frames(elsewhere: Callable[..., Any]) -> None:
     torch: dict[str, Any] = {}
     source = "def all_reduce(look):\n    look()"
     exec(compile(source, "/lib/torch/distributed/distributed_c10d.py", "exec"), torch)

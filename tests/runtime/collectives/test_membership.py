@@ -41,7 +41,7 @@ def test_it_says_where_a_thread_is_still_stuck(released: threading.Event) -> Non
     assert wait_freed(threads, patience=10.0) == ""
 
 
-def test_who_is_in_no_collective_is_free() -> None:
+def test_a_rank_outside_a_collective_is_free() -> None:
     assert sys.modules.get("torch.distributed") is None or not stuck_threads()
     standing = GroupMembership().leave()
     assert (standing.aborted, standing.stuck) == ((), "")

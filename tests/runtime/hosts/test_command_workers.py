@@ -110,7 +110,7 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     assert reply_handler.futures[0].get(PATIENCE) == value
 
 
-def test_who_asked_the_one_before_is_told(session: Any, succeed: Succeed, gate: Any) -> None:
+def test_callers_of_the_previous_incarnation_get_an_error(session: Any, succeed: Succeed, gate: Any) -> None:
     [node] = session.workers(1)
     here = session.spawn_probe(session.controller)
     there = session.spawn_probe(node)
@@ -150,7 +150,7 @@ def session_of(session: Any) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-def test_one_that_hears_of_it_too_late_sends_to_the_next(session: Any, succeed: Succeed) -> None:
+def test_a_late_notified_sender_sends_to_the_next_incarnation(session: Any, succeed: Succeed) -> None:
     """A process that was stopped takes in what came meanwhile in any order."""
     [node] = session.workers(1)
     probe = session.spawn_probe(node)

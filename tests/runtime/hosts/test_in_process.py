@@ -68,7 +68,7 @@ def test_an_actor_spawns_workers_which_end_with_it(run: InProcessSession, gate: 
     gate.open()
 
 
-def test_a_killed_worker_is_not_heard_of_any_more(run: InProcessSession, gate: Any) -> None:
+def test_a_killed_worker_sends_no_more_messages(run: InProcessSession, gate: Any) -> None:
     mesh = spawn(2)
     probe = mesh.spawn("probe", Probe)
     waiting = probe.run.call_each(gate.pass_through)

@@ -28,7 +28,7 @@ def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_whoever_is_last_removes_the_folder(tmp_path: Path) -> None:
+def test_the_last_process_removes_the_folder(tmp_path: Path) -> None:
     controller, agent = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
     controller.close()
     assert agent.path.exists()
@@ -36,7 +36,7 @@ def test_whoever_is_last_removes_the_folder(tmp_path: Path) -> None:
     assert not agent.path.exists()
 
 
-def test_who_disowns_a_folder_leaves_it_to_the_others(tmp_path: Path) -> None:
+def test_a_disowned_folder_is_left_to_the_other_owners(tmp_path: Path) -> None:
     parent, child = RunFolder(tmp_path / RUN), RunFolder(tmp_path / RUN)
     child.disown()
     assert parent.path.exists()
@@ -47,7 +47,7 @@ def test_who_disowns_a_folder_leaves_it_to_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_only_what_nobody_holds_is_removed(tmp_path: Path, held: bool) -> None:
+def test_only_unheld_folders_are_removed(tmp_path: Path, held: bool) -> None:
     left = leave_behind(tmp_path / RUN)
     holder = RunFolder(left) if held else None
     assert remove_if_unused(left) is not held

@@ -66,7 +66,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is not installed")
-def test_py_spy_sees_who_holds_the_gil_and_where(process: subprocess.Popen[bytes]) -> None:
+def test_py_spy_sees_which_thread_holds_the_gil_and_where(process: subprocess.Popen[bytes]) -> None:
     for number, state in [(signal.SIGCONT, "S"), (signal.SIGSTOP, "T")]:
         os.kill(process.pid, number)
         while (seen := observe(process.pid)).state != state or not _holders(seen):

@@ -116,7 +116,7 @@ def test_rates_are_those_between_two_signs(
     assert (between["cpu"], between["sent"]) == pytest.approx((1.2, 10.0))
 
 
-def test_who_gives_no_sign_ages_and_has_no_rates(
+def test_a_process_without_heartbeats_ages_and_has_no_rates(
     meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
 ) -> None:
     processes.uses[7] = Usage(0.0, 1e9)
@@ -130,7 +130,7 @@ def test_who_gives_no_sign_ages_and_has_no_rates(
     assert found["memory"] == 1e9
 
 
-def test_words_are_told_where_they_have_changed(meter: ProcessSampler, tick: Callable[..., None]) -> None:
+def test_reports_are_sent_when_they_change(meter: ProcessSampler, tick: Callable[..., None]) -> None:
     def told() -> dict[str, ProcessReport]:
         batch = meter.measure([living()], NOTHING, 100.0)
         return {node: msgspec.msgpack.decode(said, type=ProcessReport) for node, said in batch.words.items()}
@@ -153,14 +153,14 @@ def test_the_process_that_writes_is_measured_and_not_what_has_started_it(
     assert processes.kept == {8}
 
 
-def test_who_has_not_begun_has_given_no_sign(meter: ProcessSampler, processes: Processes) -> None:
+def test_a_process_that_has_not_begun_has_no_heartbeat(meter: ProcessSampler, processes: Processes) -> None:
     processes.uses[7] = Usage(0.0, 1e9)
     found = columns(meter.measure([living("m.5")], NOTHING, 100.0))
     assert (found["age"], found["activity"], found["memory"]) == (math.inf, Activity.IDLE, 1e9)
     assert math.isnan(found["queued"])
 
 
-def test_who_cannot_have_a_page_lives_unless_it_is_stopped(
+def test_a_process_without_a_status_page_is_alive_unless_it_is_stopped(
     meter: ProcessSampler, processes: Processes, tmp_path: Path
 ) -> None:
     (tmp_path / "m.5.vitals").touch()

@@ -57,7 +57,7 @@ def wait_until_heard(session: Any, worker: Worker) -> None:
     process.ready.call_one().get(PATIENCE)
 
 
-def test_it_leaves_when_it_is_told_to(session: Any, worker: Worker) -> None:
+def test_it_leaves_on_request(session: Any, worker: Worker) -> None:
     worker.tell(session.controller, "stop", "enough")
     assert worker.left.get(timeout=PATIENCE) == "left"
 

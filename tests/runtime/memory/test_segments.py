@@ -139,7 +139,7 @@ def test_a_segment_of_several_is_used_again_when_all_have_read_it(pool, mappings
 
 
 @pytest.mark.process
-def test_who_has_ended_reads_nothing_any_more(pool):
+def test_an_ended_process_reads_nothing_any_more(pool):
     told, telling = os.pipe()
     child = os.fork()
     if not child:
@@ -157,7 +157,7 @@ def test_who_has_ended_reads_nothing_any_more(pool):
     assert lend(pool)[0].token == lent.token
 
 
-def test_who_was_taken_for_ended_gives_nothing_back_of_who_came_after_him(pool, mappings):
+def test_a_reader_taken_for_ended_does_not_release_its_successors_word(pool, mappings):
     segment = pool.take(PARTS, sum(LENGTHS))
     reference = pool.lend(segment, msgspec.structs.replace(own_mark(), started=1), is_shared=True)
     pool.done(segment)
@@ -190,7 +190,7 @@ def test_a_message_for_another_process_is_refused(pool, mappings):
         mappings.open(msgspec.structs.replace(reference, reader=stranger), LENGTHS)
 
 
-def test_what_nobody_has_seen_can_be_had_back(pool, mappings):
+def test_unread_parts_can_be_read_back(pool, mappings):
     (reference,) = lend(pool)
     assert [bytes(part) for part in pool.parts_of(reference, LENGTHS)] == [bytes(part) for part in PARTS]
     with pytest.raises(OSError, match="withdrawn it"):
@@ -254,7 +254,7 @@ def test_a_pool_that_closes_waits_for_what_was_sent_to_be_opened(pool, mappings)
     assert [bytes(view) for view in views] == [bytes(part) for part in PARTS]
 
 
-def test_who_is_still_at_a_segment_of_a_closed_pool_may_end_what_he_began(pool):
+def test_users_of_a_segment_of_a_closed_pool_may_finish(pool):
     segment = pool.take(PARTS, starts_of(LENGTHS)[-1])
     pool.close(0)
     pool.lend(segment, own_mark(), is_shared=True)

@@ -85,7 +85,7 @@ def test_a_command_of_the_wrong_types(arguments: tuple[Any, ...], said: str) -> 
 # -- who gets which ------------------------------------------------------------------
 
 
-def test_processes_are_forked_unless_somebody_wants_more() -> None:
+def test_processes_are_forked_unless_more_is_requested() -> None:
     assert plan_starts(PAIR, 2) == [Start(), Start()]
     assert plan_starts(PAIR, 2, env={"A": "1"}) == [Start(), Start()]
     bound = plan_starts(PAIR, 2, proc_bind=[{"cpus": 0}, {"cpus": 1}])

@@ -118,7 +118,7 @@ def test_the_import_path_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert inherited_path() == (str(tmp_path), str(tmp_path / "sub"), "/usr/lib")
 
 
-def test_what_belongs_to_the_interpreter_is_told_from_what_is_the_users(tmp_path: Path) -> None:
+def test_files_of_the_interpreter_are_distinguished_from_the_users(tmp_path: Path) -> None:
     packages, library = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
     path = (str(tmp_path), library, f"{library}/lib-dynload", packages, f"{packages}/egg")
     assert installed_path(path) == path[1:]

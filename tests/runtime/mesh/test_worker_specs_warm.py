@@ -53,7 +53,7 @@ def test_a_module_whose_source_was_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("workers", [4, 5])
 @pytest.mark.parametrize("settings", [Settings(), Settings(preload_for_torch=True)])
-def test_what_is_born_warm_on_four_cores(
+def test_which_processes_start_warm_on_four_cores(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, workers: int, later: bool, torch: bool
 ) -> None:
     monkeypatch.setattr(worker_specs, "count_cores", lambda: 4)

@@ -53,7 +53,7 @@ def test_the_first_one_goes_in_its_frame_with_an_offer(session):
     assert not is_whole(frame_for(session.controller, node.address))
 
 
-def test_nobody_is_sent_what_he_has_not_said_he_can_read(session):
+def test_peers_get_only_what_they_can_read(session):
     [node] = session.workers(1)
     node.bulk.refuses = "it has its reasons"
     exchange(session, node)
@@ -76,7 +76,7 @@ def test_it_can_be_switched_off(make_session):
 
 
 @pytest.mark.process
-def test_what_cannot_be_reached_is_an_error_of_whoever_loads_it(session):
+def test_an_unreachable_handle_is_an_error_where_it_is_loaded(session):
     """Its sender has ended before it was looked at."""
     [node] = session.workers(1)
     exchange(session, node)

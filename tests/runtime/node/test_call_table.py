@@ -190,7 +190,7 @@ def test_the_rank_is_that_in_the_called_mesh(session: Any) -> None:
     assert list(both.values()) == [("{'gpus': 0/2}", 1, {"gpus": 2}), ("{'gpus': 1/2}", 2, {"gpus": 2})]
 
 
-def test_who_runs_is_told_in_full(session: Any) -> None:
+def test_a_running_process_is_described_in_full(session: Any) -> None:
     mesh = session.spawn(Worker, on=session.workers(2))
     names = [name for name, instance in mesh.actor_name.call().get(PATIENCE).values() if name == instance]
     assert len(set(names)) == 2

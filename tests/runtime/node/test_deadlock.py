@@ -168,7 +168,7 @@ def test_waits_without_a_ring_are_none_however_long(name: str, nodes: int) -> No
     assert made.broken() == {}
 
 
-def test_a_ring_is_told_of_when_it_is_seen_for_the_second_time() -> None:
+def test_a_ring_is_reported_when_it_is_seen_for_the_second_time() -> None:
     """At the first look nobody has waited for a whole period yet."""
     made = net({"a": "b", "b": "a"}, 2)
     made.look(2)
@@ -178,7 +178,7 @@ def test_a_ring_is_told_of_when_it_is_seen_for_the_second_time() -> None:
 
 
 @pytest.mark.parametrize("mover", ["a", "b"])
-def test_who_goes_on_is_no_part_of_a_ring(mover: str) -> None:
+def test_an_actor_that_continues_is_not_part_of_a_ring(mover: str) -> None:
     """Its next wait is another one, also where it looks the same."""
     waits = {"a": "b", "b": "a"}
     made = net(waits, 2)
@@ -189,7 +189,7 @@ def test_who_goes_on_is_no_part_of_a_ring(mover: str) -> None:
     assert made.broken() == {}
 
 
-def test_who_is_broken_sets_the_others_free() -> None:
+def test_a_broken_group_frees_the_other_ranks() -> None:
     made = net({"a": "b", "b": "c", "c": "a"}, 3)
     made.look(3)
     assert set(made.broken()) == {"a"}
@@ -206,7 +206,7 @@ def test_probes_do_not_take_every_path() -> None:
     assert made.messages < 4 * 12**3
 
 
-def test_it_sleeps_while_nobody_waits() -> None:
+def test_it_sleeps_without_waiters() -> None:
     made = Net({"a": 0, "b": 1})
     assert made.is_asleep
     made.wait("a", "b")

@@ -176,7 +176,7 @@ def test_a_wait_with_a_limit_is_nobodys_business(actor: Actor, running: Executio
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_who_is_at_no_message_keeps_nobody_waiting(running: Execution, blocking: bool) -> None:
+def test_an_idle_actor_keeps_no_caller_waiting(running: Execution, blocking: bool) -> None:
     future, _ = asked("other")
     assert not running.begin_wait(future, blocking=blocking, bounded=False)
     assert running.waiting() is None
@@ -219,7 +219,7 @@ def test_a_task_that_the_endpoint_started_waits_on_its_own(running: Execution) -
 
 
 @pytest.mark.parametrize("targets", [["me"], ["other", "me"]])
-def test_who_waits_for_itself_is_told_at_once(actor: Actor, running: Execution, targets: list[str]) -> None:
+def test_a_wait_for_itself_is_an_error_at_once(actor: Actor, running: Execution, targets: list[str]) -> None:
     running.enter(KEY, "step")
     future, _ = asked(*targets)
     with pytest.raises(DeadlockError, match="<me> waits for its own answer"):
@@ -252,7 +252,7 @@ def test_what_it_waits_for_is_cancelled_and_the_wait_ends_by_that(running: Execu
     assert not running.is_broken, "the next message is not touched"
 
 
-def test_who_is_broken_off_begins_no_wait(running: Execution) -> None:
+def test_a_cancelled_endpoint_begins_no_wait(running: Execution) -> None:
     running.enter(KEY, "step")
     running.cancel(KEY)
     future, question = asked("other")

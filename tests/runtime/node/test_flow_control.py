@@ -48,7 +48,7 @@ def test_each_queue_has_its_own_window() -> None:
     assert not sending.spend(QUEUE, 1)
 
 
-def test_who_waits_is_returned_once_there_is_room() -> None:
+def test_waiters_are_returned_once_there_is_room() -> None:
     sending = outstanding(messages=2)
     assert all(sending.spend(QUEUE, 1) for _ in range(2))
     assert not sending.spend(QUEUE, 1, "first")
@@ -60,7 +60,7 @@ def test_who_waits_is_returned_once_there_is_room() -> None:
     assert sending.give_back(QUEUE, 1, 1) == ["second again"]
 
 
-def test_who_does_not_wait_any_more_is_not_returned() -> None:
+def test_a_waiter_that_gave_up_is_not_returned() -> None:
     sending = outstanding(messages=1)
     sending.spend(QUEUE, 1)
     sending.spend(QUEUE, 1, "first")
@@ -70,7 +70,7 @@ def test_who_does_not_wait_any_more_is_not_returned() -> None:
     assert sending.give_back(QUEUE, 1, 1) == []
 
 
-def test_who_must_not_wait_is_counted_all_the_same() -> None:
+def test_messages_of_threads_that_must_not_wait_are_counted_too() -> None:
     sending = outstanding(messages=1)
     for _ in range(3):
         sending.overspend(QUEUE, 1)
@@ -94,7 +94,7 @@ def test_credit_for_what_an_earlier_life_was_sent_counts_for_nothing() -> None:
     assert [sending.spend(QUEUE, 1) for _ in range(3)] == [True, True, False]
 
 
-def test_a_node_that_ends_wakes_who_waits_for_it() -> None:
+def test_a_node_that_ends_wakes_its_waiters() -> None:
     sending = outstanding(messages=1)
     for queue in (QUEUE, OTHER, ("elsewhere", "sink-1@controller")):
         sending.spend(queue, 1)

@@ -59,7 +59,7 @@ def test_without_living_actors_it_is_the_process_that_failed(ledger: Ledger) -> 
     assert lost(ledger, "p.1") == [("p", [1]), ("b", [1])]
 
 
-def test_a_failure_is_told_once_until_it_is_healed(ledger: Ledger) -> None:
+def test_a_failure_is_reported_once_until_it_is_healed(ledger: Ledger) -> None:
     told = ledger.fail("a", "p.2", "raised")
     assert told is not None
     assert told[1].crashed_ranks == [2]
@@ -138,7 +138,7 @@ def test_where_a_mesh_has_failed_is_known_until_it_is_healed_or_stopped(ledger: 
     assert set(ledger.failed_nodes("nothing")) == set()
 
 
-def test_nobody_answers_for_what_is_not_here(ledger: Ledger) -> None:
+def test_unknown_meshes_and_nodes_have_no_effect(ledger: Ledger) -> None:
     assert ledger.fail("nothing", "p.0", "raised") is None
     assert lost(ledger, "q.0") == []
     ledger.end("nothing", ["p.0"])

@@ -124,7 +124,7 @@ def test_each_kind_of_refusal_is_logged_once(session: Any, stranger: Stranger, c
     assert len(caplog.messages) == 4
 
 
-def test_a_message_that_cannot_be_handled_does_not_make_the_node_deaf(
+def test_a_node_keeps_receiving_after_a_message_that_it_cannot_handle(
     session: Any, stranger: Stranger, caplog: Any
 ) -> None:
     [node] = session.workers(1)
@@ -172,7 +172,7 @@ def test_a_node_that_was_stopped_is_no_fault(session: Any, stopped: str) -> None
         fails(mesh.run.call_one(len, ""), r"exit code 0", ProcessDied)
 
 
-def test_the_first_report_of_a_node_counts_and_is_told_once(session: Any) -> None:
+def test_the_first_report_of_a_node_counts_and_is_passed_on_once(session: Any) -> None:
     [node] = session.workers(1)
     told: list[ExitReport] = []
     session.controller.peers.when_down.append(told.append)
@@ -198,7 +198,7 @@ def test_an_answer_after_a_down_is_dropped(session: Any, gate: Any, caplog: Any)
     assert not caplog.messages
 
 
-def test_close_answers_whoever_waits(session: Any, gate: Any, any_probe: Any) -> None:
+def test_close_answers_all_waiting_callers(session: Any, gate: Any, any_probe: Any) -> None:
     mesh = session.spawn(any_probe, on=session.workers(2))
     each = mesh.run.call_each(gate.pass_through)
     waiting = [*each, mesh.run.call(len, ""), mesh.stop()]
@@ -445,7 +445,7 @@ def test_an_inline_actor_survives_its_errors(session: Any) -> None:
 # -- what an actor cannot do ----------------------------------------------------------
 
 
-def test_a_result_that_cannot_be_sent_is_told_and_the_actor_goes_on(session: Any, any_probe: Any) -> None:
+def test_a_result_that_cannot_be_sent_is_an_error_and_the_actor_continues(session: Any, any_probe: Any) -> None:
     """There may be no memory for its frame."""
     [node] = session.workers(1)
     mesh = session.spawn(any_probe, on=[node])
@@ -457,7 +457,7 @@ def test_a_result_that_cannot_be_sent_is_told_and_the_actor_goes_on(session: Any
     assert answers(mesh)
 
 
-def test_an_error_that_cannot_be_sent_is_told(
+def test_an_error_that_cannot_be_sent_is_reported(
     session: Any, any_probe: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     mesh = session.spawn(any_probe, on=session.workers(1))

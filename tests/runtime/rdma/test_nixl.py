@@ -251,7 +251,7 @@ def test_memory_of_gpus_is_read_and_written(pair: tuple[Any, Any]) -> None:
         assert ask(owner.gpu_has.call_one(1))
 
 
-def test_an_owner_that_stands_still_or_ends_is_told_in_time(session: Session) -> None:
+def test_a_stopped_or_ended_owner_is_detected_in_time(session: Session) -> None:
     """Over TCP its own progress thread serves it, which is stopped as well."""
     whole = session.host.spawn_procs({"procs": 2})
     owner, peer = pair_on(whole)

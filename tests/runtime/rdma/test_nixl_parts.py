@@ -200,7 +200,7 @@ def test_where_it_gets_no_more_another_way_is_to_be_taken_too(monkeypatch: pytes
         world.run(np.zeros(100, np.uint8))
 
 
-def test_the_end_of_the_owner_is_told_as_such() -> None:
+def test_the_end_of_the_owner_is_reported_as_such() -> None:
     world = World(100)
 
     def end(number: int) -> None:
@@ -213,7 +213,7 @@ def test_the_end_of_the_owner_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_what_hangs_is_told_before_its_end_and_touches_nothing_afterwards(
+def test_a_hanging_transfer_is_reported_before_its_end_and_writes_nothing_afterwards(
     monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     """The owner ends, or the peer never answers. The request ends later, and so do its steps."""
@@ -245,7 +245,7 @@ def test_nothing_more_is_asked_for_once_the_deadline_has_passed() -> None:
     assert world.agent.requests == 0
 
 
-def test_a_stretch_is_registered_once_for_all_who_hold_it() -> None:
+def test_a_range_is_registered_once_for_all_holders() -> None:
     agent: Any = FakeAgent()
     registered, memory = RegistrationTable(agent), MemoryRange(4096, 10)
     first = registered.hold(memory)
@@ -277,7 +277,7 @@ def test_a_peer_of_which_too_much_is_known_is_met_anew(monkeypatch: pytest.Monke
     assert met == ["meet memory 1", "meet memory 2", "forget peer", "meet memory 3"]
 
 
-def test_why_it_is_not_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_it_is_not_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = World(100).handle
     ours: Any = types.SimpleNamespace(address=Address("ours", "unix://nowhere/ours"), incarnation=0, run="run")
 
@@ -313,7 +313,7 @@ def test_the_pause_grows_with_how_long_nothing_has_happened(waited: list[float],
     assert pause_for(under_way, 100.0) == (expected if expected is None else pytest.approx(expected))
 
 
-def test_courses_take_turns_and_their_ends_are_told() -> None:
+def test_transfers_take_turns_and_their_ends_are_reported() -> None:
     turns, said = TransferScheduler("test turns"), []
 
     def steps(name: str, error: Exception | None) -> Any:

@@ -151,7 +151,7 @@ def test_large_operations_go_at_the_same_time(procs: ProcMesh) -> None:
     assert owner.sums.call_one().get()[1] == 3 * INLINE_BYTES
 
 
-def test_who_fails_is_said_and_the_others_arrive(procs: ProcMesh) -> None:
+def test_failing_ranks_are_named_and_the_others_succeed(procs: ProcMesh) -> None:
     owner = procs.slice(gpus=1).spawn("owner", Owner, 3, 10)
     buffers = owner.lend.call_one().get()
     owner.drop.call_one(1).get()
@@ -166,7 +166,7 @@ def test_who_fails_is_said_and_the_others_arrive(procs: ProcMesh) -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_mistakes_are_told_at_once() -> None:
+def test_mistakes_are_reported_at_once() -> None:
     data = np.zeros(16, np.float32)
     buffer = RDMABuffer(data)
     swapped: Any = buffer

@@ -68,7 +68,7 @@ def way_of(name: str) -> Any:
         ("process memory", "here", False),
     ],
 )
-def test_it_is_forbidden_and_told_once_where_it_is_between_hosts(way: str, system: str, is_by_tcp: bool) -> None:
+def test_it_is_forbidden_and_warns_once_between_hosts(way: str, system: str, is_by_tcp: bool) -> None:
     fallback, handle = Fallback(lambda: "here"), handle_on(system)
     assert fallback.forbid(way_of(way), handle) == ""
     with OVERRIDES.during({"extra": {"rdma_allow_tcp_fallback": False}}):

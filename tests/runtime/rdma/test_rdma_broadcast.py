@@ -61,7 +61,7 @@ class FakePort:
         self.answers.append(type(error))
 
 
-def test_who_waits_for_more_hears_of_it_or_of_the_end() -> None:
+def test_waiting_ports_are_notified_of_progress_or_of_the_end() -> None:
     arrival, handle = BroadcastProgress(), handle_of(1)
     ports: list[Any] = [FakePort() for _ in range(4)]
     arrival.wait(ports[0], 0)
@@ -116,7 +116,7 @@ def test_a_name_hands_memory_of_the_same_size_on() -> None:
     assert ended == [164, 165]
 
 
-def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
+def test_receivers_do_not_wait_for_lent_memory() -> None:
     """To have it registered may take seconds. Meanwhile another thread may look, drop, and be first with the same."""
     ended = list[int]()
     source, other, numbers = handle_of(1), handle_of(2), itertools.count(100)
@@ -142,7 +142,7 @@ def test_whoever_receives_does_not_wait_for_memory_that_is_lent() -> None:
     assert ended == [101]  # made in vain
 
 
-def test_who_follows_a_buffer_that_was_dropped_before_is_told_at_once() -> None:
+def test_a_follower_of_a_dropped_buffer_gets_an_error_at_once() -> None:
     notified = list[tuple[BufferHandle, list[Address]]]()
     lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
     leases = LeaseTable()
@@ -308,7 +308,7 @@ def test_several_at_once_and_under_a_name(procs: ProcMesh) -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_who_is_dead_or_stopped_is_named_and_the_others_have_it() -> None:
+def test_dead_or_stopped_ranks_are_named_and_the_others_receive_it() -> None:
     procs = this_host().spawn_procs({"gpus": 3})  # others need theirs
     readers = procs.spawn("readers", Reader)
     pids = list(readers.pid.call().get().values())

@@ -70,7 +70,7 @@ class FakeLibrary:
         return call
 
 
-def test_the_driver_is_asked_in_the_context_of_the_gpu_and_errors_are_told() -> None:
+def test_the_driver_is_called_in_the_context_of_the_gpu_and_errors_are_raised() -> None:
     library = FakeLibrary()
     driver = Driver(library)
     assert driver.export(0, 0x1010) == (bytes(range(HANDLE_BYTES)), 0x10)
@@ -89,7 +89,7 @@ def test_the_driver_is_asked_in_the_context_of_the_gpu_and_errors_are_told() -> 
         Driver(older).close(0, 1)
 
 
-def test_what_is_open_is_closed_when_nobody_needs_it() -> None:
+def test_unused_handles_are_closed() -> None:
     closed: list[int] = []
     imports = IpcHandles(lambda allocation: allocation[0] + 100, lambda allocation, address: closed.append(address))
     segment, other = (0, b"a"), (1, b"b")
@@ -197,7 +197,7 @@ def test_the_gpu_copies_from_and_to_where_the_buffer_lies(played: Played) -> Non
     assert played.driver.opened == []
 
 
-def test_what_was_dropped_is_not_touched_and_what_fails_is_told(played: Played) -> None:
+def test_dropped_buffers_are_not_touched_and_failures_are_reported(played: Played) -> None:
     landed, job = played.job(20)
     played.driver.fails = "out of luck"
     with pytest.raises(Unsuitable, match=r"cannot open .*out of luck"):

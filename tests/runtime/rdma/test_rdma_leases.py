@@ -269,16 +269,14 @@ def dropped(count: int) -> list[LentMemory]:
     return [leases.lend(memory(), ALICE) for _ in range(count)]
 
 
-def test_memory_that_nobody_is_at_is_let_go_of_at_once(
-    retention: Retention, clock: Clock, released: list[LentMemory]
-) -> None:
+def test_unused_memory_is_released_at_once(retention: Retention, clock: Clock, released: list[LentMemory]) -> None:
     lent = dropped(2)
     assert all(future.done() for future in retention.keep(lent))
     assert released == lent
     assert not clock.due
 
 
-def test_memory_is_kept_while_somebody_is_at_it(
+def test_memory_is_kept_while_it_is_used(
     retention: Retention, clock: Clock, in_use: set[int], released: list[LentMemory]
 ) -> None:
     busy, used_here, free = lent = dropped(3)
@@ -299,7 +297,7 @@ def test_memory_is_kept_while_somebody_is_at_it(
     assert released == [free, used_here, busy]
 
 
-def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released: list[LentMemory]) -> None:
+def test_memory_is_kept_while_its_users_are_unknown(clock: Clock, released: list[LentMemory]) -> None:
     """At the limit of descriptors the pages of others cannot be read. The look is made up for."""
     answers: list[set[int] | OSError] = [OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""), set()]
 
@@ -317,7 +315,7 @@ def test_memory_is_kept_while_nobody_can_see_who_is_at_it(clock: Clock, released
     assert released == lent
 
 
-def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> None:
+def test_a_prompt_that_cannot_be_withdrawn_delays_no_others(clock: Clock, caplog: Any) -> None:
     """Neither those who have dropped it, nor others."""
 
     def fail(lent: LentMemory) -> None:
@@ -328,7 +326,7 @@ def test_what_cannot_be_withdrawn_holds_up_nobody(clock: Clock, caplog: Any) -> 
     assert len(caplog.messages) == 2
 
 
-def test_what_somebody_is_still_at_in_the_end_is_told(retention: Retention, in_use: set[int]) -> None:
+def test_buffers_in_use_at_the_end_are_returned(retention: Retention, in_use: set[int]) -> None:
     busy, _free = lent = dropped(2)
     in_use.add(busy.lease.number)
     retention.keep(lent)

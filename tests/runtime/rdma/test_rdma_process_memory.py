@@ -56,7 +56,7 @@ def test_what_is_lent_no_more_is_not_written_to(lent: Lent) -> None:
 
 
 @pytest.mark.parametrize("is_write", [False, True])
-def test_a_lease_that_ends_while_data_is_moved_is_told(
+def test_a_lease_that_ends_during_a_transfer_is_an_error(
     lent: Lent, is_write: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "write" if is_write else "read"
@@ -75,7 +75,7 @@ def test_a_lease_that_ends_while_data_is_moved_is_told(
 
 
 @pytest.mark.parametrize("is_write", [False, True])
-def test_a_process_that_has_the_number_of_an_owner_who_has_ended_is_not_written_to(lent: Lent, is_write: bool) -> None:
+def test_a_process_with_the_pid_of_an_ended_owner_is_not_written_to(lent: Lent, is_write: bool) -> None:
     before = msgspec.structs.replace(own_mark(), started=own_mark().started - 1)
     lent.handle = msgspec.structs.replace(lent.handle, process=before)
     lent.word.value = 17  # whatever lies there now
@@ -86,7 +86,7 @@ def test_a_process_that_has_the_number_of_an_owner_who_has_ended_is_not_written_
 
 @pytest.mark.parametrize(("word", "expected"), [(0, BufferDropped), (6, BufferDropped), (5, TransferError)])
 @pytest.mark.parametrize("is_write", [False, True])
-def test_of_memory_that_is_gone_the_lease_is_told_first(
+def test_for_freed_memory_the_ended_lease_is_reported_first(
     word: int, expected: type[TransferError], is_write: bool, tmp_path: Path
 ) -> None:
     lease_word = ctypes.c_uint64(word)

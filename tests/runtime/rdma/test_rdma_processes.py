@@ -260,7 +260,7 @@ def test_an_event_loop_goes_on_meanwhile(owner: Any, small_pieces: None) -> None
         read(buffer, progress=refuse)
 
 
-def test_what_was_moved_is_told_and_who_cannot_say(session: Session) -> None:
+def test_traffic_is_shown_with_the_ranks_that_cannot_report_it(session: Session) -> None:
     procs = session.host.spawn_procs({"gpus": 2})
     buffer = lend(procs.slice(gpus=0).spawn("owner", Owner))
     for _ in range(2):
@@ -314,7 +314,7 @@ def test_memory_that_is_dropped_in_the_midst_is_kept_until_then(owner: Any, smal
         move(np.zeros(SIZE, np.uint8)).get(PATIENCE)
 
 
-def test_who_is_killed_in_the_midst_holds_nothing_up(owner: Any, mortal: Any, gate: Path) -> None:
+def test_a_process_killed_in_the_middle_delays_nothing(owner: Any, mortal: Any, gate: Path) -> None:
     buffer, process = lend(owner, (64 << 20) + 1), process_of(mortal)
     reading = mortal.read_until.call_one(buffer, str(gate))
     with gate.open("wb"):
@@ -487,7 +487,7 @@ def test_a_copy_within_the_process_where_both_overlap(session: Session) -> None:
         buffer.read_into(bytearray(100)).get(PATIENCE)
 
 
-def test_a_forked_child_is_told_that_it_moves_no_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_cannot_move_data(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a copy of the memory, and of the page on which its parent says what it is at."""
     monkeypatch.setattr(session.node.data_plane, "pid", os.getppid())
     with pytest.raises(RuntimeError, match="it was forked from"):

@@ -184,7 +184,7 @@ def test_a_stranger_is_refused_and_counted(serving: MemoryServer, says: bytes) -
     assert serving.rejected.count == 1
 
 
-def test_who_says_nothing_is_waited_for_no_longer_than_that(
+def test_a_silent_client_is_disconnected_after_the_limit(
     serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 0.05)
@@ -194,7 +194,7 @@ def test_who_says_nothing_is_waited_for_no_longer_than_that(
     connection.close()
 
 
-def test_what_was_said_on_one_connection_lets_nobody_in_on_another(serving: MemoryServer) -> None:
+def test_a_proof_of_one_connection_is_invalid_on_another(serving: MemoryServer) -> None:
     server = serving.open("127.0.0.1")
     connections = [connect(server) for _ in range(2)]
     asked = [bytes(connection.receive(protocol.GREETING_BYTES, Deadline(PATIENCE))) for connection in connections]
@@ -230,9 +230,7 @@ def test_an_agent_that_does_not_know_the_key_is_not_believed(
         thread.join()
 
 
-def test_who_sends_nothing_of_what_he_wants_to_write_is_waited_for_no_longer_than_he_said(
-    serving: MemoryServer, memory: Memory
-) -> None:
+def test_a_writer_that_sends_no_data_is_disconnected_after_its_own_limit(serving: MemoryServer, memory: Memory) -> None:
     server = serving.open("127.0.0.1")
     connection = connect(server)
     be_admitted(connection, server.key, Deadline(PATIENCE))
@@ -494,7 +492,7 @@ def test_a_request_that_is_none_ends_the_connection(serving: MemoryServer, parts
 
 @pytest.mark.parametrize("error", [BufferDropped("x"), OwnerGone("x"), Unsuitable("x"), TransferError("x")], ids=repr)
 @pytest.mark.parametrize("piece", [1, 3])
-def test_an_error_comes_to_who_asked_wherever_it_is_found(
+def test_an_error_reaches_the_caller_wherever_it_is_found(
     memory: Memory, backend: HostAgentBackend, error: Exception, piece: int
 ) -> None:
     def fail(number: int) -> None:
@@ -658,7 +656,7 @@ def test_idle_connections_make_room_for_others(serving: MemoryServer, monkeypatc
         connection.close()
 
 
-def test_strangers_make_room_for_who_is_of_the_run_and_before_idle_connections(
+def test_unauthenticated_connections_make_room_before_idle_ones(
     memory: Memory, backend: HostAgentBackend, serving: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_server, "HANDSHAKE_SECONDS", 1000.0)
@@ -730,7 +728,7 @@ def test_many_transfers_at_once(memory: Memory, backend: HostAgentBackend, servi
     assert len(serving._connections) <= 8
 
 
-def test_a_server_that_is_closed_lets_everybody_go(serving: MemoryServer, memory: Memory, client: Client) -> None:
+def test_a_closed_server_releases_all_clients(serving: MemoryServer, memory: Memory, client: Client) -> None:
     connection = connect(client.server)
     be_admitted(connection, client.server.key, Deadline(PATIENCE))
     serving.close()

@@ -71,7 +71,7 @@ class DroppedMeanwhile(LeaseTable):
         return lent
 
 
-def test_what_is_dropped_as_somebody_comes_for_it_is_not_touched(lender: Lender) -> None:
+def test_a_buffer_dropped_while_a_request_arrives_is_not_touched(lender: Lender) -> None:
     lender.leases = DroppedMeanwhile()
     data = bytearray(b"0123456789")
     assert ask(lender, "write", lend(lender, data), 0, b"z") == "dropped"

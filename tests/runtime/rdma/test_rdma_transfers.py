@@ -212,7 +212,7 @@ def plane() -> Iterator[Callable[..., Plane]]:
 @pytest.mark.parametrize(
     ("size", "is_immediate", "is_here"), [(8, True, True), (INLINE_BYTES + 1, True, False), (8, False, False)]
 )
-def test_short_ones_are_made_by_who_asks_unless_he_would_have_to_wait(
+def test_short_transfers_run_on_the_calling_thread_unless_it_would_wait(
     plane: Callable[..., Plane], size: int, is_immediate: bool, is_here: bool
 ) -> None:
     backend = Memory("near", is_immediate=is_immediate)
@@ -242,7 +242,7 @@ def test_no_way(plane: Callable[..., Plane]) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 2 * INLINE_BYTES])
-def test_a_checksum_tells_of_who_wrote_meanwhile(plane: Callable[..., Plane], size: int) -> None:
+def test_a_checksum_detects_writes_during_a_transfer(plane: Callable[..., Plane], size: int) -> None:
     backend = Memory("near")
     used = plane(backend)
     used.start(size, checksum=True).get(PATIENCE)
@@ -297,7 +297,7 @@ def test_a_transfer_that_is_cancelled_ends_after_its_present_piece(plane: Callab
     assert not future.cancel()
 
 
-def test_whoever_waits_when_a_process_leaves_its_run_gets_an_error(plane: Callable[..., Plane], stuck: Memory) -> None:
+def test_callers_get_an_error_when_the_process_leaves_its_run(plane: Callable[..., Plane], stuck: Memory) -> None:
     used = plane(stuck)
     future = used.start()
     stuck.entered.get(timeout=PATIENCE)  # type: ignore[attr-defined]
@@ -329,7 +329,7 @@ def test_threads_are_made_as_they_are_needed_and_no_more_than_that() -> None:
     assert entered.empty()
 
 
-def test_who_follows_a_transfer_hears_of_its_end_and_not_of_each_piece() -> None:
+def test_a_follower_of_a_transfer_is_notified_of_its_end_and_not_of_each_piece() -> None:
     reports: list[tuple[int, int]] = []
     follower = TransferProgress(lambda done, total: reports.append((done, total)), 1000)
     for _ in range(1000):

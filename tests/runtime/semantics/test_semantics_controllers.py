@@ -125,7 +125,7 @@ def test_38_a_controller_spawns_real_processes(processes: Any) -> None:
 # -- 39 --------------------------------------------------------------------------------
 
 
-def test_39_whoever_asks_gets_the_same_one(make_world: Any) -> None:
+def test_39_all_callers_get_the_same_controller(make_world: Any) -> None:
     """At the same time or later, from any process, with whatever class and arguments: it is made once."""
     world = make_world()
     gate = world.gate()

@@ -37,7 +37,7 @@ class Member(Actor):
 # -- 15 --------------------------------------------------------------------------------
 
 
-def test_15_who_waits_for_a_dead_process_is_told(world: Any) -> None:
+def test_15_callers_of_a_dead_process_get_an_error(world: Any) -> None:
     """Each future that waits for it raises SupervisionError, and so does each later call; the others answer."""
     procs, gates = world.procs(3), [world.gate() for _ in range(3)]
     members = procs.spawn("member", Member)
@@ -223,7 +223,7 @@ def abandoned(future: Any, owner: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Founder, AsyncFounder])
-def test_18_who_holds_a_reference_hears_that_the_owner_has_vanished(world: Any, kind: type[Actor]) -> None:
+def test_18_holders_of_a_reference_get_an_error_when_the_owner_vanishes(world: Any, kind: type[Actor]) -> None:
     """It vanished without a goodbye, and nobody answers for the actors that it spawned: they end, though their
     processes are somebody else's. Who waits for them is told, and who calls later."""
     owners, procs, gates = world.procs(1), world.procs(2), [world.gate() for _ in range(2)]

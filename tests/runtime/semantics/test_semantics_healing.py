@@ -308,7 +308,7 @@ def test_beyond_1_references_work_wherever_they_are(world: Any) -> None:
     assert values(newcomer.ask.call_one(taken, rank_of)) == [0, 1]
 
 
-def test_beyond_1_answers_to_the_life_before_reach_nobody(world: Any) -> None:
+def test_beyond_1_answers_to_the_previous_incarnation_are_dropped(world: Any) -> None:
     """What an actor asked before its end is answered after its return: that is no answer to what it asks now."""
     procs, gate, other = world.procs(1), world.gate(), world.spawn(Member, gpus=1)
     members = procs.spawn("member", Member)
@@ -531,7 +531,7 @@ class AsyncOwner(Actor):
 
 
 @pytest.mark.parametrize("kind", [Owner, AsyncOwner])
-def test_beyond_1_an_owner_heals_when_it_is_told(world: Any, faults: Any, kind: type[Actor]) -> None:
+def test_beyond_1_an_owner_heals_when_it_is_notified(world: Any, faults: Any, kind: type[Actor]) -> None:
     """From `__supervise__`, each time; the client has a reference, and sees nothing of it but that it works again."""
     port, notes = Channel[Any].open()
     owner: Any = world.procs(1).spawn("owner", kind, port)

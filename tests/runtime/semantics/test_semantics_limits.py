@@ -117,7 +117,7 @@ def test_beyond_8_it_can_be_awaited(world: Any, member: Any) -> None:
     gates[0].open()
 
 
-def test_beyond_8_who_answers_in_time_is_not_concerned(world: Any, member: Any) -> None:
+def test_beyond_8_calls_that_are_answered_in_time_succeed(world: Any, member: Any) -> None:
     """Nor who dies: then the error says that."""
     procs, gates = world.procs(2), [world.gate() for _ in range(2)]
     mesh: Any = procs.spawn("member", member)

@@ -303,7 +303,7 @@ def wrong(world: Any) -> Any:
     )
 
 
-def test_each_mistake_is_told_at_its_line(wrong: Any) -> None:
+def test_each_mistake_is_reported_at_its_line(wrong: Any) -> None:
     """With the kind of error that Monarch has, and nothing of the mesh is harmed by it."""
     complaints = []
     for kind, said, write in MISTAKES:

@@ -37,7 +37,7 @@ class Caller(Actor):
         self.procs = host.spawn_procs()
 
 
-def test_beyond_1_a_newcomer_that_calls_who_was_stopped_is_answered(world: Any) -> None:
+def test_beyond_1_a_new_client_that_calls_a_stopped_rank_is_answered(world: Any) -> None:
     procs = world.procs(1)
     gone = procs.spawn("gone", Caller)
     gone.answer.call().get(PATIENCE)
@@ -47,7 +47,7 @@ def test_beyond_1_a_newcomer_that_calls_who_was_stopped_is_answered(world: Any) 
         newcomer.ask.call_one(gone).get(PATIENCE)
 
 
-def test_beyond_1_a_newcomer_that_calls_who_died_is_answered(world: Any) -> None:
+def test_beyond_1_a_new_client_that_calls_a_dead_rank_is_answered(world: Any) -> None:
     """And reaches it once it is healed."""
     procs = world.procs(2)
     members = procs.spawn("member", Caller)
@@ -77,7 +77,7 @@ def test_beyond_1_a_healed_process_waits_for_no_actor_of_an_owner_that_ended_bef
         spawned.answer.call().get(PATIENCE)
 
 
-def test_beyond_1_what_an_owner_has_asked_for_who_dies_meanwhile_is_ended(
+def test_beyond_1_requests_of_an_owner_that_dies_meanwhile_are_ended(
     in_memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies between the agent's look whether it lives and the start of what it has asked for."""

@@ -106,7 +106,7 @@ def test_beyond_1_so_does_one_without_actors(world: Any, faults: Any, happened: 
     assert faults.empty()
 
 
-def test_beyond_1_who_called_is_told_and_may_wait_for_the_heal(world: Any, happened: Any) -> None:
+def test_beyond_1_callers_get_an_error_and_may_wait_for_the_heal(world: Any, happened: Any) -> None:
     """A retry is `heal().get()` and the call again: either heals, whoever is first."""
     procs, gate = world.procs(2, on_failure="respawn"), world.gate()
     members = procs.spawn("member", Member, gate)
@@ -321,7 +321,7 @@ class Owner(Actor):
         return self.members, self.procs
 
 
-def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: Any, happened: Any) -> None:
+def test_beyond_1_an_owner_is_notified_of_actors_that_are_not_respawned(world: Any, faults: Any, happened: Any) -> None:
     """The policy comes before `__supervise__`."""
     port, notes = Channel[Any].open()
     owner: Any = world.procs(1).spawn("owner", Owner, port)
@@ -338,7 +338,7 @@ def test_beyond_1_an_owner_hears_of_what_is_not_respawned(world: Any, faults: An
     assert faults.empty()
 
 
-def test_beyond_1_an_error_that_nobody_has_foreseen_hides_no_failure(
+def test_beyond_1_an_unexpected_error_hides_no_failure(
     world: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heal(*_: Any, **__: Any) -> Any:

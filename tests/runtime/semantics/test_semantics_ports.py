@@ -37,7 +37,7 @@ class Teller(Actor):
         teller.tell.call(port, value).get(PATIENCE)
 
 
-def test_40_whoever_holds_a_port_sends_as_itself(world: Any) -> None:
+def test_40_each_holder_of_a_port_sends_under_its_own_name(world: Any) -> None:
     """A port that travelled on says the rank of the actor that has it now, within the mesh that was called there."""
     procs = world.procs(3)
     tellers, others = procs.spawn("teller", Teller), procs.slice(gpus=slice(1, 3)).spawn("other", Teller)
@@ -229,7 +229,7 @@ def test_40_what_the_hook_does_not_handle_is_logged(in_memory: Any, caplog: Any,
     assert not said or ("KeyError: 'in the hook'" in said[0]) == isinstance(verdict, KeyError)
 
 
-def test_40_nobody_hears_of_what_the_client_sends_in_vain(world: Any, faults: Any) -> None:
+def test_40_undeliverable_messages_of_the_client_are_not_reported(world: Any, faults: Any) -> None:
     """It has no hook; it may wait for an answer instead."""
     teller = world.spawn(Teller, gpus=1)
     teller.stop().get(PATIENCE)

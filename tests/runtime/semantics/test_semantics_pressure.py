@@ -232,7 +232,7 @@ SENDING: dict[str, Callable[[Any, int], Any]] = {
 
 
 @pytest.mark.parametrize("verb", SENDING)
-def test_who_sends_to_a_full_queue_waits(sink: Any, gate: Any, waits: Waits, do: Any, verb: str) -> None:
+def test_a_sender_to_a_full_queue_waits(sink: Any, gate: Any, waits: Waits, do: Any, verb: str) -> None:
     """By any verb; then all of it arrives, in order."""
     held(sink, gate)
     for number in range(FREE):
@@ -278,7 +278,7 @@ def test_each_process_has_room_of_its_own(narrow: World, sink: Any, gate: Any, w
     assert len(source.look.call_one(sink).get(PATIENCE)) >= MOST
 
 
-def test_a_stop_goes_past_whoever_waits(sink: Any, gate: Any, waits: Waits, do: Any) -> None:
+def test_a_stop_overtakes_waiting_messages(sink: Any, gate: Any, waits: Waits, do: Any) -> None:
     """And who waits hears that the actor has been stopped."""
     held(sink, gate)
     sending = do(lambda: [sink.take.call_one(number) for number in range(2 * MOST)])
@@ -292,7 +292,7 @@ def test_a_stop_goes_past_whoever_waits(sink: Any, gate: Any, waits: Waits, do: 
     assert isinstance(errors[-1], SupervisionError)
 
 
-def test_an_actor_that_has_ended_keeps_nobody_waiting(sink: Any, waits: Waits) -> None:
+def test_an_ended_actor_keeps_no_caller_waiting(sink: Any, waits: Waits) -> None:
     sink.stop("enough").get(PATIENCE)
     for number in range(5 * MOST):
         sink.take.broadcast(number)
@@ -300,7 +300,7 @@ def test_an_actor_that_has_ended_keeps_nobody_waiting(sink: Any, waits: Waits) -
         sink.take.call_one(0).get(PATIENCE)
 
 
-def test_the_death_of_the_receiver_wakes_who_waits(narrow: World, gate: Any, waits: Waits, do: Any) -> None:
+def test_the_death_of_the_receiver_wakes_waiting_senders(narrow: World, gate: Any, waits: Waits, do: Any) -> None:
     procs = narrow.procs(gpus=1)
     sink = held(procs.spawn("sink", Sink), gate)
     sending = do(lambda: [sink.take.call_one(number) for number in range(5 * MOST)])
@@ -340,7 +340,7 @@ def test_a_healed_actor_has_an_empty_queue(narrow: World, gate: Any, waits: Wait
     assert sink.all_taken.call_one().get(PATIENCE) == []
 
 
-def test_the_end_of_the_session_wakes_who_waits(
+def test_the_end_of_the_session_wakes_waiting_callers(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, do: Any
 ) -> None:
     world = make_world(**SMALL)
@@ -378,7 +378,7 @@ def test_ctrl_c_ends_the_wait(sink: Any, gate: Any, waits: Waits, do: Any) -> No
     assert sink.all_taken.call_one().get(PATIENCE) == list(range(FREE))
 
 
-def test_the_log_tells_of_a_long_wait(sink: Any, gate: Any, waits: Waits, do: Any, caplog: Any) -> None:
+def test_the_log_reports_a_long_wait(sink: Any, gate: Any, waits: Waits, do: Any, caplog: Any) -> None:
     """Once of each queue, with the remedy."""
     held(sink, gate)
     caplog.set_level(logging.WARNING, "meshbook.runtime.node.flow_control")
@@ -433,7 +433,7 @@ class MixedLoner(AsyncLoner, mixed=True):
 
 
 @pytest.mark.parametrize("kind", [Loner, AsyncLoner, OverlappingLoner, MixedLoner])
-def test_an_actor_that_fills_its_own_queue_is_told_of_the_limit(narrow: World, kind: Any) -> None:
+def test_an_actor_that_fills_its_own_queue_gets_an_error_with_the_limit(narrow: World, kind: Any) -> None:
     loner = narrow.spawn(kind, gpus=1, name="loner")
     loner.pour.call_one(loner, MOST).get(PATIENCE)
     with pytest.raises(ActorError) as caught:

@@ -246,7 +246,7 @@ def test_41_the_same_error_is_raised_each_time(keeper: Any) -> None:
     assert len({id(error) for error in raised}) == 1
 
 
-def test_41_who_gives_up_waiting_cancels_nobody_else(world: Any, keeper: Any) -> None:
+def test_41_a_cancelled_wait_cancels_no_other(world: Any, keeper: Any) -> None:
     """Neither the other awaiters of the future nor the endpoint."""
     gate = world.gate()
     future = keeper.hold.call_one(gate)

@@ -217,7 +217,7 @@ def test_the_remote_traceback_has_the_users_frames_alone(world: Any, kind: Any) 
     assert "    return 1 / value  # the line that fails" in rest
 
 
-def test_whoever_observes_an_error_sees_his_own_lines(world: Any) -> None:
+def test_each_observer_of_an_error_sees_its_own_lines(world: Any) -> None:
     """Not those of who observed it before; and of ours a single one, the last."""
     future = call_it(world.spawn(Worker))
 
@@ -283,7 +283,7 @@ class Chain(Actor):
         self.next.fail.broadcast()
 
 
-def test_an_error_that_goes_through_actors_is_told_once_and_from_its_root(world: Any) -> None:
+def test_an_error_through_several_actors_is_reported_once_and_from_its_root(world: Any) -> None:
     """What was raised and where, then who fell by it: each with his lines, and the line that he called from."""
     chain = world.spawn(Chain, 2, gpus=1, name="outer")
     error = error_of(chain.divide.call_one(0))
@@ -305,7 +305,7 @@ def test_an_error_that_goes_through_actors_is_told_once_and_from_its_root(world:
     assert isinstance(inner.exception.exception, ZeroDivisionError)
 
 
-def test_a_lost_callee_of_a_callee_is_told_once_too(world: Any, faults: Any) -> None:
+def test_a_lost_callee_of_a_callee_is_reported_once_too(world: Any, faults: Any) -> None:
     """With its kind, since the error that arrives is the endpoint's; here of an owner that goes on without it."""
     worker, lost = world.spawn(Worker, gpus=1, name="asking"), world.spawn(Worker, gpus=1, name="lost")
 
@@ -337,7 +337,7 @@ def test_an_error_raised_while_another_was_handled_keeps_both(world: Any) -> Non
     assert "/meshbook/runtime/" not in text
 
 
-def test_a_failure_tells_of_the_root_and_then_of_each_owner(world: Any, faults: Any) -> None:
+def test_a_failure_names_the_root_and_then_each_owner(world: Any, faults: Any) -> None:
     """A chain of three, of which nobody has handled the failure of the last."""
     chain = world.procs(1).spawn("outer", Chain, 2)  # spawned here
     chain.fail.broadcast()
@@ -365,7 +365,7 @@ class Broken(Actor):
     def run(self) -> None: ...
 
 
-def test_a_constructor_that_fails_is_told_with_its_lines(world: Any, faults: Any) -> None:
+def test_a_constructor_that_fails_is_reported_with_its_lines(world: Any, faults: Any) -> None:
     broken = world.spawn(Broken, gpus=1)
     text = str(error_of(broken.run.call_one()))
     assert text.startswith("Endpoint call broken.run() failed, the constructor of broken on rank {'gpus': 0/1} (")
@@ -387,7 +387,7 @@ class Deaf(Chain):
         return False
 
 
-def test_an_owner_that_fails_by_its_hook_tells_both(world: Any, faults: Any) -> None:
+def test_an_owner_that_fails_in_its_hook_reports_both_errors(world: Any, faults: Any) -> None:
     world.spawn(Careless, 1, gpus=1, name="careless").fail.broadcast()
     report = faults.get(timeout=PATIENCE).report()
     assert report.startswith("careless.__supervise__() on rank {'gpus': 0/1} (")

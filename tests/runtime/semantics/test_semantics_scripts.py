@@ -111,7 +111,7 @@ def test_19_the_processes_of_a_killed_client_die_and_those_of_another_live(run_s
 # -- 23 --------------------------------------------------------------------------------
 
 
-def test_23_a_fault_that_nobody_handles_ends_a_script(folder: Path) -> None:
+def test_23_an_unhandled_fault_ends_a_script(folder: Path) -> None:
     """It is printed, exit handlers run, and the exit code is 1, though the script waits for something else."""
     code, out, err = run(folder, "member.slice(gpus=1).fail.broadcast()\nthreading.Event().wait()")
     assert (code, out) == (1, "the exit handler ran\n")

@@ -74,7 +74,7 @@ def next_of(faults: Any) -> MeshFailure:
     return faults.get(timeout=PATIENCE)  # type: ignore[no-any-return]
 
 
-def test_09_an_error_in_a_broadcast_ends_the_actor_and_its_owner_is_told(world: Any, faults: Any, probe: Any) -> None:
+def test_09_an_error_in_a_broadcast_ends_the_actor_and_reaches_its_owner(world: Any, faults: Any, probe: Any) -> None:
     """Where nobody takes an answer nobody takes an error: the actor ends, and whoever spawned it hears of that."""
     mesh = world.spawn(probe, name="worker")
     mesh.slice(gpus=1).run.broadcast(raise_, ValueError("for nobody"))
@@ -113,7 +113,7 @@ class Debtor(Actor):
 
 
 @pytest.mark.parametrize("error", [ValueError("at last"), SystemExit("at last")], ids=lambda e: type(e).__name__)
-def test_10_all_who_wait_for_its_answers_are_told(world: Any, faults: Any, error: BaseException) -> None:
+def test_10_all_its_waiting_callers_get_an_error(world: Any, faults: Any, error: BaseException) -> None:
     """Those whom it owed one from before, and those in the queue."""
     mesh, gate = world.spawn(Debtor, gpus=1), world.gate()
     owed = [mesh.owe.call_one() for _ in range(2)]
@@ -131,7 +131,7 @@ def hold_and_raise(gate: Any, error: BaseException) -> None:
     raise error
 
 
-def test_11_whoever_waits_in_the_queue_is_told_as_well(world: Any, faults: Any, probe: Any) -> None:
+def test_11_callers_in_the_queue_get_an_error_too(world: Any, faults: Any, probe: Any) -> None:
     """Whether it was asked for an answer or not: the end of the one is told to all."""
     mesh, gate = world.spawn(probe, gpus=2), world.gate()
     rank = mesh.slice(gpus=1)
@@ -315,7 +315,7 @@ def parent(request: pytest.FixtureRequest) -> type[Actor]:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: Any, parent: Any) -> None:
+def test_20_the_failure_reaches_the_owner_and_not_holders_of_a_reference(world: Any, faults: Any, parent: Any) -> None:
     """The parent has spawned the child. The client has a reference to it, and so has the actor that makes it fail."""
     port, notes = Channel[Any].open()
     others, others_notes = Channel[Any].open()
@@ -332,7 +332,7 @@ def test_20_the_owner_is_told_and_not_who_holds_a_reference(world: Any, faults: 
     assert first_fault(world, faults) == "last"
 
 
-def test_20_who_spawned_the_actors_is_told_and_not_who_spawned_the_processes(world: Any, faults: Any) -> None:
+def test_20_the_failure_reaches_the_owner_of_the_actors_and_not_of_the_processes(world: Any, faults: Any) -> None:
     """Of what fails in actors. The end of a process concerns both: each hears of what is its own."""
     port, notes = Channel[Any].open()
     procs = world.procs(2)
@@ -362,7 +362,7 @@ def test_21_a_true_answer_means_handled_and_the_owner_goes_on(world: Any, faults
     assert faults.empty()
 
 
-def test_21_each_failed_rank_is_told_once(world: Any, faults: Any) -> None:
+def test_21_each_failed_rank_is_reported_once(world: Any, faults: Any) -> None:
     """However much goes wrong with it, and in whatever order; each failure names its own rank."""
     port, notes = Channel[Any].open()
     boss = world.spawn(Boss, port, gpus=1)
@@ -444,7 +444,7 @@ class SyncListener(Actor):
         self.note.send("waited")
 
 
-def test_22_an_async_owner_is_told_between_awaits(world: Any) -> None:
+def test_22_an_async_owner_is_notified_between_awaits(world: Any) -> None:
     """Its endpoint waits, and its loop turns."""
     port, notes = Channel[str].open()
     gate = world.gate()
@@ -456,7 +456,7 @@ def test_22_an_async_owner_is_told_between_awaits(world: Any) -> None:
     waiting.get(PATIENCE)
 
 
-def test_22_a_sync_owner_is_told_between_messages(world: Any) -> None:
+def test_22_a_sync_owner_is_notified_between_messages(world: Any) -> None:
     """Its endpoint is never interrupted by that."""
     port, notes = Channel[str].open()
     gate = world.gate()

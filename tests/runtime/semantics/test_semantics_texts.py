@@ -74,14 +74,14 @@ def test_processes_that_were_stopped(world: Any) -> None:
         procs.spawn("other", Member)
 
 
-def test_processes_of_somebody_else(world: Any) -> None:
+def test_processes_of_another_user(world: Any) -> None:
     procs = world.procs(2)
     for reference in (procs.slice(gpus=0), pickle.loads(pickle.dumps(procs))):
         with pytest.raises(ValueError, match="ProcMesh is not owned; must be stopped by an owner"):
             reference.stop()
 
 
-def test_a_host_of_somebody_else(world: Any) -> None:
+def test_a_host_of_another_user(world: Any) -> None:
     with pytest.raises(RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"):
         pickle.loads(pickle.dumps(world.host)).shutdown()
 

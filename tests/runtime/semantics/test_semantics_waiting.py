@@ -98,7 +98,7 @@ def failed(future: Any) -> ActorError:
     return caught.value
 
 
-def test_06_an_actor_that_waits_for_itself_is_told_at_once(world: Any, node: Any) -> None:
+def test_06_an_actor_that_waits_for_itself_gets_an_error_at_once(world: Any, node: Any) -> None:
     """It would wait for ever: it handles one message at a time."""
     mesh = world.spawn(node, gpus=1, name="alone")
     mesh.meet.call_one(mesh).get(PATIENCE)
@@ -111,7 +111,7 @@ def test_06_an_actor_that_waits_for_itself_is_told_at_once(world: Any, node: Any
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.usefixtures("period")
-def test_beyond_2_actors_that_wait_in_a_ring_are_told(world: Any, node: Any, count: int) -> None:
+def test_beyond_2_actors_that_wait_in_a_ring_get_an_error(world: Any, node: Any, count: int) -> None:
     """The error draws who waits for whom; afterwards all are free again."""
     procs = world.procs(count)
     ring = [procs.slice(gpus=place).spawn(f"node{place}", node) for place in range(count)]
@@ -217,7 +217,7 @@ class Service(Actor):
 
 
 @pytest.mark.parametrize(("name", "said"), [("hold", "held"), ("promise", "kept")])
-def test_beyond_2_who_is_to_answer_may_be_at_something_else(world: Any, period: float, name: str, said: str) -> None:
+def test_beyond_2_a_callee_may_be_busy_with_something_else(world: Any, period: float, name: str, said: str) -> None:
     """The answer comes from an overlapping call, or by a port: then its actor's own wait keeps nobody waiting."""
     gate = world.gate()
     first, second = (world.spawn(Service, gpus=1) for _ in range(2))

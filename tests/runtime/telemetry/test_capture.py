@@ -71,7 +71,7 @@ def as_cell() -> Iterator[Callable[[str], None]]:
     CURRENT.set(before)
 
 
-def test_what_is_written_carries_who_wrote_it(taken: Taken, stream: RankStream, as_cell: Any) -> None:
+def test_output_carries_its_origin(taken: Taken, stream: RankStream, as_cell: Any) -> None:
     print("before", file=stream)
     as_cell("cell 1")
     stream.writelines(["a", "", "b"])

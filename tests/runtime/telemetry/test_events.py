@@ -25,7 +25,7 @@ def test_it_keeps_the_last_and_gives_the_new(since: int, numbers: list[int]) -> 
     assert (log.count, len(log), len(list(log))) == (5, 3, 3)
 
 
-def test_who_listens_is_told() -> None:
+def test_listeners_are_notified() -> None:
     log, heard = EventLog(), []
     log.when_added.append(heard.append)
     log.add(event(1))

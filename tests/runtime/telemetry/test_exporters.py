@@ -87,7 +87,7 @@ def test_an_endpoint_ends_and_begins_again(metrics: MetricsExport) -> None:
     assert scrape(again)
 
 
-def test_a_port_that_is_taken_is_told_of(metrics: MetricsExport) -> None:
+def test_a_taken_port_is_reported(metrics: MetricsExport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(MetricsError, match=rf"at 127\.0\.0\.1:{port}: Address already in use"):

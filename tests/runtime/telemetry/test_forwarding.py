@@ -83,7 +83,7 @@ def test_a_line_without_an_end_is_shown_though_nothing_follows(
     assert screen.next() == ["prompt\n"]
 
 
-def test_who_brings_output_does_not_wait_for_the_screen(screen: Watched, forwarder: Forwarder) -> None:
+def test_the_receiving_thread_does_not_wait_for_the_screen(screen: Watched, forwarder: Forwarder) -> None:
     screen.is_open.clear()
     forwarder.take(chunk("slow\n"))
     assert screen.next() == ["slow\n"]

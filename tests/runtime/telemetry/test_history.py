@@ -59,7 +59,7 @@ def history(clock: Clock) -> History:
     return made
 
 
-def test_it_tells_what_came_last_in_the_order_that_is_asked_for(history: History, clock: Clock) -> None:
+def test_it_returns_the_last_lines_in_the_requested_order(history: History, clock: Clock) -> None:
     history.add(batch("m.0", memory=1e9, cpu=0.5, activity=Activity.RUNNING, age=0.25))
     history.add(batch("m.1", memory=2e9, age=4.0))
     clock.now += 1.0
@@ -71,7 +71,7 @@ def test_it_tells_what_came_last_in_the_order_that_is_asked_for(history: History
     assert (vitals.age.dtype, vitals.activity.dtype) == (np.float32, np.uint8)
 
 
-def test_a_node_that_comes_later_is_found_by_who_has_asked_before(history: History) -> None:
+def test_a_node_that_comes_later_is_found_by_earlier_requests(history: History) -> None:
     assert np.isnan(history.vitals(["m.0"]).metrics["cpu"])
     history.add(batch("m.0", cpu=0.5))
     assert history.vitals(["m.0"]).metrics["cpu"] == 0.5
@@ -120,7 +120,7 @@ def test_what_a_process_says_of_itself(history: History) -> None:
     assert history.detail("m.0") == ProcessDetail("m.0", 42, "node1", loads, "all_reduce", "")
 
 
-def test_of_who_has_ended_the_past_is_known_and_the_present_is_not(history: History, clock: Clock) -> None:
+def test_of_an_ended_process_the_past_is_known_and_the_present_is_not(history: History, clock: Clock) -> None:
     history.add(batch("m.0", cpu=1.0, activity=Activity.RUNNING, words={"m.0": ProcessReport(1)}))
     history.ended(ended("m.0"))
     history.add(batch("m.0", cpu=2.0))  # was on its way when the end was told
@@ -131,7 +131,7 @@ def test_of_who_has_ended_the_past_is_known_and_the_present_is_not(history: Hist
     assert history.series(["m.0"], ["cpu"])[0, 0, -2] == 1.0
 
 
-def test_who_was_started_again_is_there_again(history: History) -> None:
+def test_a_restarted_process_is_present_again(history: History) -> None:
     history.add(batch("m.0", cpu=1.0))
     history.ended(ended("m.0", incarnation=0))
     history.add(batch("m.0", incarnation=1, cpu=2.0))
@@ -170,7 +170,7 @@ def test_a_batch_that_comes_after_all_was_forgotten_brings_nothing_back(history:
     assert history.detail("m.0") is None
 
 
-def test_who_looks_has_more_batches(history: History) -> None:
+def test_an_open_view_gets_more_batches(history: History) -> None:
     actor = VitalsActor(history)
     history.watch(True)
     history.watch(True)

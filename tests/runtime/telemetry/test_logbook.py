@@ -278,7 +278,7 @@ def test_a_pattern_that_would_take_for_ever_is_given_up() -> None:
     assert texts(find(logbook, catastrophe, after=on.next)) == ["last"]
 
 
-def test_a_search_tells_how_far_it_has_come() -> None:
+def test_a_search_reports_its_progress() -> None:
     logbook = a_logbook()
     for _ in range(10):
         logbook.take("mesh.0", "", "stdout", "line\n")

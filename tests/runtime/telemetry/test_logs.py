@@ -103,7 +103,7 @@ def test_what_no_actor_logs_has_no_prefix(session: Any, caplog: pytest.LogCaptur
     assert caplog.messages == ["by a client"]
 
 
-def test_a_stderr_that_fails_is_no_error_of_whoever_logs() -> None:
+def test_a_failing_stderr_raises_no_error_in_logging_code() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError("disk full")

@@ -68,7 +68,7 @@ def test_what_counts_most_is_what_it_is_at(running: int, collectives: int, pause
     assert activity_of(running, collectives, pauses) == activity
 
 
-def test_a_pause_is_told_at_once(status: StatusWriter, reader: StatusPageReader) -> None:
+def test_a_pause_is_written_at_once(status: StatusWriter, reader: StatusPageReader) -> None:
     told: list[str] = []
     status.when_changed = lambda: told.append(status.pause)
     status.paused("in the debugger")
@@ -102,7 +102,7 @@ def test_a_length_that_is_torn_is_no_error(status: StatusWriter, reader: StatusP
         assert reading.words is None
 
 
-def test_of_too_many_actors_the_busiest_are_told() -> None:
+def test_of_too_many_actors_the_busiest_are_written() -> None:
     actors = [(f"actor number {number} with a long name", number, "") for number in range(1000)]
     actors[7] = ("busy", 0, "step")
     said = encode_report(ProcessReport(42, tuple(actors), "barrier", "in input()"))
@@ -134,7 +134,7 @@ def test_another_life_has_a_page_of_its_own(status: StatusWriter, reader: Status
     reader.close()
 
 
-def test_without_room_for_a_page_signs_are_given_to_nobody(
+def test_without_room_for_a_status_page_nothing_is_written(
     reader: StatusPageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(file: int, data: bytes) -> int:
@@ -215,7 +215,7 @@ class Talkative:
         return (1, 2, 3, 4)
 
 
-def test_who_cannot_tell_what_it_is_at_lives(
+def test_a_process_without_a_known_activity_is_alive(
     reader: StatusPageReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node: Any = Talkative()

@@ -96,7 +96,7 @@ def test_one_that_never_comes_is_waited_for_to_the_end() -> None:
     assert blames_of(lanes) == [WaitBlame("barrier", (1,), 90, 1, (0, 2))]
 
 
-def test_a_backward_pass_that_reduces_gradients_waits_for_who_begins_it_last() -> None:
+def test_a_backward_pass_that_reduces_gradients_waits_for_the_rank_that_begins_last() -> None:
     def backward(start: int, end: int, *link: str) -> SpanRecording:
         return recording(span("cell", 0, 100), Span("backward", start, end, 1, "backward", link=link))
 

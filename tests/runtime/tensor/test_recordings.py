@@ -91,7 +91,7 @@ def test_inputs_and_parameters_change_in_replays(pair):
         assert value(total).tolist() == [3, 3]
 
 
-def test_inputs_that_are_the_same_are_told_apart(pair):
+def test_inputs_that_are_the_same_are_distinguished(pair):
     work = record(lambda x, y: x.mul_(2) + y)
     with pair.activate():
         for _ in range(2):
