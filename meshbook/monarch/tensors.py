@@ -35,6 +35,7 @@ _NAMES = {
     "reduce_": ("trees", "reduce_"),
     "remote": ("remote", "remote"),
     "remote_autograd_function": ("opaque", "remote_autograd_function"),
+    "set_meta": ("simulator", "set_meta"),
     "show": ("fetching", "show"),
     "slice_mesh": ("trees", "slice_mesh"),
     "to_mesh": ("trees", "to_mesh"),

@@ -59,6 +59,7 @@ class TimedOperation:
     duration: float
     line: str  # of the program
     kind: str  # "operation", "collective" or "transfer"
+    label: str = ""  # what the program calls this part of itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Schedule:
     operations: list[TimedOperation] = field(default_factory=list)
     issued: list[tuple[str, float]] = field(default_factory=list)  # name and start of each command
     controller: float = 0.0  # the time of the controller
+    label: str = ""  # of the operations to come
     _free: dict[tuple[int, str], float] = field(default_factory=dict)  # when a stream of a rank can begin
     _ready: dict[int, dict[int, float]] = field(default_factory=dict)  # value -> rank -> when it is there
     _sent: dict[tuple[int, int], float] = field(default_factory=dict)  # tag and sender -> when it was sent
@@ -104,19 +106,20 @@ class Schedule:
         for ranks in groups:
             start = max(self.beginning(rank, stream, inputs) for rank in ranks)
             for rank in ranks:
-                self._add(TimedOperation(rank, stream, name, start, duration, line, kind))
+                self._add(TimedOperation(rank, stream, name, start, duration, line, kind, self.label))
 
     def send(self, tag: int, rank: int, stream: str, *, line: str, inputs: Iterable[int]) -> None:
         """Begin to send a value; the sender continues at once."""
         start = self.beginning(rank, stream, inputs)
         self._sent[tag, rank] = start
-        self._add(TimedOperation(rank, stream, "send", start, self.costs.launch, line, "transfer"))
+        self._add(TimedOperation(rank, stream, "send", start, self.costs.launch, line, "transfer", self.label))
 
     def receive(self, tag: int, sender: int, rank: int, stream: str, nbytes: int, *, line: str) -> None:
         """Receive what was sent with this tag."""
         start = max(self._sent[tag, sender], self.beginning(rank, stream))
         duration = self.costs.transfer(nbytes, crosses_hosts=self.hosts[sender] != self.hosts[rank])
-        self._add(TimedOperation(rank, stream, f"receive from rank {sender}", start, duration, line, "transfer"))
+        name = f"receive from rank {sender}"
+        self._add(TimedOperation(rank, stream, name, start, duration, line, "transfer", self.label))
 
     def beginning(self, rank: int, stream: str, inputs: Iterable[int] = ()) -> float:
         """Return when an operation with these inputs can begin."""
@@ -196,6 +199,7 @@ def chrome_trace(schedule: Schedule, names: Mapping[int, str], *, ranks: bool = 
         events += ({"ph": "M", "name": "process_name", "pid": each, "args": {"name": names[each]}} for each in names)
         for one in schedule.operations:
             times = {"ts": one.start * MICROSECONDS, "dur": one.duration * MICROSECONDS}
-            where = {"pid": one.rank, "tid": one.stream, "args": {"line": one.line}}
+            args = {"line": one.line} | ({"meta": one.label} if one.label else {})
+            where = {"pid": one.rank, "tid": one.stream, "args": args}
             events.append({"ph": "X", "name": one.name, "cat": one.kind, **where, **times})
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

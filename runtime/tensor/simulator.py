@@ -6,7 +6,9 @@ run the same commands, so one table of values stands for all of them. Values tha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -30,8 +32,19 @@ from meshbook.runtime.tensor.templates import FIRST_SLOT, Command
 from meshbook.runtime.traces import Place, SourceLine
 
 TRACE_MODES: Final = ("everything", "streams", "controller", "disabled")
+_LABEL: ContextVar[str] = ContextVar("label", default="")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _DEFINITIONS: Final = frozenset({"template", "forget", "function", "group", "record", "forget_recording", "delete"})
+
+
+@contextlib.contextmanager
+def set_meta(label: Any) -> Iterator[None]:
+    """While the block runs, the operations that it issues have this label in the trace of a simulation, as text."""
+    token = _LABEL.set(str(label))
+    try:
+        yield
+    finally:
+        _LABEL.reset(token)
 
 
 class Simulator:
@@ -254,6 +267,7 @@ class SimulatedExecutor(Executor):
 
     def run_command(self, ranks: Sequence[int], stream: str, line: str, command: Command) -> list[Any]:
         """Run a command on these ranks; return its failures."""
+        self._schedule.label = _LABEL.get()
         if command[0] not in _DEFINITIONS:
             self._schedule.issue(self._name_of(command))
         self._ranks, self._stream, self._line = ranks, stream, line

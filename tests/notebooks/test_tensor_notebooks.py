@@ -15,7 +15,7 @@ PICTURES = {"pipeline_parallel": {"curve", "schedule"}, "distributed_tensors": {
 
 def check_pipeline(summary: dict[str, Any]) -> None:
     assert summary["difference"] < 1e-6
-    assert summary["last_loss"] < 0.1 * summary["first_loss"]
+    assert summary["last_loss"] < 0.2 * summary["first_loss"]
     assert summary["transfers"] == 2 * 4  # forward and backward, for each micro-batch
     assert all(peak > 0 for peak in summary["peak_bytes"])
 

@@ -13,7 +13,7 @@ from meshbook.runtime.tensor.random import manual_seed
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import remote
 from meshbook.runtime.tensor.schedule import Costs, MemoryLog, Schedule
-from meshbook.runtime.tensor.simulator import Simulator
+from meshbook.runtime.tensor.simulator import Simulator, set_meta
 from meshbook.runtime.tensor.streams import Stream
 
 COSTS = Costs(issue=0, launch=1, flops=1e3, memory=1e30, latency=1, link=100, network=10)  # so that results are round
@@ -162,7 +162,9 @@ def test_the_trace_is_written_at_the_end(tmp_path):
     path = tmp_path / "trace.json"
     simulator = Simulator(hosts=1, gpus=2, trace_path=path)
     with simulator.mesh.activate():
-        torch.ones(3).reduce("gpus")
+        x = torch.ones(3)
+        with set_meta({"step": 1}):
+            x.reduce("gpus")
     assert not path.exists()
     simulator.mesh.exit()
     events = json.loads(path.read_text())["traceEvents"]
