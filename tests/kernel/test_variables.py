@@ -94,8 +94,11 @@ def test_cells_and_mesh_tensors_share_values(notebook: Notebook) -> None:
         "mesh.push({'a b': x})": "'a b' is not a valid variable name",
     }.items():
         assert problem in notebook.run_failing(code).error["evalue"]
-    # The slices share the engine of the mesh, and the dashboard finds it.
-    assert notebook.run("len(mesh.notebook_mesh.procs.tensor_engines)").result == "1"
+    notebook.run("from meshbook import distribute\ngrid = mesh.as_device_mesh(['data'])")
+    notebook.run("mesh['d'] = distribute(torch.arange(6), grid, ['data'])")
+    assert notebook.run("%%mesh\nd.to_local().tolist()").result == "[0] [0, 1]\n[1] [2, 3]\n[2] [4, 5]"
+    # The slices share the engine of the mesh, and the dashboard finds it beside that of the grid.
+    assert notebook.run("len(mesh.notebook_mesh.procs.tensor_engines)").result == "2"
     notebook.run("with mesh.activate(): bad = x[torch.tensor([9])]")
     assert "out of bounds" in notebook.run_failing("mesh['z'] = bad").error["evalue"]
 
