@@ -109,6 +109,7 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
     from meshbook.runtime.tensor.remote import remote as remote
     from meshbook.runtime.tensor.sharded_mesh import Mesh as Mesh
+    from meshbook.runtime.tensor.simulator import Simulator as Simulator
     from meshbook.runtime.tensor.streams import Stream as Stream
     from meshbook.runtime.tensor.tensor import MeshTensor as MeshTensor
     from meshbook.runtime.tensor.trees import slice_mesh as slice_mesh
@@ -121,6 +122,7 @@ _TENSORS = {
     "Mesh": "sharded_mesh",
     "MeshTensor": "tensor",
     "RemoteException": "failures",
+    "Simulator": "simulator",
     "Stream": "streams",
     "call_on_shard_and_fetch": "remote",
     "distribute": "distributing",

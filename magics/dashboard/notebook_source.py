@@ -87,7 +87,7 @@ class NotebookSource:
                 for run in runs
                 for each in run.pauses
             ],
-            bars=[bar for run in runs for bar in bars_of(run.live_rows)],
+            bars=[*_engine_bars(mesh), *(bar for run in runs for bar in bars_of(run.live_rows))],
             events=list(_events(mesh)),
             stacks=self.stacks,
         )
@@ -203,6 +203,28 @@ def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
         return None
     number = notebook.cell_number
     return CellFacts(number, f"cell {number}, in the notebook", notebook.cell_times.seconds, ())
+
+
+def _engine_bars(mesh: NotebookMesh) -> Iterator[ProgressBar]:
+    for engine in mesh.procs.tensor_engines:
+        queued = {mesh.rank_of[node]: count for node, count in engine.queued().items() if node in mesh.rank_of}
+        if (bar := bar_of_engine(queued)) is not None:
+            yield bar
+
+
+def bar_of_engine(queued: Mapping[int, int]) -> ProgressBar | None:
+    """Return a tensor engine's queue as a bar, by the number of commands that each rank has not run; None if empty.
+
+    The bar shows how far the ranks are through the queue of the slowest one.
+    """
+    counts = sorted(queued.values())
+    if not counts or not counts[-1]:
+        return None
+    slowest = next(rank for rank, count in sorted(queued.items()) if count == counts[-1])
+    apart = f"  r{slowest} slowest" if counts[0] < counts[-1] else ""
+    done = [1 - count / counts[-1] for count in counts]
+    text = f"tensor engine: {counts[-1]:,} commands queued{apart}"
+    return ProgressBar(text, done[len(done) // 2], tuple(sorted(queued)), done[-1], done[0])
 
 
 MOST = 12  # bars shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from IPython.core.getipython import get_ipython
 from IPython.display import publish_display_data
@@ -12,7 +12,7 @@ from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.syntax.argparsing import PullSpec
-from meshbook.magics.variables import operations
+from meshbook.magics.variables import operations, tensors
 from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
 from meshbook.magics.variables.requests import run_steps
@@ -21,6 +21,9 @@ from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:
+    from meshbook.runtime.tensor.device_mesh import DeviceMesh
 
 _NOT_GIVEN: Any = object()  # no data is given; None would be data that cannot be split
 
@@ -41,10 +44,18 @@ class NotebookProcMesh(ProcMesh):
             policy=procs._policy,
         )
         self._initialized = procs._initialized
+        self._whole: NotebookProcMesh | None = None  # of a slice: the mesh that it is a part of
         self.notebook_mesh = mesh
 
     def _with_region(self, region: Region) -> NotebookProcMesh:
-        return self._twin(self._nodes, region, owned=False, policy=self._policy)
+        part = self._twin(self._nodes, region, owned=False, policy=self._policy)
+        part._whole = self._whole or self
+        return part
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of the tensors on these processes; slices of a mesh share its engine."""
+        return super().device_mesh if self._whole is None else self._whole.device_mesh._with_region(self.region)
 
     def _twin(
         self, nodes: Sequence[Address], region: Region, *, owned: bool, policy: Respawning | None
@@ -88,10 +99,18 @@ class NotebookProcMesh(ProcMesh):
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
 
-        All ranks get equal copies; tensors arrive on the CPU. Raises VariableError if a value cannot be pickled, or
-        cannot be created on a rank: that rank has then set none of them.
+        All ranks get equal copies; tensors arrive on the CPU. Of a mesh tensor each rank gets its own value, which
+        stays where it is. Raises VariableError if a value cannot be pickled, or cannot be created on a rank: that rank
+        has then set none of them. RemoteException: the operation that makes a mesh tensor has failed.
         """
-        run_steps(operations.push(self.notebook_mesh, self.current_ranks(), dict(values or {}) | names))
+        values = dict(values or {}) | names
+        ranks = self.current_ranks()
+        mesh_tensors = tensors.mesh_tensors_of(values)
+        if mesh_tensors:
+            run_steps(tensors.assign(self.notebook_mesh, self.nodes, ranks, mesh_tensors))
+        if len(mesh_tensors) < len(values) or not values:
+            others = {name: value for name, value in values.items() if name not in mesh_tensors}
+            run_steps(operations.push(self.notebook_mesh, ranks, others))
 
     def pull(self, *names: str, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
         """Return the values of a variable as a list in rank order; on a slice that is one point, the value itself.

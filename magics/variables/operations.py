@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
@@ -37,7 +37,7 @@ def push(mesh: NotebookMesh, ranks: Sequence[int], values: Mapping[str, Any]) ->
     """Set variables to the same values on all of these ranks."""
     request = PushRequest(pack_all(mesh, values))
     yield RankRequest(mesh, dict.fromkeys(ranks, request), f"push {', '.join(values)}")
-    _record_names(mesh, ranks, values)
+    record_names(mesh, ranks, values)
 
 
 def scatter(
@@ -52,14 +52,12 @@ def scatter(
     pushes = [PushRequest(pack_all(mesh, {name: piece})) for piece in pieces]
     requests = {rank: pushes[place] for rank, place in zip(ranks, places, strict=True)}
     yield RankRequest(mesh, requests, f"scatter {name}")
-    _record_names(mesh, ranks, [name])
+    record_names(mesh, ranks, [name])
 
 
 def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> PackedValues:
     """Pack values for the transfer. Raises VariableError for one that cannot be packed or has no valid name."""
-    for name in values:
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise VariableError(f"{name!r} is not a valid variable name")
+    check_names(values)
     if not values:
         raise VariableError("nothing to push; name variables, as in mesh.push(lr=0.1)")
     try:
@@ -71,7 +69,14 @@ def pack_all(mesh: NotebookMesh, values: Mapping[str, Any]) -> PackedValues:
     return parcel
 
 
-def _record_names(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
+def check_names(names: Iterable[Any]) -> None:
+    """Raise VariableError for a name that no variable can have."""
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise VariableError(f"{name!r} is not a valid variable name")
+
+
+def record_names(mesh: NotebookMesh, ranks: Sequence[int], names: Sequence[str] | Mapping[str, Any]) -> None:
     """Record these names, in case the rank dies before its next cell reports them."""
     for rank in ranks:
         known = mesh.names.get(rank, ())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.magics.variables.reduce import Reduction
-from meshbook.magics.variables.requests import RankRequest
+from meshbook.magics.variables.requests import RankRequest, run_steps
+from meshbook.magics.variables.tensors import tensor_of
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
 from meshbook.runtime.cells.variables import RequestError, ShowRequest, variable_here
 from meshbook.runtime.errors import MeshbookError
@@ -17,6 +18,7 @@ from meshbook.runtime.geometry.ranges import name_ranks
 
 if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh
+    from meshbook.runtime.tensor.tensor import MeshTensor
 
 REPR_SECONDS = 3.0  # seconds: a repr must not wait for a cell that trains for hours
 _NO_COST = CellCost(wall=0.0, cpu=0.0, peak_rss=0)
@@ -26,7 +28,7 @@ class RemoteVariable(MeshTrait):
     """A variable on the ranks of a mesh; its repr shows the present values.
 
     `get()` fetches the values, `[3]` that of rank 3, `slice(gpus=0)` narrows it. Passed to an actor on these ranks it
-    arrives as each rank's own value: `trainers.train.call(mesh["model"])` moves no model.
+    arrives as each rank's own value: `trainers.train.call(mesh["model"])` moves no model. `tensor()` is a mesh tensor.
     """
 
     def __init__(self, holder: NotebookProcMesh, name: str) -> None:
@@ -43,6 +45,14 @@ class RemoteVariable(MeshTrait):
     def get(self, reduce: Reduction | None = None, dim: int = 0, force: bool = False) -> Any:
         """Fetch the values, as `mesh.pull` does."""
         return self._holder.pull(self.name, reduce=reduce, dim=dim, force=force)
+
+    def tensor(self) -> MeshTensor:
+        """Return the variable, a tensor on each rank, as a mesh tensor, outside of autograd.
+
+        It shares the memory of the variable. Raises VariableError if a rank has no such variable, it is no dense
+        tensor, or the ranks have different shapes or types.
+        """
+        return run_steps(tensor_of(self._holder.notebook_mesh, self._holder, self._holder.current_ranks(), self.name))
 
     def __getitem__(self, rank: int) -> Any:
         """Fetch the value of one rank, numbered as in labels; a negative number counts from the last."""

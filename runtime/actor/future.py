@@ -249,6 +249,13 @@ class Future(Generic[T]):
             raise
         return None
 
+    def add_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call `callback(self)` once the future is settled: at once, or on the thread that settles it.
+
+        The callback must not wait. If it raises, the error is logged.
+        """
+        self.when_done(lambda: callback(self))
+
     def _decoded(self) -> BaseException | None:
         """Decode the value once. Return the error, or None if there is a value."""
         if self._value is not _UNDECODED or self._error is not None:

@@ -130,6 +130,7 @@ class RankShell(InteractiveShell):
     prompts: RankPrompts
     debugging: Debugger
     predefined: Mapping[str, Any] = MappingProxyType({})  # the names that a cell finds on this rank
+    offers: dict[str, Any]  # values of the tensor engine that become variables
     # No traits: each cell sets them, and nothing observes them.
     execution_count: int = 1
     last_execution_succeeded: bool = True
@@ -362,6 +363,7 @@ def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
         compiler_class=CellCompiler,
     )
     shell.loop_runner = LoopRunner()
+    shell.offers = {}
     asking.install()
     shell.prompts, shell.debugging = asking, Debugger(asking)
     shell.debugging.install()

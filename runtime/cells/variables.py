@@ -8,6 +8,7 @@ They wait behind cells, on the main thread, so each request sees the effects of 
 from __future__ import annotations
 
 import difflib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,57 @@ class DeleteRequest(VariableRequest):
         return None
 
 
+@dataclass(frozen=True)
+class TensorForm:
+    """What the controller has to know of a tensor on a rank; `offset` and `stride` count elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: Any  # a torch.dtype
+    device: str  # its type: ranks of one host have GPUs of different numbers
+
+    @classmethod
+    def of(cls, tensor: Any) -> TensorForm:
+        return cls(
+            *(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device.type)
+        )
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+
+@dataclass(frozen=True)
+class TensorRequest(VariableRequest):
+    """Describe a variable that is a tensor."""
+
+    name: str
+
+    def handle(self, namespace: Namespace) -> TensorForm | RequestError:
+        if (missing := missing_from(namespace, [self.name])) is not None:
+            return missing
+        value, torch = namespace.values[self.name], sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
+            return RequestError(f"{self.name} is a {type(value).__name__}, not a tensor")
+        if value.layout is not torch.strided:
+            return RequestError(f"{self.name} has the layout {value.layout}, and tensors of a mesh must be dense")
+        return TensorForm.of(value)
+
+
+@dataclass(frozen=True)
+class TakeRequest(VariableRequest):
+    """Set variables to values that the tensor engine has offered here."""
+
+    names: tuple[str, ...]
+
+    def handle(self, namespace: Namespace) -> RequestError | None:
+        offers = RankShell.instance().offers
+        if missing := [name for name in self.names if name not in offers]:
+            return RequestError(f"{missing[0]} is not on this rank")
+        namespace.values.update({name: offers.pop(name) for name in self.names})
+        return None
+
+
 def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | None:
     """Return an error if any of these variables does not exist."""
     missing = [name for name in names if name not in namespace.values]
@@ -155,13 +207,31 @@ def missing_from(namespace: Namespace, names: Sequence[str]) -> RequestError | N
 
 def variable_here(mesh: str, name: str) -> Any:
     """Resolve a reference to a variable on a rank of its mesh: the rank's own value."""
-    spec = context().actor_instance.spec
-    if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
-        raise LookupError(f"{name} is a variable of the mesh {mesh}; this process is not one of its ranks")
-    names = RankShell.instance().user_ns
+    names = _shell_here(mesh, name).user_ns
     if name not in names:
         raise NameError(f"name {name!r} is not defined")
     return names[name]
+
+
+def tensor_here(mesh: str, name: str, form: TensorForm) -> Any:
+    """Return a rank's own tensor, on a thread of the tensor engine. ValueError: it has changed its shape since."""
+    tensor = variable_here(mesh, name)
+    if (found := TensorForm.of(tensor)) != form:
+        raise ValueError(f"{name} was {form} when the notebook asked, and is {found} now")
+    return tensor
+
+
+def offer_here(mesh: str, values: Mapping[str, Any]) -> None:
+    """Keep values for a `TakeRequest`, on a thread of the tensor engine."""
+    _shell_here(mesh, ", ".join(values)).offers.update(values)
+
+
+def _shell_here(mesh: str, name: str) -> RankShell:
+    spec = context().actor_instance.spec
+    if spec is None or spec.world.mesh != mesh or not RankShell.initialized():
+        raise LookupError(f"{name} is a variable of the mesh {mesh}; this process is not one of its ranks")
+    shell: RankShell = RankShell.instance()
+    return shell
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

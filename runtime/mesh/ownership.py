@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +34,7 @@ class Ownership:
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # callbacks after each heal
         self.groups = ProcessGroups()
+        self.tensor_engines: list[weakref.ref[Any]] = []  # on these processes, or a part of them
         # Held while the mesh is healed, resized or stopped, until the requests for that have been sent. Otherwise a
         # process whose start is requested after the others were asked to exit would stay. Acquired before the
         # ledger's lock.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -14,7 +15,9 @@ from meshbook.runtime.actor.endpoint import Endpoint
 from meshbook.runtime.actor.future import Future
 
 if TYPE_CHECKING:
+    from meshbook.runtime.mesh.ownership import Ownership
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
+    from meshbook.runtime.tensor.engine import Engine
     from meshbook.runtime.tensor.sharded_mesh import Mesh
     from meshbook.runtime.tensor.tensor import MeshTensor
 
@@ -58,6 +61,8 @@ class TensorEndpoint(Endpoint[P, R]):
 class TensorMesh:
     """A process mesh on which torch can create tensors."""
 
+    _ownership: Ownership
+
     @property
     def device_mesh(self) -> DeviceMesh:
         """The mesh of the tensors on these processes. The first use starts the tensor engine there.
@@ -89,6 +94,16 @@ class TensorMesh:
 
         made: Any = self
         return Mesh.over(made, dims, shape, device)
+
+    def note_tensor_engine(self, engine: Engine) -> None:
+        """Record a tensor engine of these processes."""
+        known = self._ownership.tensor_engines
+        known[:] = [*(each for each in known if each() is not None), weakref.ref(engine)]
+
+    @property
+    def tensor_engines(self) -> list[Engine]:
+        """The tensor engines of this mesh and of its slices that are in use."""
+        return [engine for each in self._ownership.tensor_engines if (engine := each()) is not None]
 
     def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:
         """While the block runs, torch creates tensors on this mesh, each rank its own, in this thread.

@@ -42,9 +42,11 @@ controller:
 - `collectives`  `reduce`, `slice_mesh`, `to_mesh`
 - `trees`        these as functions of lists, tuples and dicts of tensors
 - `remote`       remote functions; `references` endpoints as such; `random` and `builtins` some that are ready
+- `opaque`       Python objects of the ranks as handles; modules and functions whose backward is a command
 - `streams`      `Stream` and borrows
 - `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
 - `gradients`    backward as a generator of gradients
+- `simulator`    the engine without ranks: commands run on meta tensors; `schedule` has their cost, times and memory
 - `summaries`    the shards in `repr`, and the heat map of `x.show()`
 
 controller, global view:

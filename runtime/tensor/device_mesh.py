@@ -78,7 +78,7 @@ class DeviceMesh(MeshTrait):
         """Return the place of tensors of this mesh and stream; always the same object."""
         found = self._places.get(stream)
         if found is None:
-            found = self._places.setdefault(stream, Place(self, stream, self._engine.lane(self._actors)))
+            found = self._places.setdefault(stream, Place(self, stream, self._engine.lane_of(self._actors, stream)))
         return found
 
     def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:

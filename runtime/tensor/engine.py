@@ -31,6 +31,7 @@ from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
+from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.tensor.user_lines import frame_of, user_place
 from meshbook.runtime.tensor.worker import TensorWorker
@@ -98,12 +99,13 @@ class Engine:
         self.layout = layout
         self.device = "cpu"  # the type of the ranks' device, in the global view
         self.name = f"{procs.name}-{next(self._serial)}"
-        self.node = current_node()
+        self.node = self._find_node()
         self._context = contextvars.copy_context()
         actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS, layout)
         handle_failures(actors, lambda failure: True)  # a fetch raises them
         self.actors: ActorMesh = actors
         note_heal = weakref.WeakMethod(self._note_heal)
+        procs.note_tensor_engine(self)
         procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
         self._lanes: dict[tuple[int, ...], Lane] = {}
         self.ids = itertools.count(1)
@@ -132,6 +134,9 @@ class Engine:
             Region, DeviceMesh
         ] = {}  # a `DeviceMesh` for each region, so that equal ones are the same object
 
+    def _find_node(self) -> Any:
+        return current_node()
+
     # -- issuing ----------------------------------------------------------------------
 
     def lane(self, actors: ActorMesh) -> Lane:
@@ -141,6 +146,10 @@ class Engine:
         if found is None:
             found = self._lanes.setdefault(ranks, Lane(self, actors))
         return found
+
+    def lane_of(self, actors: ActorMesh, stream: Stream) -> Lane:
+        """Return the lane of a stream; the ranks run all streams in one order."""
+        return self.lane(actors)
 
     @property
     def whole(self) -> Lane:
@@ -285,6 +294,18 @@ class Engine:
             self.issue(self.whole, ("random_state", state), None, 0)
             torch.default_generator.manual_seed(int(torch.randint(1 << 62, ())))
             self._random = torch.default_generator.get_state()
+
+    def queued(self) -> dict[str, int]:
+        """Return the number of commands that each rank has not run yet, by node; from any thread."""
+        queued = dict.fromkeys((address.node for address in self.procs.nodes), 0)
+        nodes = tuple(queued)
+        for lane, *_ in self._pending.copy():
+            for rank in lane.ranks:
+                queued[nodes[rank]] += 1
+        for batch in self._outstanding.copy():
+            for target, _, _ in batch.future.owing():
+                queued[target.address.node] += batch.count
+        return queued
 
     # -- waiting ----------------------------------------------------------------------
 

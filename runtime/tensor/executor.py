@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Grouping, Groups
+from meshbook.runtime.tensor.lanes import OpaqueRef
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import (
     FIRST_SLOT,
@@ -220,7 +221,7 @@ class Executor:
         if type(result) is Failed:
             leaves: Sequence[Any] = [result] * len(outputs)
         else:
-            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, (torch.Tensor, OpaqueRef))]
         self.values.update(zip(outputs, leaves, strict=True))
 
     # -- recordings -------------------------------------------------------------------
@@ -306,8 +307,13 @@ class Executor:
     def _keep_function(self, number: int, name: int, function: Any) -> None:
         self._functions[name] = function
 
-    def _call(self, number: int, function: int, tree: Any, outputs: Sequence[int] | int) -> None:
-        """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`."""
+    def _call(
+        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
+    ) -> None:
+        """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`.
+
+        `metas` are what the controller expects: a `Meta` for a tensor, else an `OpaqueRef`.
+        """
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         try:
             if self.find_failed(ids) is not None:
@@ -316,9 +322,15 @@ class Executor:
             if isinstance(outputs, int):
                 self.values[outputs] = result
             else:
-                leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, (torch.Tensor, OpaqueRef))]
                 if len(leaves) != len(outputs):
-                    raise ValueError(f"returned {len(leaves)} tensors, but its propagation rule gave {len(outputs)}")
+                    raise ValueError(
+                        f"returned {len(leaves)} tensors or references, but its propagation rule gave {len(outputs)}"
+                    )
+                for leaf, meta in zip(leaves, metas, strict=True):
+                    form = (meta.shape, meta.dtype) if isinstance(meta, Meta) else None
+                    if form != (None if isinstance(leaf, OpaqueRef) else (tuple(leaf.shape), leaf.dtype)):
+                        raise ValueError(f"returned {leaf!r:.200}, but its propagation rule gave {meta}")
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
             self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)

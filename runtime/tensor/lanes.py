@@ -1,15 +1,17 @@
-"""`Ref` holds a value on the ranks; `Lane` is the ranks that a command goes to."""
+"""`Ref` holds a value on the ranks, `OpaqueRef` one that is no tensor; `Lane` is the ranks that a command goes to."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.tensor.streams import MAIN
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.engine import Engine
+    from meshbook.runtime.tensor.mesh_value import Place
 
 
 class Ref:
@@ -26,6 +28,40 @@ class Ref:
         self._delete(self.id)
 
 
+class OpaqueRef:
+    """A reference to a Python object that each rank has. Remote functions return it, and take it as an argument.
+
+    On a rank it is made of the object, which is its `value`. It is pickled without: the controller's has none.
+    """
+
+    __slots__ = ("_value", "place", "ref")
+
+    def __init__(self, value: Any = None) -> None:
+        self._value = value
+        self.ref: Ref | None = None  # on the controller
+        self.place: Place | None = None
+
+    @classmethod
+    def to(cls, ref: Ref, place: Place) -> OpaqueRef:
+        """Return the controller's reference to a value of the ranks."""
+        made = cls()
+        made.ref, made.place = ref, place
+        return made
+
+    @property
+    def value(self) -> Any:
+        """The object, on a rank. Raises RuntimeError on the controller."""
+        if self.ref is not None:
+            raise RuntimeError("the object is on the ranks: pass the OpaqueRef to a remote function")
+        return self._value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpaqueRef, ()
+
+    def __repr__(self) -> str:
+        return "<OpaqueRef>" if self.ref is None else f"<OpaqueRef {self.ref.id}>"
+
+
 class Lane:
     """The ranks that a command goes to: all of an engine's, or those of a slice."""
 
@@ -38,6 +74,7 @@ class Lane:
         self.known: set[int] = set()  # templates that these ranks have
         self.functions: set[int] = set()  # remote functions that they have
         self.groupings: set[str] = set()
+        self.stream = MAIN  # in a simulation, where streams have lanes of their own
 
     def new_ref(self, number: int) -> Ref:
         return Ref(number, self.delete)

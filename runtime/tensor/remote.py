@@ -25,7 +25,7 @@ from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
 from meshbook.runtime.tensor.executor import GroupRef, ValueRef
 from meshbook.runtime.tensor.fetching import rank_of
-from meshbook.runtime.tensor.lanes import Lane
+from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
@@ -33,6 +33,8 @@ from meshbook.runtime.tensor.user_lines import user_place
 
 Function = Callable[..., Any]
 MOST_RULES: Final = 1000  # results of "cached" kept for each function
+# Each returns the function that the ranks call in place of a given one, or its name, or None if it does not know it.
+function_resolvers: list[Callable[[Function], Function | str | None]] = []
 _serial = itertools.count(1)
 
 
@@ -62,6 +64,9 @@ class RemoteFunction:
     """A function that runs on every rank of the active mesh. Made by `remote`."""
 
     def __init__(self, function: Function | str, propagate: Any) -> None:
+        if not isinstance(function, str):
+            found = (resolve(function) for resolve in function_resolvers)
+            function = next((each for each in found if each is not None), function)
         self._function: Function = Named(function) if isinstance(function, str) else function
         self._name = function if isinstance(function, str) else getattr(function, "__qualname__", repr(function))
         self._propagate = propagate
@@ -87,13 +92,12 @@ class RemoteFunction:
             return self._run_inspected(tree, place)
         described = self._infer(args, kwargs)
         leaves, spec = tree_flatten(described)
-        metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
+        metas = [leaf for leaf in leaves if isinstance(leaf, (Meta, OpaqueRef))]
         self._check_gradients(args, kwargs, bool(metas))
         first = place.engine.new_ids(len(metas)) if metas else 0
         numbers = list(range(first, first + len(metas)))
-        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers), user_place(1), 0)
-        new = iter([_make(meta, number, place) for meta, number in zip(metas, numbers, strict=True)])
-        return tree_unflatten([next(new) if isinstance(leaf, Meta) else leaf for leaf in leaves], spec)
+        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers, metas), user_place(1), 0)
+        return _unflatten(leaves, spec, [_make(meta, n, place) for meta, n in zip(metas, numbers, strict=True)])
 
     def call_on_shard_and_fetch(self, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any) -> Future[Any]:
         """Run the function on one rank and return a future of its result; see the function of this name."""
@@ -116,11 +120,10 @@ class RemoteFunction:
         engine.issue(lane, ("call", self._send(lane), tree, number), user_place(2), 0)
         ref = lane.new_ref(number)
         leaves, spec = tree_flatten(unite(engine, self._name, engine.describe(lane, number)))
-        metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
+        metas = [leaf for leaf in leaves if isinstance(leaf, (Meta, OpaqueRef))]
         first = engine.new_ids(len(metas)) if metas else 0
         engine.issue(lane, ("unpack", ref.id, list(range(first, first + len(metas)))), None)
-        new = iter([_make(meta, first + index, place) for index, meta in enumerate(metas)])
-        return tree_unflatten([next(new) if isinstance(leaf, Meta) else leaf for leaf in leaves], spec)
+        return _unflatten(leaves, spec, [_make(meta, first + index, place) for index, meta in enumerate(metas)])
 
     def _check(self, args: Any, kwargs: Any, place: Place) -> Any:
         """Return the arguments for the ranks: ids in place of tensors."""
@@ -129,6 +132,11 @@ class RemoteFunction:
         faults = [(tensor, fault) for tensor in tensors for fault in find_faults(tensor, place)]
         if faults:
             raise TypeError(format_call(self._name, args, kwargs, faults))
+        for leaf in leaves:
+            if isinstance(leaf, OpaqueRef) and (leaf.place is None or leaf.place.engine is not place.engine):
+                raise TypeError(
+                    f"{leaf!r} is no object of the ranks of {place.mesh!r}: a remote function makes it there"
+                )
         return tree_unflatten([_for_ranks(leaf) for leaf in leaves], spec)
 
     def _check_gradients(self, args: Any, kwargs: Any, has_results: bool) -> None:
@@ -148,6 +156,8 @@ class RemoteFunction:
             return _run_rule(rule, args, kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         key = (spec, *(leaf._meta if isinstance(leaf, MeshTensor) else (type(leaf), leaf) for leaf in leaves))
+        if any(isinstance(leaf, OpaqueRef) for leaf in leaves):  # a key would keep its object
+            return _run_rule(self._function, args, kwargs)
         try:
             known = self._known.get(key)
         except TypeError:  # an argument that is no part of a key
@@ -195,6 +205,8 @@ def _place_in(args: Any, kwargs: Any) -> Place | None:
 def _for_ranks(leaf: Any) -> Any:
     if isinstance(leaf, MeshTensor):
         return ValueRef(leaf._ref.id)
+    if isinstance(leaf, OpaqueRef) and leaf.ref is not None:
+        return ValueRef(leaf.ref.id)
     if isinstance(leaf, RemoteProcessGroup):
         return GroupRef(leaf.name)
     if isinstance(leaf, torch.Tensor):
@@ -202,8 +214,15 @@ def _for_ranks(leaf: Any) -> Any:
     return leaf
 
 
-def _make(meta: Meta, number: int, place: Place) -> MeshTensor:
-    return make_tensor(meta, place.lane.new_ref(number), place)
+def _make(meta: Meta | OpaqueRef, number: int, place: Place) -> MeshTensor | OpaqueRef:
+    ref = place.lane.new_ref(number)
+    return make_tensor(meta, ref, place) if isinstance(meta, Meta) else OpaqueRef.to(ref, place)
+
+
+def _unflatten(leaves: list[Any], spec: Any, made: list[Any]) -> Any:
+    """Return a result with what was made of its metadata."""
+    new = iter(made)
+    return tree_unflatten([next(new) if isinstance(leaf, (Meta, OpaqueRef)) else leaf for leaf in leaves], spec)
 
 
 def _run_rule(rule: Function, args: Any, kwargs: Any) -> Any:

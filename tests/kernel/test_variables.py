@@ -73,6 +73,36 @@ def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: N
     assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
 
 
+def test_cells_and_mesh_tensors_share_values(notebook: Notebook) -> None:
+    notebook.run("%%mesh\nx = torch.ones(2, 3) * rank\nodd, pair = torch.ones(1 + rank // 2), [1, 2]")
+    notebook.run("x = mesh['x'].tensor()\nx.add_(1)\ny = x.reduce('gpus')\ny.requires_grad_()")
+    assert (
+        notebook.run("from meshbook import inspect\nmesh['y'] = y\ninspect(y)[0].tolist()").result == "[6.0, 6.0, 6.0]"
+    )
+    assert notebook.run("%%mesh\nx[0, 0].item(), y[0, 0].item(), y.requires_grad").result == (
+        "[0] (1.0, 6.0, False)\n[1] (2.0, 6.0, False)\n[2] (3.0, 6.0, False)"
+    )
+    part = "part = mesh.slice(gpus=slice(1, 3))['x'].tensor()\n"
+    assert notebook.run(
+        part + "inspect(part.reduce('gpus') + x.slice_mesh(gpus=slice(1, 3)), gpus=1)[0, 0]"
+    ).result == ("tensor(8.)")
+    for code, problem in {
+        "mesh['some'].tensor()": "some is not defined on rank 0",
+        "mesh['pair'].tensor()": "pair is a list, not a tensor",
+        "mesh['odd'].tensor()": "float32[1] on cpu on ranks 0-1; float32[2] on cpu on rank 2",
+        "mesh['z'] = part": "has no value on rank 0",
+        "mesh.push({'a b': x})": "'a b' is not a valid variable name",
+    }.items():
+        assert problem in notebook.run_failing(code).error["evalue"]
+    notebook.run("from meshbook import distribute\ngrid = mesh.as_device_mesh(['data'])")
+    notebook.run("mesh['d'] = distribute(torch.arange(6), grid, ['data'])")
+    assert notebook.run("%%mesh\nd.to_local().tolist()").result == "[0] [0, 1]\n[1] [2, 3]\n[2] [4, 5]"
+    # The slices share the engine of the mesh, and the dashboard finds it beside that of the grid.
+    assert notebook.run("len(mesh.notebook_mesh.procs.tensor_engines)").result == "2"
+    notebook.run("with mesh.activate(): bad = x[torch.tensor([9])]")
+    assert "out of bounds" in notebook.run_failing("mesh['z'] = bad").error["evalue"]
+
+
 @pytest.mark.parametrize(
     ("code", "problem"),
     [

@@ -83,11 +83,11 @@ def test_a_module_is_an_attribute_of_the_one_above(alias):
         ("from monarch.actor import sim_proc_mesh", ImportError),
         ("from monarch import mast_reserve", ImportError),
         ("from monarch.job import MastJob", ImportError),
-        ("from monarch.simulator import Simulator", ModuleNotFoundError),
+        ("from monarch.timer import ExecutionTimer", ModuleNotFoundError),
         ("import monarch.notebook", ModuleNotFoundError),
         ("from monarch._rust_bindings.monarch_hyperactor.proc import ActorId", ModuleNotFoundError),
         ("import monarch.rdma; monarch.rdma.RDMAManager", AttributeError),
-        ("import monarch; monarch.simulator", AttributeError),
+        ("import monarch; monarch.notebook", AttributeError),
     ],
 )
 def test_what_is_not_here_is_said_to_be_so(alias, code, error):

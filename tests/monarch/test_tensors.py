@@ -7,7 +7,19 @@ import importlib
 import pytest
 
 from meshbook.monarch import tensors
-from meshbook.runtime.tensor import device_mesh, failures, fetching, recordings, sharded_mesh, streams, tensor, trees
+from meshbook.runtime.tensor import (
+    device_mesh,
+    failures,
+    fetching,
+    lanes,
+    opaque,
+    recordings,
+    sharded_mesh,
+    simulator,
+    streams,
+    tensor,
+    trees,
+)
 
 
 def test_monarch_has_its_names(alias):
@@ -28,6 +40,9 @@ def test_monarch_has_its_names(alias):
         ("monarch.common.stream", "Stream", streams.Stream),
         ("monarch.common.tensor", "reduce", trees.reduce),
         ("monarch.common._coalescing", "compile", recordings.compile),
+        ("monarch.opaque_module", "OpaqueModule", opaque.OpaqueModule),
+        ("monarch.common.opaque_ref", "OpaqueRef", lanes.OpaqueRef),
+        ("monarch.simulator", "Simulator", simulator.Simulator),
         ("monarch.exceptions", "DeviceMeshError", failures.DeviceMeshError),
     ],
 )

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashboard.notebook_source import MOST, bars_of, mark_idle
+from meshbook.magics.dashboard.notebook_source import MOST, bar_of_engine, bars_of, mark_idle
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
 
 
@@ -46,6 +46,22 @@ def test_a_bar_has_the_slowest_rank() -> None:
 def test_the_number_of_bars_is_limited() -> None:
     titles = [chr(ord("a") + number) * 3 for number in range(MOST + 5)]
     assert len(bars_of({0: "".join(_row(title, 1) for title in titles)})) == MOST
+
+
+@pytest.mark.parametrize(
+    ("queued", "expected"),
+    [
+        ({}, None),
+        ({0: 0, 1: 0}, None),
+        ({0: 40, 1: 40}, ("tensor engine: 40 commands queued", 0.0, 0.0, 0.0)),
+        ({0: 500, 2: 2000, 3: 1000, 1: 0}, ("tensor engine: 2,000 commands queued  r2 slowest", 0.5, 0.0, 1.0)),
+    ],
+)
+def test_the_queue_of_a_tensor_engine_is_a_bar(
+    queued: dict[int, int], expected: tuple[str, float, float, float] | None
+) -> None:
+    bar = bar_of_engine(queued)
+    assert (None if bar is None else (bar.text, bar.fraction, bar.low, bar.high)) == expected
 
 
 def test_a_rank_is_idle_until_its_first_heartbeat_after_a_cell() -> None:

@@ -147,6 +147,16 @@ def test_callbacks_run_once_each() -> None:
     assert calls == ["before", "before too", "after"]
 
 
+def test_a_callback_gets_the_future() -> None:
+    called: list[Future[int]] = []
+    pending: Future[int] = Future.pending()
+    pending.add_callback(called.append)
+    assert not called
+    pending.resolve(lambda: 3)
+    pending.add_callback(called.append)
+    assert [each.get() for each in called] == [3, 3]
+
+
 def test_then() -> None:
     assert answered(2).then(lambda value: value + 1).get() == 3
     assert isinstance(failing().then(lambda value: value + 1).exception(), ValueError)

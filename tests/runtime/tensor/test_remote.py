@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +22,13 @@ PATIENCE = 20.0
 
 def value(tree, **dims):
     return fetch_shard(tree, **dims).get(PATIENCE)
+
+
+HELD = {}
+
+
+def call_held(number):
+    HELD["wait"](number)
 
 
 def combine(parts, *, scale):
@@ -208,3 +217,30 @@ def test_a_tensor_lent_for_changes_cannot_be_used(pair):
         x + 1
     borrow.drop()
     assert value(x).tolist() == [2, 2]
+
+
+def test_the_queue_of_each_rank_is_counted(pair):
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(number):
+        if int(number) == 1:
+            began.set()
+            assert go_on.wait(PATIENCE)
+
+    HELD["wait"] = wait
+    engine = pair.device_mesh.engine
+    engine.wait()
+    assert engine in pair.tensor_engines
+    assert engine in pair.slice(gpus=0).tensor_engines
+    try:
+        with pair.activate():
+            remote(f"{__name__}.call_held", propagate=lambda number: None)(pair.rank_tensor("gpus"))
+        engine.flush()
+        assert began.wait(PATIENCE)
+        value(pair.rank_tensor("gpus"), gpus=0)  # the first rank has run all before it
+        first, second = engine.queued().values()
+        assert second > first == 0
+    finally:
+        go_on.set()
+    engine.wait()
+    assert set(engine.queued().values()) == {0}

@@ -16,6 +16,7 @@ from meshbook.monarch.configuration import get_global_config as get_global_confi
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
 from meshbook.monarch.keys import use_defaults
 from meshbook.monarch.tensors import RootModule
+from meshbook.runtime.actor.future import Future as Future
 from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
 from meshbook.runtime.geometry import Shape as Shape
