@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.nn.modules.batchnorm import BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.failures import Failed
@@ -34,6 +34,7 @@ from meshbook.runtime.tensor.modules.plans import ModulePlan
 from meshbook.runtime.tensor.sharded import placing
 from meshbook.runtime.tensor.sharded.operators import ShardedOperators
 
+MOST_KEYS: Final = 1000  # combinations of shapes and settings that are remembered
 PLAIN: Final = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 
 
@@ -116,7 +117,7 @@ class HostedModule:
 
     def _collect(self) -> None:
         self._parts = dict(self._module.named_modules())
-        self._has_batch_norm = any(isinstance(each, BatchNorm) for each in self._parts.values())
+        self._has_batch_norm = any(isinstance(each, _BatchNorm) for each in self._parts.values())
         self._parameters = list(self._module.parameters())
         self._buffers = list(self._module.buffers())
         self._owned_buffers = [
@@ -181,9 +182,9 @@ class HostedModule:
         """
         error, result, run, drew, is_inside = None, None, None, [False], False
         try:
+            self._set(setting)
             if failed:
                 raise RuntimeError("an argument has failed")
-            self._set(setting)
             leaves, spec = tree_flatten(tree)
             tensors = [each for each in leaves if isinstance(each, Tensor)]
             batch, own = self._batches.take(tensors, wanted)
@@ -217,6 +218,9 @@ class HostedModule:
     def _check_known(self, key: int, returned: Sequence[Any], known: bool) -> None:
         described = [Meta.of(each) if isinstance(each, Tensor) else each for each in returned]
         if not known:
+            if len(self._described) >= MOST_KEYS:  # on all ranks alike
+                for cache in (self._described, self._layouts, self._present):
+                    cache.clear()
             self._described[key] = described
         elif described != (before := self._described.setdefault(key, described)):
             raise ValueError(

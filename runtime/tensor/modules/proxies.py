@@ -19,7 +19,7 @@ from meshbook.runtime.tensor.executor import ValueRef
 from meshbook.runtime.tensor.lanes import Ref
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.modules.hosted import Outline, Setting
+from meshbook.runtime.tensor.modules.hosted import MOST_KEYS, Outline, Setting
 from meshbook.runtime.tensor.modules.outputs import RULES
 from meshbook.runtime.tensor.modules.plans import ModulePlan
 from meshbook.runtime.tensor.recovery import Recovery
@@ -136,8 +136,12 @@ class _HostedElsewhere:
     def convert(self, dtype: torch.dtype) -> None:
         number, _ = self._call("convert", ((dtype,), {}))
         self._describe("the conversion of a module", number)
-        self._results.clear()
-        self._keys.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Ask the ranks again for what the module returns."""
+        for cache in (self._keys, self._results, self._gradients):
+            cache.clear()
 
     def run(self, path: str, args: Any, kwargs: Any) -> Any:
         """Run forward of a part of the module, as one command."""
@@ -156,6 +160,8 @@ class _HostedElsewhere:
         autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         described = (each._meta if isinstance(each, MeshTensor) else (type(each), each) for each in leaves)
         wanted = [each.requires_grad for each in tensors]
+        if len(self._results) >= MOST_KEYS:
+            self._forget()
         try:
             case = path, spec, *described, *modes, *trained, *wanted, autocast, has_grad
             key = self._keys.get(case)
