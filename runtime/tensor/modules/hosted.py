@@ -246,8 +246,7 @@ class HostedModule:
         if self._rule == "batch" or not (batch.dims or self._plan.tensor_parallel):
             return [OutputLayout(None)] * len(own)
         rows = batch.own_rows, batch.rows
-        layouts = find_layouts(self._twin, path, given, [each.shape for each in tensors], own, rows, self._rule)
-        return layouts if batch.dims else [OutputLayout(None)] * len(own)
+        return find_layouts(self._twin, path, given, [each.shape for each in tensors], own, rows, self._rule)
 
     @contextlib.contextmanager
     def _running(self, batch: Batch, setting: Setting, drew: list[bool]) -> Iterator[None]:

@@ -58,6 +58,8 @@ def test_a_function_makes_the_module_with_the_numbers_of_this_process(mesh):
     for parameter, other in zip(model.parameters(), local.parameters(), strict=True):
         same(parameter.detach(), other.detach())
     assert model[2].weight.placements == (Replicate(), Shard(1))
+    x = torch.randn(4, 6)
+    same(model(x).detach(), local(x).detach())
 
 
 def test_modes_and_batch_statistics_follow_the_controller(mesh):
