@@ -6,7 +6,7 @@ O(pending) when a node dies; deaths are rare, and a few hundred thousand entries
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +102,10 @@ class CallTable:
     def is_open(self, call: int) -> bool:
         """Whether this call still waits for its reply."""
         return call in self._pending
+
+    def is_any_open(self, calls: Iterable[int]) -> bool:
+        """Whether one of these calls still waits for its reply."""
+        return not self._pending.keys().isdisjoint(calls)
 
     def close_port(self, number: int) -> None:
         self._standing.pop(number, None)

@@ -11,8 +11,8 @@ An agent sends the replies to a cast up once all are there, or after `GATHER_SEC
 other one. Only small calls and replies go this way; the others, and all that is not a call on many ranks, go directly.
 
 When an agent ends, its workers end too, and their Down fails the calls. An agent may also relay for other hosts, if
-there are more than 16. Casts and replies may then be lost with it, so the caller fails those calls (`CastSender.lose`):
-it cannot know whether they ran.
+there are more than 16. Casts and replies may then be lost with it, so the caller fails those calls, which may have run
+(`CastSender._lose`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class CastSender:
         self._least = least
         self._limit = limit
         self._count = 0
-        self._through: defaultdict[str, _Beyond] = defaultdict(_Beyond)  # by an agent that relays for other hosts
+        # With more than `FAN_OUT` hosts: by an agent that relays, those that it relays to; and the casts without all of
+        # their replies.
+        self._below: defaultdict[str, set[str]] = defaultdict(set)
+        self._waiting: deque[tuple[Sequence[int], Sequence[CastGroup]]] = deque()
 
     def takes(self, count: int, size: int) -> bool:
         """Whether a call on so many ranks, with a body of this size, may go through agents."""
@@ -126,12 +129,12 @@ class CastSender:
 
         `fail` gets the index of each target that is gone, on the I/O thread.
         """
-        parts = []
+        receivers = []
         for agent, indices in groups.items():
             streams = self._routes.expect_casts([targets[index].address.node for index in indices])
-            parts.append((agent, list(zip(indices, streams, strict=True))))
+            receivers.append((agent, list(zip(indices, streams, strict=True))))
         # The I/O thread alone numbers casts. A Ctrl-C here cannot leave a gap that a receiver would wait for.
-        self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, parts, fail))
+        self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, receivers, fail))
 
     def _send(
         self,
@@ -139,15 +142,15 @@ class CastSender:
         targets: Sequence[Target],
         calls: Sequence[int],
         first: int,
-        parts: Sequence[tuple[Address, Sequence[tuple[int, Stream]]]],
+        receivers: Sequence[tuple[Address, Sequence[tuple[int, Stream]]]],
         fail: Fail,
     ) -> None:
         self._count += 1
         routes, groups = self._routes, []
         streams, down, incarnation_of = routes.streams, routes.down, routes.incarnation_of
-        for agent, receivers in parts:
+        for agent, behind in receivers:
             aimed = []
-            for index, stream in receivers:
+            for index, stream in behind:
                 to = targets[index].address
                 node = to.node
                 if node in down or streams.get(node) is not stream:  # it has ended, and perhaps restarted
@@ -166,59 +169,50 @@ class CastSender:
             if aimed:
                 groups.append(CastGroup(agent, aimed))
         template = bytes(frames.template)
-        for part in _split(groups):
-            self._remember(part)
+        parts = _split(groups)
+        if len(parts) < len(groups):
+            self._note_relays(parts)
+            while self._waiting and not self._table.is_any_open(self._waiting[0][0]):
+                self._waiting.popleft()
+            self._waiting.append((calls, groups))
+        for part in parts:
             place = frames.number_at, frames.rank_at
             cast = Cast(routes.own.node, routes.own, self._incarnation, self._count, part, *place)
             try:
                 routes.send(part[0].agent, pack(cast, (template,), self._limit))
             except PeerGone:
                 # The Down of its workers fails their calls.
-                self.lose(part[0].agent.node)
+                self._lose(part[0].agent.node)
 
     # -- the end of an agent that relays for other hosts ----------------------------------
 
-    def _remember(self, part: Sequence[CastGroup], via: Sequence[str] = ()) -> None:
-        head, *rest = part
-        for agent in via:
-            beyond = self._through[agent]
-            beyond.nodes.update([target.node for target in head.targets])
-            while beyond.casts and not any(self._table.is_open(target.call) for target in beyond.casts[0]):
-                beyond.casts.popleft()
-            if head.targets[0].call:
-                beyond.casts.append(head.targets)
-        for below in _split(rest):
-            self._remember(below, (*via, head.agent.node))
+    def _note_relays(self, parts: Sequence[Sequence[CastGroup]]) -> None:
+        for head, *rest in parts:
+            if rest:
+                self._below[head.agent.node].update([group.agent.node for group in rest])
+                self._note_relays(_split(rest))
 
     def note_end(self, report: ExitReport) -> None:
         """Handle the end of a node."""
-        if report.node in self._through:
-            self.lose(report.node)
+        if report.node in self._below:
+            self._lose(report.node)
 
-    def lose(self, agent: str) -> None:
+    def _lose(self, agent: str) -> None:
         """Fail the pending casts that this agent relayed to other hosts: they, or their replies, may be lost."""
-        beyond = self._through.pop(agent, None)
-        if beyond is None:
+        below = self._below.pop(agent, set())
+        if not below:
             return
         logger.warning("the host agent %s has ended: broadcasts that it relayed just before may be lost", agent)
-        for target in itertools.chain.from_iterable(beyond.casts):
-            if target.call and (found := self._table.take(target.call)) is not None:
-                text = (
-                    f"the call to {target.node} went through the host agent {agent}, which has ended; it may have run"
-                )
-                found[0].refuse(found[1], SupervisionError(f"{text}. Call it again if that is safe"))
-        for node in beyond.nodes:
-            stream, to = self._routes.streams.get(node), self._routes.find(node)
-            if stream is not None and to is not None and node not in self._routes.down:
+        why = f"went through the host agent {agent}, which has ended; it may have run. Call it again if that is safe"
+        for _, groups in self._waiting:
+            for target in itertools.chain.from_iterable(each.targets for each in groups if each.agent.node in below):
+                if target.call and (found := self._table.take(target.call)) is not None:
+                    found[0].refuse(found[1], SupervisionError(f"the call to {target.node} {why}"))
+        hosts = {host for host, each in self._agents.items() if each.node in below}
+        for node, stream in items_of(self._routes.streams):
+            to = self._routes.find(node)
+            if to is not None and node not in self._routes.down and host_of(to) in hosts:
                 self._routes.give_up_casts(to, stream)
-
-
-class _Beyond:
-    """What an agent has relayed to other hosts: the nodes there, and the casts whose replies are not all here."""
-
-    def __init__(self) -> None:
-        self.nodes: set[str] = set()
-        self.casts: deque[list[CastTarget]] = deque()
 
 
 def _split(groups: Sequence[CastGroup]) -> list[list[CastGroup]]:

@@ -10,6 +10,7 @@ import pytest
 
 from meshbook import Channel, current_rank
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
+from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -17,7 +18,7 @@ from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
-from meshbook.runtime.wire.messages import Address
+from meshbook.runtime.wire.messages import Address, Cast
 from tests.runtime.conftest import NOWHERE, Gate, Session
 from tests.support import PATIENCE, Probe
 
@@ -35,31 +36,22 @@ class Cluster:
         for host, count in enumerate(workers):
             agent = session.node(f"agent-{host}")
             agent.cast_relay.gather_seconds = LONG
+            self.controller.casts.add_agent(agent.address)
             self.agents.append(agent)
             for rank in range(count):
                 self.workers.append(session.node(f"worker-{host}-{rank}"))
-        # The nodes of all hosts have addresses with the host in them, which the transport does not look at.
-        self.hosts = [f"memory://host-{host}/" for host in range(len(workers))]
-        for prefix, agent in zip(self.hosts, self.agents, strict=True):
-            self.controller.casts.add_agent(Address(agent.address.node, prefix + agent.address.node))
         self.received: list[Any] = []
         self.sent: list[Any] = []
 
     def spawn(self) -> Probe:
-        nodes = [(host, node) for host, prefix in enumerate(self.hosts) for node in self._of(host)]
         key = self.controller.supervision.name_actor("probe")
-        targets = [
-            Target(Address(node.address.node, self.hosts[host] + node.address.node), key) for host, node in nodes
-        ]
+        targets = [Target(node.address, key) for node in self.workers]
         extent = Extent.of(gpus=len(targets))
         handler = AllReplies(extent.region)
         self.controller.calls.spawn(targets, (Probe, (), {}), extent, handler)
         made = ActorMesh("probe", Probe, targets, extent.region, handler.future.then(lambda _: None))
         made.initialized.get(PATIENCE)
         return cast("Probe", made)
-
-    def _of(self, host: int) -> list[Node]:
-        return [node for node in self.workers if node.address.node.startswith(f"worker-{host}-")]
 
     def watch(self) -> None:
         """Note what the controller sends and receives from now on."""
@@ -92,7 +84,14 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
 
         def make(*workers: int, **settings: Any) -> Cluster:
             board = Switchboard()
-            session = Session(lambda name, chosen: board.transport(name, chosen.high_water_mark), **settings)
+
+            def connect(name: str, chosen: Settings) -> MemoryTransport:
+                transport = board.transport(name, chosen.high_water_mark)
+                host = name.split("-")[1] if "-" in name else "0"
+                transport.address = Address(name, f"memory://host-{host}/{name}")
+                return transport
+
+            session = Session(connect, **settings)
             stack.callback(session.close)
             client = Context(Instance("client", "client", NOWHERE.point(0), session.controller))
             token = CURRENT.set(client)
@@ -298,6 +297,24 @@ def test_the_end_of_an_agent_between_fails_what_it_relayed(make_cluster: Callabl
     rest = mesh.slice(gpus=slice(2, 40))
     assert numbers(rest, my_rank) == list(range(38))
     assert rest.slice(gpus=slice(0, 1)).run.call_one(len, "abc").get(PATIENCE) == 3
+
+
+def test_ranks_behind_an_ended_agent_do_not_wait_for_lost_casts(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(*[2] * 20, cast_ranks=2)
+    mesh = cluster.spawn()
+    numbers(mesh, my_rank)
+    between = cluster.agents[0]
+    between.dispatch._handlers[Cast] = lambda cast, body: None  # it ends before it has relayed
+    mesh.note.broadcast(1)
+    futures = mesh.run.call_each(my_rank)
+    second = mesh.slice(gpus=slice(2, 3)).noted.call_one()  # behind both casts
+    for node in ("worker-0-0", "worker-0-1", between.address.node):
+        cluster.controller.peers.announce_down(ExitReport(node, 0, -9), ())
+    assert all(isinstance(future.exception(PATIENCE), SupervisionError) for future in futures[:4])
+    assert second.get(PATIENCE) == []
+    rest = mesh.slice(gpus=slice(2, 40))
+    assert numbers(rest, my_rank) == list(range(38))
+    assert futures[4].get(PATIENCE) == 4
 
 
 def wait_on_third(gate: Gate) -> int:
