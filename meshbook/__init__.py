@@ -33,6 +33,7 @@ from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.hosts import faults as _faults
 from meshbook.runtime.hosts.controllers import get_or_spawn_controller
 from meshbook.runtime.hosts.session import close_session, events, install_client, shutdown_context, this_host, this_proc
+from meshbook.runtime.mesh import tensors as _mesh_tensors
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.commands import BootstrapCommand, default_bootstrap_cmd
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -141,16 +142,21 @@ _TENSORS = {
 }
 
 
+def _import_engine(name: str) -> typing.Any:
+    return importlib.import_module(f"{__name__}.runtime.tensor.{name}")
+
+
 def __getattr__(name: str) -> typing.Any:
     if name not in _TENSORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.runtime.tensor.{_TENSORS[name]}"), name)
+    return getattr(_import_engine(_TENSORS[name]), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_TENSORS})
 
 
+_mesh_tensors.import_engine = _import_engine
 install_client()
 sys.modules[__name__].__class__ = _faults.HookedModule  # `meshbook.unhandled_fault_hook = f` replaces the hook
 

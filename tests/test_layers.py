@@ -64,9 +64,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "`%load_ext meshbook` needs its hook in the facade; magics never imports the facade",
     ("meshbook", "meshbook.metrics"): "a part of the facade in its own module, which never imports the facade",
     ("meshbook.hosts", "meshbook.runtime.hosts"): "the public functions over its launchers",
-    ("meshbook.runtime.mesh", "meshbook.runtime.tensor"): (
-        "`procs.activate()` begins the tensor engine, in a function: it needs torch, and the mesh knows nothing of it"
-    ),
+    ("meshbook.runtime.mesh", "meshbook.runtime.tensor"): "types only: `procs.activate()` begins the tensor engine",
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "authors of actors use points and value meshes, which have a shape"
     ),
@@ -75,18 +73,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 # (module, imported module): the reason why a function imports it although the modules form a cycle.
 CYCLES: dict[tuple[str, str], str] = {
-    (
-        "meshbook.runtime.mesh.tensors",
-        "meshbook.runtime.tensor.device_mesh",
-    ): "`procs.activate()` begins the tensor engine",
-    (
-        "meshbook.runtime.mesh.tensors",
-        "meshbook.runtime.tensor.sharded_mesh",
-    ): "`procs.as_device_mesh()` does the same for the global view",
-    (
-        "meshbook.runtime.mesh.tensors",
-        "meshbook.runtime.tensor.references",
-    ): "`actors.step.rref()` goes through the tensor engine",
     (
         "meshbook.runtime.tensor.streams",
         "meshbook.runtime.tensor.device_mesh",

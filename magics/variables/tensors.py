@@ -15,7 +15,7 @@ from meshbook.magics.errors import VariableError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.variables.operations import check_names, record_names
 from meshbook.magics.variables.requests import RankRequest, Steps
-from meshbook.runtime.cells.variables import TakeRequest, TensorForm, TensorRequest, offer_here, tensor_here
+from meshbook.runtime.cells.variables import TakeRequest, TensorRequest, VariableForm, offer_here, tensor_here
 from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.wire.messages import Address
@@ -34,7 +34,7 @@ def mesh_tensors_of(values: Mapping[str, Any]) -> dict[str, MeshTensor]:
 def tensor_of(mesh: NotebookMesh, procs: ProcMesh, ranks: Sequence[int], name: str) -> Steps[MeshTensor]:
     """Return a variable of these ranks, which are those of `procs`, as a mesh tensor."""
     answers = yield RankRequest(mesh, dict.fromkeys(ranks, TensorRequest(name)), f"use {name} as a mesh tensor")
-    by_form: dict[TensorForm, list[int]] = {}
+    by_form: dict[VariableForm, list[int]] = {}
     for rank in ranks:
         by_form.setdefault(answers[rank], []).append(rank)
     if len(by_form) > 1:
@@ -74,7 +74,7 @@ def _functions() -> tuple[Any, Any]:
     from meshbook.runtime.tensor.metadata import Meta
     from meshbook.runtime.tensor.remote import remote
 
-    def form_of(mesh: str, name: str, form: TensorForm) -> Meta:
+    def form_of(mesh: str, name: str, form: VariableForm) -> Meta:
         return Meta.make(form.shape, form.stride, form.dtype, form.offset, torch.device(form.device))
 
     return remote(tensor_here, propagate=form_of), remote(offer_here, propagate="inspect")

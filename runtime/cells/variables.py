@@ -144,7 +144,7 @@ class DeleteRequest(VariableRequest):
 
 
 @dataclass(frozen=True)
-class TensorForm:
+class VariableForm:
     """What the controller has to know of a tensor on a rank; `offset` and `stride` count elements."""
 
     shape: tuple[int, ...]
@@ -154,7 +154,7 @@ class TensorForm:
     device: str  # its type: ranks of one host have GPUs of different numbers
 
     @classmethod
-    def of(cls, tensor: Any) -> TensorForm:
+    def of(cls, tensor: Any) -> VariableForm:
         return cls(
             *(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device.type)
         )
@@ -169,7 +169,7 @@ class TensorRequest(VariableRequest):
 
     name: str
 
-    def handle(self, namespace: Namespace) -> TensorForm | RequestError:
+    def handle(self, namespace: Namespace) -> VariableForm | RequestError:
         if (missing := missing_from(namespace, [self.name])) is not None:
             return missing
         value, torch = namespace.values[self.name], sys.modules.get("torch")
@@ -177,7 +177,7 @@ class TensorRequest(VariableRequest):
             return RequestError(f"{self.name} is a {type(value).__name__}, not a tensor")
         if value.layout is not torch.strided:
             return RequestError(f"{self.name} has the layout {value.layout}, and tensors of a mesh must be dense")
-        return TensorForm.of(value)
+        return VariableForm.of(value)
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,10 @@ def variable_here(mesh: str, name: str) -> Any:
     return names[name]
 
 
-def tensor_here(mesh: str, name: str, form: TensorForm) -> Any:
+def tensor_here(mesh: str, name: str, form: VariableForm) -> Any:
     """Return a rank's own tensor, on a thread of the tensor engine. ValueError: it has changed its shape since."""
     tensor = variable_here(mesh, name)
-    if (found := TensorForm.of(tensor)) != form:
+    if (found := VariableForm.of(tensor)) != form:
         raise ValueError(f"{name} was {form} when the notebook asked, and is {found} now")
     return tensor
 

@@ -1,14 +1,16 @@
-"""The methods of process and actor meshes that begin with tensors. The engine (`runtime.tensor`) is on a higher layer.
+"""The methods of process and actor meshes that begin with tensors.
 
-Its modules import torch, which programs without tensors never load.
+The engine (`runtime.tensor`) is on a higher layer, and its modules import torch, which programs without tensors never
+load. So `meshbook` passes `import_engine` to this module.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshbook.runtime.actor.endpoint import Endpoint
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Imports a module of `runtime.tensor` by its name there: set by `meshbook`, before anything can call it.
+import_engine: Callable[[str], Any] = importlib.import_module
 
 
 def heal_mesh(mesh: Any) -> Future[list[int]]:
@@ -47,14 +52,11 @@ class TensorEndpoint(Endpoint[P, R]):
         no `propagate`. What the endpoint raises is raised where a result is fetched.
         """
         self._method.check(args, kwargs)
-        if "torch" in sys.modules:  # without it no mesh can be active
-            from meshbook.runtime.tensor.device_mesh import active_place
-            from meshbook.runtime.tensor.references import call_by_reference
-
-            if active_place() is not None:
-                actors: Any = self._mesh
-                name, propagate = self._method.name, self._method.options.propagate
-                return call_by_reference(actors, name, propagate, args, kwargs)  # type: ignore[no-any-return]
+        # Without torch no mesh can be active.
+        if "torch" in sys.modules and import_engine("device_mesh").active_place() is not None:
+            name, propagate = self._method.name, self._method.options.propagate
+            result: R = import_engine("references").call_by_reference(self._mesh, name, propagate, args, kwargs)
+            return result
         return super().rref(*args, **kwargs)
 
 
@@ -71,12 +73,10 @@ class TensorMesh:
         """
         found: DeviceMesh | None = self.__dict__.get("_device_mesh")
         if found is None or found.engine.trouble is not None:
-            from meshbook.runtime.tensor.device_mesh import device_mesh_of
-
             if found is not None:
                 found.exit()
-            made: Any = self
-            found = self.__dict__["_device_mesh"] = device_mesh_of(made)
+            found = self.__dict__["_device_mesh"] = import_engine("device_mesh").device_mesh_of(self)
+        assert found is not None
         return found
 
     def as_device_mesh(
@@ -90,10 +90,8 @@ class TensorMesh:
 
         Raises ValueError for a shape that does not fit.
         """
-        from meshbook.runtime.tensor.sharded_mesh import Mesh
-
-        made: Any = self
-        return Mesh.over(made, dims, shape, device)
+        mesh: Mesh = import_engine("sharded_mesh").Mesh.over(self, dims, shape, device)
+        return mesh
 
     def note_tensor_engine(self, engine: Engine) -> None:
         """Record a tensor engine of these processes."""

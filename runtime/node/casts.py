@@ -28,7 +28,7 @@ import msgspec
 
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.node.call_table import CallTable, Target
-from meshbook.runtime.node.ordering import Inbound, Stream
+from meshbook.runtime.node.ordering import Inbound, SendOrder
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.transport import PeerGone
@@ -142,7 +142,7 @@ class CastSender:
         targets: Sequence[Target],
         calls: Sequence[int],
         first: int,
-        receivers: Sequence[tuple[Address, Sequence[tuple[int, Stream]]]],
+        receivers: Sequence[tuple[Address, Sequence[tuple[int, SendOrder]]]],
         fail: Fail,
     ) -> None:
         self._count += 1

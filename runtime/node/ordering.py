@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Item = Callable[[], object]  # handles a message
 
 
-class Stream:
+class SendOrder:
     """The sending side for one peer. The I/O thread sends casts, and the direct messages behind them.
 
     Its counters have no lock: there is no call between a check and the change after it (see `flow_control`).

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.errors import ExitReport, ProcessDied, SupervisionError
-from meshbook.runtime.node.ordering import Stream
+from meshbook.runtime.node.ordering import SendOrder
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.transport import PeerGone, RunEnded, Transport
 from meshbook.runtime.wire.frames import Buffer, pack
@@ -37,7 +37,7 @@ class Routes:
         # Requests the state of a node: no Down arrives for a node that ended before this one began.
         self.request_report: Callable[[str], None] = lambda node: None
         self.messages = self.bytes = 0  # sent to other nodes
-        self.streams: dict[str, Stream] = {}  # of the peers that casts or gathered replies were sent to
+        self.streams: dict[str, SendOrder] = {}  # of the peers that casts or gathered replies were sent to
         self._closed = ""
 
     def close(self, why: str = "this process's runtime was shut down; restart it to call actors again") -> None:
@@ -192,11 +192,11 @@ class Routes:
 
     # -- beside casts: see `ordering` --------------------------------------------------
 
-    def stream_to(self, node: str) -> Stream:
+    def stream_to(self, node: str) -> SendOrder:
         """Return the stream to a peer, which begins with its first cast or gathered reply."""
-        return self.streams.get(node) or self.streams.setdefault(node, Stream())
+        return self.streams.get(node) or self.streams.setdefault(node, SendOrder())
 
-    def expect_casts(self, nodes: Sequence[str]) -> list[Stream]:
+    def expect_casts(self, nodes: Sequence[str]) -> list[SendOrder]:
         """Send later messages to these nodes after casts that the caller passes to the I/O thread now."""
         find = self.streams.get
         streams = [find(node) or self.stream_to(node) for node in nodes]
@@ -205,13 +205,13 @@ class Routes:
         self._ready.difference_update(nodes)  # only now: see `_mark_ready`
         return streams
 
-    def give_up_casts(self, to: Address, stream: Stream) -> None:
+    def give_up_casts(self, to: Address, stream: SendOrder) -> None:
         """Make a node wait no longer for the casts so far, some of which are lost."""
         with contextlib.suppress(PeerGone):
             self._transport.send(to, pack(Fence(self.own.node, stream.casts, is_lost=True), (), CONTROL_BYTES))
             stream.fenced = stream.casts
 
-    def mark(self, to: Address, stream: Stream) -> int:
+    def mark(self, to: Address, stream: SendOrder) -> int:
         """Return the number of a mark that follows all direct messages so far; send it unless it was sent."""
         if (direct := stream.direct) > stream.marked:
             number = next(stream.numbers)
@@ -219,7 +219,7 @@ class Routes:
             stream.set_mark(number, direct)
         return stream.mark
 
-    def _send_behind(self, to: Address, frame: Buffer, stream: Stream) -> None:
+    def _send_behind(self, to: Address, frame: Buffer, stream: SendOrder) -> None:
         """Send a frame behind the casts before it. Runs on the I/O thread, as their sending does."""
         if to.node in self.down or self.streams.get(to.node) is not stream:
             return  # its Down, also of an earlier incarnation, has failed the call

@@ -99,7 +99,7 @@ cached_remote_function = functools.partial(remote, propagate="cached")
 # -- on the controller ----------------------------------------------------------------
 
 
-class _Backward(torch.autograd.Function):
+class _RemoteBackward(torch.autograd.Function):
     """A node of the controller's graph whose backward is one command."""
 
     @staticmethod
@@ -134,7 +134,7 @@ def _call_with_backward(target: Any, parameters: Sequence[MeshTensor], propagate
         return get_active_mesh(), graph, [each for each in results if isinstance(each, MeshTensor)]
 
     if records:
-        made = iter(_Backward.apply(call, *inputs, *parameters))
+        made = iter(_RemoteBackward.apply(call, *inputs, *parameters))
     else:
         made = iter(call()[2])
     results, structure = shape

@@ -275,7 +275,7 @@ class ShardedExecutor(Executor):
         self, number: int, output: int, source: Any, plan: Any, outputs: str, restored: Sequence[int] = ()
     ) -> None:
         """Make a module, or make it again: `restored` are the ids of the parameters and buffers that it had before."""
-        from meshbook.runtime.tensor.modules.hosted import HostedModule, Run  # weight: 0.4 s for FSDP
+        from meshbook.runtime.tensor.modules.hosted import ForwardRun, HostedModule  # weight: 0.4 s for FSDP
 
         try:
             state, before = self.operators.random.state, self.values.get(output)
@@ -284,7 +284,7 @@ class ShardedExecutor(Executor):
                 return
             self.operators.random.state = state
             for each, value in self.values.items():
-                if isinstance(value, Run) and value.owner is before:
+                if isinstance(value, ForwardRun) and value.owner is before:
                     self.values[each] = Failed(0, self.rank, "", LOST_RUN, is_lost=True)
             for each, own in zip(restored, hosted.tensors(), strict=True):
                 if type(value := self.find(each)) is not Failed:

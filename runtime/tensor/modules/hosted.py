@@ -75,7 +75,7 @@ class Elsewhere:
 
 
 @dataclass
-class Run:
+class ForwardRun:
     """A forward that a backward can follow."""
 
     owner: HostedModule
@@ -173,7 +173,7 @@ class HostedModule:
 
     def forward(
         self, path: str, tree: Any, wanted: Sequence[bool], setting: Setting, key: int, known: bool, *, failed: bool
-    ) -> tuple[Any, Run | None]:
+    ) -> tuple[Any, ForwardRun | None]:
         """Run a part of the module. Return its result with the tensors as DTensors, and what a backward needs.
 
         The result comes with a list that says which tensors have a gradient. `tree` is the arguments; `wanted` says
@@ -207,7 +207,7 @@ class HostedModule:
             result = tree_unflatten(returned, result_spec), [each.requires_grad for each in found]
             if not setting.has_grad:
                 self._reshard()
-            run = Run(self, key, batch, list(zip(own, tensors, strict=True)), pairs)
+            run = ForwardRun(self, key, batch, list(zip(own, tensors, strict=True)), pairs)
         except Exception as caught:
             error = caught
         if self._agree(error, drew, drew if known else None, is_inside=is_inside)[0]:
@@ -299,7 +299,7 @@ class HostedModule:
     # -- backward ---------------------------------------------------------------------
 
     def backward(
-        self, run: Run | Failed, gradients: Sequence[DTensor | None], keep: bool, known: bool, *, failed: bool
+        self, run: ForwardRun | Failed, gradients: Sequence[DTensor | None], keep: bool, known: bool, *, failed: bool
     ) -> list[DTensor | None]:
         """Return the gradients of the inputs and then the parameters, for gradients of the outputs.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshbook.runtime.node.ordering import Inbound, Stream
+from meshbook.runtime.node.ordering import Inbound, SendOrder
 
 
 class Receiver:
@@ -103,7 +103,7 @@ def test_a_failing_message_does_not_stop_the_others(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("seed", range(40))
 def test_any_interleaving_of_the_two_paths_keeps_the_order_of_sending(seed: int) -> None:
     dice = random.Random(seed)
-    stream, direct, casts, sent = Stream(), [], [], []
+    stream, direct, casts, sent = SendOrder(), [], [], []
     receiver = Receiver()
     for name in map(str, range(30)):
         sent.append(name)
