@@ -310,14 +310,15 @@ def _start(
         pythons = _by_host("python", python if isinstance(python, Mapping) else dict.fromkeys(names, python), names)
         variables = _variables_by_host(environment or {}, names)
         _by_host("addresses", addresses or {}, names)
-    except ValueError:
+        python = {name: os.fspath(path) for name, path in pythons.items()}
+    except (TypeError, ValueError):
         launcher.close()
         raise
     return session.remote.start(
         launcher,
         names,
         addresses=addresses or {},
-        python={name: os.fspath(path) for name, path in pythons.items()},
+        python=python,
         environment=variables,
         progress=progress,
     )

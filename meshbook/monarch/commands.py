@@ -29,7 +29,8 @@ class CommandActor(Actor):
 
     @endpoint
     def run(self, command: list[str], env: dict[str, str], workdir: str | None, output_dir: str | None) -> int:
-        """Run the command and return its exit code."""
+        """Run the command and return its exit code. An empty first word is the interpreter of this host."""
+        command = [command[0] or sys.executable, *command[1:]]
         with contextlib.ExitStack() as stack:
             streams: dict[str, Any] = {}
             if output_dir is not None:
@@ -67,7 +68,7 @@ def exec_command(
     if rank is not None and point is not None:
         raise ValueError("rank and point both select a process; pass one of them")
     if words[0].endswith(".py"):
-        command = [sys.executable, *words]
+        command = ["", *words]
     else:
         command = ["sh", "-c", cmd if isinstance(cmd, str) else shlex.join(words)]
     procs = host_mesh.spawn_procs(per_host=dict(per_host or {}), name="command")

@@ -171,8 +171,8 @@ class LocalJob(JobTrait):
         return {name: hosts.local(1) for name in self._names}
 
     def _end(self) -> None:
-        for mesh in self._attached.values():
-            mesh.shutdown().get()
+        for ending in [mesh.shutdown() for mesh in self._attached.values() if not mesh.is_shut_down]:
+            ending.get()
         self._is_active = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,6 +232,8 @@ class ProcessJob(JobTrait):
             [sys.executable, *COMMAND, "serve", address],
             env=agent_environment() | self._env,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # it outlives this program: a reader of its output would wait for the loop
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         return LoopProcess(process.pid, psutil.Process(process.pid).create_time(), address)
@@ -299,8 +301,12 @@ class SlurmJob(JobTrait):
         if client_script is not None:
             script += f" &\n{shlex.quote(self._python)} {shlex.quote(client_script)}"
         nodes = sum(self._sizes.values())
-        command = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", *self._options]
+        hold = [] if client_script is None else ["--hold"]
+        command = ["sbatch", "--parsable", *hold, f"--nodes={nodes}", "--ntasks-per-node=1", *self._options]
         self._job = _run(command, script + "\n").strip().partition(";")[0]
+        if client_script is not None:
+            self.dump(CACHE)  # where its client finds the job
+            _run(["scontrol", "release", self._job])
 
     def _attach(self) -> dict[str, HostMesh]:
         addresses = self._wait_for_nodes()
@@ -326,8 +332,10 @@ class SlurmJob(JobTrait):
     def _query(self, what: str) -> str:
         try:
             return _run(["squeue", "-h", "-j", self._job, "-o", what]).strip()
-        except LaunchError:  # Slurm has forgotten the job
-            return ""
+        except LaunchError as error:
+            if "Invalid job id" not in str(error):
+                raise  # the job may be running
+            return ""  # Slurm has forgotten it
 
     def _end(self) -> None:
         if self._job:

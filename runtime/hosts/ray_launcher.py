@@ -6,6 +6,7 @@ the agent's input ends, and the agent with it. Ray takes 15 s and more to report
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -21,8 +22,15 @@ from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
 KILLED = -9
 LOOK_SECONDS = 0.1  # polling interval for a kill
 TAIL_BYTES = 65536  # of an agent's stderr that is kept
+ACTOR_SECONDS = 10.0  # for an actor to start an agent, or to pass input on
 # Set for the first process of this program that connects to Ray.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class RayConnection:
+    """The connection to Ray that launchers have made. The last one disconnects."""
+
+    users = 0
 
 
 class RayLauncher:
@@ -44,13 +52,15 @@ class RayLauncher:
         except ImportError as error:
             raise LaunchError(f"Ray is not installed here ({error}): pip install 'meshbook[ray]'") from error
         self._ray: Any = ray
-        self._connected = not ray.is_initialized()
         self._group: Any = None
-        if self._connected:
+        if is_first := not ray.is_initialized():
+            RayConnection.users = 0
             try:
                 ray.init(address=address, log_to_driver=False, namespace="meshbook")
             except ConnectionError as error:
                 raise LaunchError(f"no Ray cluster can be reached at {address!r}: {error}") from error
+        self._shares_connection = is_first or RayConnection.users > 0
+        RayConnection.users += self._shares_connection
         try:
             bundle = {"CPU": 1, **resources}
             if gpus_if_any and ray.cluster_resources().get("GPU"):
@@ -100,13 +110,15 @@ class RayLauncher:
             raise OSError(str(error)) from error
 
     def close(self) -> None:
-        """Return the nodes to Ray, and disconnect if this launcher has connected."""
+        """Return the nodes to Ray; disconnect if launchers have connected, and this is the last one."""
         group, self._group = self._group, None
         if group is not None and self._ray.is_initialized():
             self._ray.util.remove_placement_group(group)
-        if self._connected and self._ray.is_initialized():
-            self._connected = False
-            self._ray.shutdown()
+        if self._shares_connection:
+            self._shares_connection = False
+            RayConnection.users -= 1
+            if not RayConnection.users and self._ray.is_initialized():
+                self._ray.shutdown()
 
 
 class RayProcess:
@@ -116,15 +128,18 @@ class RayProcess:
         self._ray, self._actor, self._log = ray, actor, log
         os.close(os.open(log, os.O_WRONLY | os.O_CREAT, 0o600))
         self._is_killed = threading.Event()
-        self.pid: int = ray.get(actor.start.remote(list(agent)))
+        self._owner = os.getpid()
+        self.pid: int = ray.get(actor.start.remote(list(agent)), timeout=ACTOR_SECONDS)
         self._end = actor.wait.remote()
         self.stdin: Any = _Input(self._tell)
         self.stdout: Any = _Output(self._read_line)
 
     def _tell(self, method: str, *arguments: Any) -> None:
+        if os.getpid() != self._owner or self._is_over():
+            raise BrokenPipeError("this process is a fork, or the actor or the connection to Ray has ended")
         try:
-            self._ray.get(getattr(self._actor, method).remote(*arguments))
-        except self._ray.exceptions.RayError as error:
+            self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=ACTOR_SECONDS)
+        except Exception as error:  # the actor has died or does not answer, or Ray was shut down
             raise BrokenPipeError(str(error)) from error
 
     def _read_line(self) -> bytes:
@@ -133,8 +148,12 @@ class RayProcess:
             self._store_log()
         return line
 
+    def _is_over(self) -> bool:
+        """Whether the actor cannot be reached: `ray.get` would then connect to a cluster of its own."""
+        return self._is_killed.is_set() or not self._ray.is_initialized()
+
     def poll(self) -> int | None:
-        if self._is_killed.is_set():
+        if self._is_over():
             return KILLED
         try:
             ended, _ = self._ray.wait([self._end], timeout=0)
@@ -161,12 +180,15 @@ class RayProcess:
                 self._ray.kill(self._actor)
 
     def _store_log(self) -> None:
+        tail = b""
+        with contextlib.suppress(Exception):  # Ray was shut down
+            tail = self._get(self._actor.tail.remote(), b"")
         with open(self._log, "wb", opener=open_private) as log:
-            log.write(self._get(self._actor.tail.remote(), b""))
+            log.write(tail)
 
     def _get(self, reference: Any, default: Any) -> Any:
         """Return the answer of the actor, or the default if the actor has died."""
-        while not self._is_killed.is_set():
+        while not self._is_over():
             try:
                 return self._ray.get(reference, timeout=LOOK_SECONDS)
             except self._ray.exceptions.GetTimeoutError:

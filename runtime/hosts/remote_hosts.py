@@ -112,10 +112,10 @@ class RemoteHosts:
         host if one does not come up in time; then all of them are ended.
         """
         with self._starting:
-            own = {**self._addresses_of(launcher, names), **(addresses or {})}
-            keys = self._open_gateway()
             begun: list[RemoteHost] = []
             try:
+                own = {**self._addresses_of(launcher, names), **(addresses or {})}
+                keys = self._open_gateway()
                 for name in names:
                     away = RemoteAgentSpec(
                         host=name,
@@ -214,7 +214,9 @@ class RemoteHosts:
         try:
             answer = msgspec.json.decode(line, type=AgentAnswer)
         except (msgspec.DecodeError, msgspec.ValidationError):
-            raise LaunchError(self._why_not(host, "its agent did not start")) from None
+            printed = line.decode(errors="replace").strip()[:500]
+            what = "its agent did not start" + (f"; instead of its answer it printed: {printed}" if printed else "")
+            raise LaunchError(self._why_not(host, what)) from None
         if answer.address is None:
             raise LaunchError(self._why_not(host, answer.error))
         host.address = answer.address

@@ -8,10 +8,12 @@ A shell holds `salloc`. It ends `salloc` when this process closes its input or d
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -64,6 +66,9 @@ class SlurmLauncher:
     def _allocate(self, nodes: int, options: Sequence[str], log: Path) -> tuple[str, str]:
         command = ["salloc", f"--nodes={nodes}", *self._gpus, "--job-name=meshbook", *options]
         self._holder = start_process(["sh", "-c", HOLD, "sh", *command, "sh", "-c", SHOW], log)
+        assert self._holder.stdin is not None
+        # Otherwise the copy of a forked child would hold the allocation.
+        os.register_at_fork(after_in_child=functools.partial(_close_copy, weakref.ref(self._holder.stdin)))
         job, _, node_list = _output(self._holder).readline().decode().strip().partition(" ")
         if not node_list:
             self._holder.wait()
@@ -105,6 +110,12 @@ def can_request_gpus() -> bool:
     except FileNotFoundError:
         return False  # the launcher reports that Slurm is not installed
     return "gpu" in done.stdout
+
+
+def _close_copy(find_pipe: Callable[[], IO[bytes] | None]) -> None:
+    if (pipe := find_pipe()) is not None:
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -35,6 +35,7 @@ COMMAND = (
     *("-P", "-c"),
     "import sys; from meshbook.runtime.hosts import worker_loop; sys.exit(worker_loop.main(sys.argv[1:]))",
 )
+END_SECONDS = 3.0  # for an agent to end its processes; less than a job waits for its loops
 LOOK_MILLISECONDS = 1000  # between signs of a client, and between the loop's checks for them
 SILENCE_SECONDS = 15.0  # after which a client is gone
 TAIL_BYTES = 65536  # of an agent's stderr
@@ -122,7 +123,10 @@ class WorkerLoop:
                 self._serve_once()
         finally:
             for agent in self._agents.values():
-                agent.kill()
+                agent.hang_up()  # each ends its workers, and what these have started
+            end = time.monotonic() + END_SECONDS
+            for agent in self._agents.values():
+                agent.end(max(0.0, end - time.monotonic()))
             self.close()
 
     def close(self) -> None:
@@ -204,10 +208,13 @@ class _LoopAgent:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
-    def kill(self) -> None:
-        self.hang_up()
-        self.process.kill()
-        self.process.wait()
+    def end(self, seconds: float) -> None:
+        """Wait so long for the end of the agent, which has no input any more; then kill it."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def tail(self) -> bytes:
         size = os.fstat(self._errors.fileno()).st_size

@@ -352,9 +352,9 @@ class HostMesh(MeshTrait):
                 files = changed.setdefault(name or "this host", [])
                 target = cast(WorkspaceActor, _actor_on(agent, WORKSPACE, WorkspaceActor))
                 theirs = await target.digests.call_one(there)
+                files += await target.remove_others.call_one(there, list(ours))  # first: a file may become a folder
                 for batch in batches_of(here, [file for file in ours if theirs.get(file) != ours[file]]):
                     files += await target.write.call_one(there, batch)
-                files += await target.remove_others.call_one(there, list(ours))
         if auto_reload:
             every = sorted({file for files in changed.values() for file in files})
             for procs in list(self._ownership.meshes.values()):

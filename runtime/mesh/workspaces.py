@@ -8,6 +8,7 @@ only if an earlier sync has written it, so other files in the same folder stay.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -73,6 +74,9 @@ class WorkspaceActor(Actor):
         gone = sorted(known - set(names))
         for name in gone:
             (root / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder with other files stays
+                for parent in list(Path(name).parents)[:-1]:
+                    (root / parent).rmdir()
         if gone:
             _record(root, known - set(gone))
         return [str((root / name).absolute()) for name in gone]

@@ -378,9 +378,21 @@ def test_a_workspace_is_copied_and_its_modules_are_imported_again(hosts: HostMes
     (here / "recipe.py").write_text("VALUE = 23\n")
     (here / "old.py").unlink()
     changed = hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
-    assert changed["h1"] == [str(there / "recipe.py"), str(there / "old.py")]
+    assert changed["h1"] == [str(there / "old.py"), str(there / "recipe.py")]
     assert list(probe.run.call(value).get(PATIENCE).values()) == [23, 23]
     assert (there / "theirs.py").exists(), "no sync has written it"
+    (here / "data").touch()  # a file that becomes a folder, and a file again
+    hosts.sync_workspace(workspace).get(PATIENCE)
+    (here / "data").unlink()
+    (here / "data").mkdir()
+    (here / "data" / "part").touch()
+    hosts.sync_workspace(workspace).get(PATIENCE)
+    assert (there / "data" / "part").exists()
+    (here / "data" / "part").unlink()
+    (here / "data").rmdir()
+    (here / "data").touch()
+    hosts.sync_workspace(workspace).get(PATIENCE)
+    assert (there / "data").is_file()
     (here / "recipe.py").write_text("1 / 0\n")
     with pytest.raises(ActorError, match="ZeroDivisionError"):
         hosts.sync_workspace(workspace, auto_reload=True).get(PATIENCE)
@@ -396,7 +408,7 @@ def test_a_workspace_is_copied_and_its_modules_are_imported_again(hosts: HostMes
     [
         (["/no/such/program"], "host bad: cannot run its command: .*No such file"),
         (["sh", "-c", "echo the reason >&2; exit 3", "sh"], "host bad: its agent did not start; .*\n    the reason"),
-        (["sh", "-c", "echo hello"], "host bad: its agent did not start"),
+        (["sh", "-c", "echo hello"], "host bad: its agent did not start; instead of its answer it printed: hello"),
     ],
     ids=["no command", "one that ends", "another answer"],
 )
