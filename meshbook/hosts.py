@@ -310,7 +310,7 @@ def _start(
         pythons = _by_host("python", python if isinstance(python, Mapping) else dict.fromkeys(names, python), names)
         variables = _variables_by_host(environment or {}, names)
         _by_host("addresses", addresses or {}, names)
-        python = {name: os.fspath(path) for name, path in pythons.items()}
+        paths = {name: os.fspath(path) for name, path in pythons.items()}
     except (TypeError, ValueError):
         launcher.close()
         raise
@@ -318,7 +318,7 @@ def _start(
         launcher,
         names,
         addresses=addresses or {},
-        python=python,
+        python=paths,
         environment=variables,
         progress=progress,
     )

@@ -28,6 +28,7 @@ import msgspec
 
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.node.listeners import notify
 from meshbook.runtime.node.ordering import Inbound, SendOrder
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.threads import items_of
@@ -88,6 +89,8 @@ class CastSender:
 
     def takes(self, count: int, size: int) -> bool:
         """Whether a call on so many ranks, with a body of this size, may go through agents."""
+        if self._routes.is_closed:  # a direct call fails at once
+            return False
         return count >= self._least > 0 and size <= MOST_BYTES and bool(self._agents) and self._limit >= LEAST_LIMIT
 
     def add_agent(self, agent: Address) -> None:
@@ -130,11 +133,16 @@ class CastSender:
         `fail` gets the index of each target that is gone, on the I/O thread.
         """
         receivers = []
-        for agent, indices in groups.items():
-            streams = self._routes.expect_casts([targets[index].address.node for index in indices])
-            receivers.append((agent, list(zip(indices, streams, strict=True))))
-        # The I/O thread alone numbers casts. A Ctrl-C here cannot leave a gap that a receiver would wait for.
-        self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, receivers, fail))
+        counted: list[SendOrder] = []
+        try:
+            for agent, indices in groups.items():
+                streams = self._routes.expect_casts([targets[index].address.node for index in indices], counted)
+                receivers.append((agent, list(zip(indices, streams, strict=True))))
+            # The I/O thread alone numbers casts. A Ctrl-C here cannot leave a gap that a receiver would wait for.
+            self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, receivers, fail, counted))
+        except BaseException:  # a Ctrl-C, perhaps after the cast was passed on
+            self._loop.call_soon(functools.partial(_uncount, counted))
+            raise
 
     def _send(
         self,
@@ -144,7 +152,9 @@ class CastSender:
         first: int,
         receivers: Sequence[tuple[Address, Sequence[tuple[int, SendOrder]]]],
         fail: Fail,
+        counted: list[SendOrder],
     ) -> None:
+        counted.clear()  # each is done below
         self._count += 1
         routes, groups = self._routes, []
         streams, down, incarnation_of = routes.streams, routes.down, routes.incarnation_of
@@ -160,6 +170,7 @@ class CastSender:
                     if stream.direct > stream.marked:
                         routes.mark(to, stream)
                 except PeerGone as gone:
+                    stream.done += 1
                     fail(index, gone)
                     continue
                 stream.casts += 1
@@ -170,11 +181,13 @@ class CastSender:
                 groups.append(CastGroup(agent, aimed))
         template = bytes(frames.template)
         parts = _split(groups)
-        if len(parts) < len(groups):
+        if len(self._agents) > FAN_OUT:  # `_lose` gives up all casts to a host, those that no agent has relayed too
             self._note_relays(parts)
-            while self._waiting and not self._table.is_any_open(self._waiting[0][0]):
-                self._waiting.popleft()
-            self._waiting.append((calls, groups))
+            for _ in range(min(2, len(self._waiting))):  # two for each that is added, so finished ones do not pile up
+                if self._table.is_any_open((waiting := self._waiting.popleft())[0]):
+                    self._waiting.append(waiting)
+            if calls[0]:  # not a broadcast
+                self._waiting.append((calls, groups))
         for part in parts:
             place = frames.number_at, frames.rank_at
             cast = Cast(routes.own.node, routes.own, self._incarnation, self._count, part, *place)
@@ -207,12 +220,21 @@ class CastSender:
         for _, groups in self._waiting:
             for target in itertools.chain.from_iterable(each.targets for each in groups if each.agent.node in below):
                 if target.call and (found := self._table.take(target.call)) is not None:
-                    found[0].refuse(found[1], SupervisionError(f"the call to {target.node} {why}"))
-        hosts = {host for host, each in self._agents.items() if each.node in below}
+                    notify(
+                        functools.partial(found[0].refuse, found[1]),
+                        SupervisionError(f"the call to {target.node} {why}"),
+                    )
+        hosts = {host for host, each in items_of(self._agents) if each.node in below}
         for node, stream in items_of(self._routes.streams):
             to = self._routes.find(node)
             if to is not None and node not in self._routes.down and host_of(to) in hosts:
                 self._routes.give_up_casts(to, stream)
+
+
+def _uncount(counted: Sequence[SendOrder]) -> None:
+    """Count casts as sent that were not passed on."""
+    for stream in counted:
+        stream.done += 1
 
 
 def _split(groups: Sequence[CastGroup]) -> list[list[CastGroup]]:
@@ -297,18 +319,21 @@ class Relay:
         for place in complete:
             self._send_on(place, self._bundles[place])
 
-    def _send_on(self, place: tuple[Address, Address], bundle: _Bundle) -> None:
+    def _send_on(self, place: tuple[Address, Address], bundle: _Bundle, *, directly: bool = False) -> None:
         if self._bundles.get(place) is not bundle:  # sent before
             return
         del self._bundles[place]
         to, next_node = place
         with contextlib.suppress(PeerGone):  # the caller has ended, or gets the Down of the agent between
-            self._routes.send(next_node, pack(Gathered(self._routes.own.node, to, bundle.replies), (), self._limit))
+            self._routes.send(
+                to if directly else next_node,
+                pack(Gathered(self._routes.own.node, to, bundle.replies), (), self._limit),
+            )
 
     def send_all_on(self) -> None:
         """Send on all gathered replies, before the Down of a node that some of them may come from."""
         for place, bundle in list(self._bundles.items()):
-            self._send_on(place, bundle)
+            self._send_on(place, bundle, directly=True)  # as the Down goes
 
 
 class _OpenCast:
@@ -363,7 +388,7 @@ class CastReceiver:
         self._look(sender)
 
     def _receive(self, relayed: Relayed, frame: Buffer) -> None:
-        call, body = unpack(frame)
+        call, body = unpack(bytes(frame))  # a copy: inside of another frame its buffers are not aligned
         if not isinstance(call, Call) or call.sender != relayed.origin.node or isinstance(body, BodyElsewhere):
             raise RefusedMessage(f"a cast of {relayed.origin.node!r} that is not a call")
         if call.call and call.sender not in self._left:
@@ -378,10 +403,7 @@ class CastReceiver:
             reply, parts = Reply(each.node, each.call, each.status, each.rank), [each.body]
             # The marks of an adopted call have arrived at the process before.
             inbound = inbound_of(each.node)
-            if each.mark > inbound.marks and each.call >= first:
-                inbound.add_reply(each.mark, functools.partial(self.handle, reply, parts))
-            else:
-                self.handle(reply, parts)
+            inbound.add_reply(each.mark if each.call >= first else 0, functools.partial(self.handle, reply, parts))
         return None
 
     def on_mark(self, mark: Mark, body: Body) -> None:
@@ -437,8 +459,9 @@ class CastReceiver:
 
     def note_end(self, report: ExitReport) -> None:
         """Handle the replies of an ended node that have arrived."""
-        if (inbound := self._inbound.get((report.node, self._routes.incarnation_of(report.node)))) is not None:
+        if (inbound := self._inbound.pop((report.node, self._routes.incarnation_of(report.node)), None)) is not None:
             inbound.release_replies()
+        self.held.pop(report.node, None)
 
     def forget(self, node: str) -> None:
         """Start anew with a node: another incarnation is about to be registered."""

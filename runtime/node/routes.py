@@ -44,6 +44,11 @@ class Routes:
         """Make `why_gone` report from now on why this node has ended, instead of the other one."""
         self._closed = self._closed or why
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this node has ended."""
+        return bool(self._closed)
+
     # -- the book ------------------------------------------------------------------
 
     def trust(self, peer: Address) -> None:
@@ -167,7 +172,9 @@ class Routes:
 
     def send(self, to: Address, frame: Buffer) -> None:
         """Send a frame from the calling thread. Raises PeerGone if that is impossible; `why_gone` makes the error."""
-        if to.node in self._ready or self._is_for_others(to, frame):
+        if (to.node in self._ready and not (self.streams and self._is_behind(to.node))) or self._is_for_others(
+            to, frame
+        ):
             self._transport.send(to, frame)
             size = len(frame)
             # Without a call between the read and the write, no other thread interferes.
@@ -178,13 +185,19 @@ class Routes:
 
     def send_soon(self, to: Address, frame: Buffer) -> None:
         """Send a frame like `send`, but on the I/O thread, which sends many frames at once."""
-        if to.node in self._ready or self._is_for_others(to, frame):
+        if (to.node in self._ready and not (self.streams and self._is_behind(to.node))) or self._is_for_others(
+            to, frame
+        ):
             self._transport.send_soon(to, frame)
             size = len(frame)
             self.messages += 1
             self.bytes += size
             if self.streams:
                 self._note_direct(to.node)
+
+    def _is_behind(self, node: str) -> bool:
+        """Whether messages for a node are on their way to the I/O thread: `_mark_ready` adds it before it checks."""
+        return (stream := self.streams.get(node)) is not None and stream.is_behind
 
     def _note_direct(self, node: str) -> None:
         if (stream := self.streams.get(node)) is not None:
@@ -196,12 +209,16 @@ class Routes:
         """Return the stream to a peer, which begins with its first cast or gathered reply."""
         return self.streams.get(node) or self.streams.setdefault(node, SendOrder())
 
-    def expect_casts(self, nodes: Sequence[str]) -> list[SendOrder]:
-        """Send later messages to these nodes after casts that the caller passes to the I/O thread now."""
+    def expect_casts(self, nodes: Sequence[str], counted: list[SendOrder]) -> list[SendOrder]:
+        """Send later messages to these nodes after casts that the caller passes to the I/O thread now.
+
+        Adds each stream to `counted` once it expects the cast.
+        """
         find = self.streams.get
         streams = [find(node) or self.stream_to(node) for node in nodes]
         for stream in streams:
             stream.queued += 1
+            counted.append(stream)
         self._ready.difference_update(nodes)  # only now: see `_mark_ready`
         return streams
 
@@ -257,6 +274,8 @@ class Routes:
         if node != self.own.node:
             if self._mark_ready(node) or (stream := self.streams.get(node)) is None:
                 return True
+            if self._closed:
+                raise PeerGone
             stream.queued += 1
             self._ready.discard(node)
             self._transport.loop.call_soon(functools.partial(self._send_behind, to, frame, stream))

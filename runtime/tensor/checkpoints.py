@@ -163,6 +163,14 @@ def _name_tensors_as(saved: Any, value: Any, tensors: dict[str, MeshTensor]) -> 
         if saved.shape != shape:
             raise CheckpointError(f"{saved.name} has the shape {saved.shape} in the checkpoint, not {shape}")
         tensors[saved.name] = value.detach()
+    elif isinstance(value, torch.Tensor):
+        if isinstance(value, MeshTensor) or not isinstance(saved, torch.Tensor) or saved.shape != value.shape:
+            raise CheckpointError(
+                f"a tensor of shape {list(value.shape)} {'on a mesh' if isinstance(value, MeshTensor) else ''} cannot "
+                f"be loaded from {saved if isinstance(saved, SavedTensor) else type(saved).__name__}"
+            )
+        with torch.no_grad():
+            value.copy_(saved)
     elif isinstance(saved, Mapping):
         if missing := [key for key in value if key not in saved]:
             raise CheckpointError(f"the checkpoint lacks {', '.join(map(str, missing))}")

@@ -110,6 +110,15 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         if not isinstance(value, MeshValue) or value._place is not self._place:
             raise TypeError(f"x.data = y needs a tensor of the same mesh and stream, not {value!r}")
+        if self.__dict__.get("_is_hosted"):  # a module on the ranks has this memory
+            if (value.shape, value.dtype) != (self.shape, self.dtype):
+                raise TypeError(
+                    "x.data = y needs the same shape and dtype if x is of a module on a mesh, not "
+                    f"{list(value.shape)} {value.dtype} for {list(self.shape)} {self.dtype}"
+                )
+            with torch.no_grad():
+                self.detach().copy_(value.detach())
+            return
         _set_data(self, value)
         self._ref, self._meta, self._constant = value._ref, value._meta, value._constant
 

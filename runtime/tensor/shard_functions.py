@@ -67,7 +67,17 @@ def _choose_placements(
     """Return the placements of a result. Raises ValueError if they have to be given."""
     ndim = len(results[0].meta.shape)
     if sharding_spec is not None:
-        return placements_of(sharding_spec, ndim, layout.dims)
+        placements = placements_of(sharding_spec, ndim, layout.dims)
+        parts: dict[tuple[int, ...], ShardResult] = {}
+        for rank, result in enumerate(results):
+            pairs = zip(coordinates_of(rank, layout.shape), placements, strict=True)
+            part = tuple(0 if placement.is_replicate() else index for index, placement in pairs)
+            if parts.setdefault(part, result).checksum != result.checksum:
+                raise ValueError(
+                    f"a result of {name} is not the same on the ranks on which {sharding_spec} replicates it; the "
+                    "placement Partial() says that ranks return parts of a sum"
+                )
+        return placements
     if (given := reports[0].placements) is not None:
         if any(result.meta.shape != report.shape for result, report in zip(results, reports, strict=True)):
             shapes = f"{list(results[0].meta.shape)}, where the argument has {list(reports[0].shape)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,6 +64,8 @@ class ShardedExecutor(Executor):
 
     def _join_mesh(self, number: int, device: str) -> None:
         """Make the device mesh over the default process group; waits for the other ranks."""
+        if device == "cuda":  # the current device is one of each thread
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
         ranks = torch.arange(dist.get_world_size()).view(self._layout.shape)
         mesh = DeviceMesh(device, ranks, mesh_dim_names=self._layout.dims)
         self._has_left = False
@@ -149,7 +152,7 @@ class ShardedExecutor(Executor):
                     self.values[each] = self._rebuild(move.spread, memory[key])
         for work in sent:
             work.wait()
-        if plan.new:
+        if plan.new or plan.moves:
             self._separate()
 
     def _rebuild(self, spread: Spread, memory: torch.Tensor) -> DTensor:
@@ -178,7 +181,8 @@ class ShardedExecutor(Executor):
     # -- values -----------------------------------------------------------------------
 
     def _constant(self, number: int, output: int, tensor: torch.Tensor, meta: Meta) -> None:
-        super()._constant(number, output, tensor, meta)
+        device = torch.device(self.operators.mesh.device_type)  # that of the controller has a number
+        super()._constant(number, output, tensor, Meta.make(meta.shape, meta.stride, meta.dtype, meta.offset, device))
         if type(value := self.values[output]) is not Failed:
             self.values[output] = placing.wrap(value, self.operators.mesh)
 
@@ -211,9 +215,8 @@ class ShardedExecutor(Executor):
         """Store a gradient with the placements of its tensor, which may be the gradient itself."""
         try:
             like = [Replicate() if isinstance(each, Partial) else each for each in self.values[tensor].placements]
-            value = self.values[gradient]
-            aligned = value if tuple(like) == value.placements else self.operators.redistribute(value, like)
-            self.values[output] = aligned
+            # A copy: autograd may give several leaves the same gradient, and takes the result as not shared.
+            self.values[output] = self.operators.redistribute(self.values[gradient], like)
         except Exception as error:
             self._fail(number, error, (gradient, tensor), (output,))
 
@@ -272,9 +275,19 @@ class ShardedExecutor(Executor):
     # -- modules ----------------------------------------------------------------------
 
     def _make_module(
-        self, number: int, output: int, source: Any, plan: Any, outputs: str, restored: Sequence[int] = ()
+        self,
+        number: int,
+        output: int,
+        source: Any,
+        plan: Any,
+        outputs: str,
+        restored: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a module, or make it again: `restored` are the ids of the parameters and buffers that it had before."""
+        """Make a module, or make it again.
+
+        `restored` are the ids of the parameters and buffers that it had before, and `dtype` what it was converted to.
+        """
         from meshbook.runtime.tensor.modules.hosted import ForwardRun, HostedModule  # weight: 0.4 s for FSDP
 
         try:
@@ -282,7 +295,10 @@ class ShardedExecutor(Executor):
             hosted = self.values[output] = HostedModule(source, plan, outputs, self.operators)
             if not restored:
                 return
+            hosted.value_ids = restored
             self.operators.random.state = state
+            if dtype is not None:
+                hosted.convert(dtype)
             for each, value in self.values.items():
                 if isinstance(value, ForwardRun) and value.owner is before:
                     self.values[each] = Failed(0, self.rank, "", LOST_RUN, is_lost=True)
@@ -304,11 +320,15 @@ class ShardedExecutor(Executor):
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         made = [*([outputs] if isinstance(outputs, int) else outputs), *([kept] if kept else [])]
         try:
-            method = getattr(self.find(target), name)
+            module = self.find(target)
+            method = getattr(module, name)
             args, kwargs = tree_map_only(ValueRef, lambda ref: self.find(ref.id), tree)
             if name in ("forward", "backward"):
+                ids += module.value_ids
                 kwargs["failed"] = self.find_failed(ids) is not None
             result = method(*args, **kwargs)
+            if name == "tensors" and not isinstance(outputs, int):
+                module.value_ids = outputs
             if kept:
                 result, self.values[kept] = result
             if isinstance(outputs, int):

@@ -128,7 +128,9 @@ class Mesh(DeviceMesh):
         with LOCALLY():
             engine.wait()
             stocks = [stock for _, stock in _wait(actors.take_stock.call())]
-            self._recover(plan_recovery(stocks, self.shape))
+            # One random state for all: the ranks may have stopped at different operations.
+            definitions = _wait(self._rank(0).definitions.call_one())
+            self._recover(dataclasses.replace(plan_recovery(stocks, self.shape), definitions=definitions))
 
     def _recover(self, plan: Recovery) -> set[Callable[[], None]]:
         """Carry the plan out; return what loads modules whose parameters are lost from their checkpoints."""

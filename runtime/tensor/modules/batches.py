@@ -86,8 +86,8 @@ class BatchParts:
             value = value * (batch.own_rows / batch.rows)
             for dim in batch.dims:
                 dist.all_reduce(value, group=self._mesh.get_group(dim))
-        if layout.batch_dim is None:
-            return placing.wrap(value, self._mesh)
+        if layout.batch_dim is None:  # without gaps, as the parts of a sharded batch are
+            return placing.wrap(placing.with_order_of(value, value.stride()), self._mesh)
         shape = [*value.shape]
         shape[layout.batch_dim] = batch.rows
         stride = placing.dense_stride(shape, value.stride())

@@ -93,6 +93,7 @@ class HostedModule:
         self._mesh: DeviceMesh = operators.mesh
         self._plan = plan
         self._rule = outputs
+        self.value_ids: Sequence[int] = ()  # of the parameters and buffers, in the table of values
         self._batches = BatchParts(operators.mesh, plan)
         self._layouts: dict[Any, list[OutputLayout]] = {}
         self._described: dict[int, list[Any]] = {}  # what forward returns, by key
@@ -191,6 +192,8 @@ class HostedModule:
             given = iter(own)
             args, kwargs = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
             is_inside = self._communicates(batch)
+            if path and isinstance(self._module, FSDPModule):
+                self._module._get_fsdp_state()._lazy_init()  # otherwise FSDP would take this part for the root
             with self._running(batch, setting, drew):
                 returned, result_spec = tree_flatten(self._parts[path](*args, **kwargs))
             is_inside = False
@@ -393,13 +396,16 @@ class HostedModule:
         """Return which flags are set on any rank. Raises `error`, or PeerFailed if another rank has one.
 
         So a rank that has failed does not leave the others waiting in a later collective. On GPUs this would wait for
-        all that is queued there, so it is left out once the flags are known. If this rank has failed where others may
-        be in a collective of the module's own, `is_inside`, it raises without them: only then `fails_alike` is false.
+        all that is queued there, so it is left out once the flags are known. If this rank has failed then, or where
+        others may be in a collective of the module's own, `is_inside`, it raises without them: only in these cases
+        `fails_alike` is false.
         """
         self.fails_alike = False
         if error is not None and is_inside:
             raise error
         if expected is not None and self._mesh.device_type != "cpu":
+            if error is not None:
+                raise error  # the others do not know of it
             flags = expected
         else:
             votes = torch.tensor([error is not None, *flags], dtype=torch.uint8, device=self._mesh.device_type)

@@ -92,6 +92,7 @@ class _HostedElsewhere:
         self._is_cached = is_cached
         self._ref = place.lane.new_ref(place.engine.new_ids(1))
         self._source: tuple[Any, ...] = ()  # what the ranks make it of
+        self._dtype: torch.dtype | None = None  # what it was converted to since
         self.reload: Callable[[], None] | None = None  # reads the last checkpoint
         self._keys: dict[Any, int] = {}
         self._numbers = itertools.count()
@@ -117,11 +118,13 @@ class _HostedElsewhere:
         FSDP and tensor parallelism keep the process groups that they began with.
         """
         parallel: ModulePlan = self._source[1]
-        if self.root is None or not (plan.new or parallel.fsdp or parallel.tensor_parallel):
+        if self.root is None:
             return False
         ids = self.root.ids()
+        if not (plan.new or parallel.fsdp or parallel.tensor_parallel or any(each in plan.moves for each in ids)):
+            return False
         self._sent = None, None
-        self.place.engine.issue(self.place.lane, ("module", self._ref.id, *self._source, ids), None, 0)
+        self.place.engine.issue(self.place.lane, ("module", self._ref.id, *self._source, ids, self._dtype), None, 0)
         return any(each in plan.failed for each in ids)
 
     def outline(self) -> tuple[Outline, list[MeshTensor]]:
@@ -136,6 +139,7 @@ class _HostedElsewhere:
     def convert(self, dtype: torch.dtype) -> None:
         number, _ = self._call("convert", ((dtype,), {}))
         self._describe("the conversion of a module", number)
+        self._dtype = dtype
         self._forget()
 
     def _forget(self) -> None:
@@ -292,7 +296,10 @@ class _ForwardCall:
             )
         keep = bool(torch._C._autograd._get_current_graph_task_keep_graph())
         self._is_over = not keep
-        return self._remote.issue_backward(self, gradients, keep)
+        found = self._remote.issue_backward(self, gradients, keep)
+        if not keep:
+            self.ref = None  # the ranks drop what they have kept, also while the program keeps the loss
+        return found
 
 
 class _Forward(torch.autograd.Function):
@@ -360,11 +367,11 @@ class ModulePart(nn.Module):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if (
-            isinstance(value, (nn.Module, nn.Parameter))
-            and "_remote" in self.__dict__
-            and self._remote.root is not None
-        ):
+        is_hosted = isinstance(value, (nn.Module, nn.Parameter)) or name in {
+            *self.__dict__.get("_parameters", ()),
+            *self.__dict__.get("_buffers", ()),
+        }
+        if is_hosted and "_remote" in self.__dict__ and self._remote.root is not None:
             raise RuntimeError(f"{name} cannot be replaced on the ranks: change the module, then call module_to_mesh()")
         super().__setattr__(name, value)
 
@@ -420,6 +427,8 @@ class MeshModule(ModulePart):
         self._tensors = [*parameters, *tensors[count:]]
         self.unique_parameters = parameters
         self.unique_parts = list(parts.values())
+        for each in self._tensors:
+            each.__dict__["_is_hosted"] = True
         remote.root = self
 
     @property
@@ -439,7 +448,9 @@ class MeshModule(ModulePart):
         """Take the parameters and buffers of the ranks anew, after a conversion."""
         _, tensors = self._remote.outline()
         for old, new in zip(self._tensors, tensors, strict=True):
+            old.__dict__["_is_hosted"] = False
             old.data = new
+            old.__dict__["_is_hosted"] = True
 
     def extra_repr(self) -> str:
         shown = f"mesh={dict(self.mesh.extent)}, plan={self._plan!r}"
