@@ -41,9 +41,10 @@ class Program:
 
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        if line := self.process.stdout.readline():
-            found: dict[str, Any] = json.loads(line)
-            return found
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):  # Ray writes its messages there too
+                found: dict[str, Any] = json.loads(line)
+                return found
         assert self.process.stderr is not None
         raise AssertionError(self.process.stderr.read())
 

@@ -108,5 +108,5 @@ class Odd:
 def test_the_names_of_an_ending_process_are_released_though_a_thread_makes_one_more() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "number": 1}
     namespace["odd"] = Odd(namespace)
-    worker_exit._clear(namespace)
-    assert namespace == {}
+    worker_exit._drop_objects(namespace)
+    assert namespace == {"__name__": "__main__", "late": 1}

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.mesh.tensors import heal_mesh
@@ -73,6 +73,14 @@ def test_a_sharding_spec_says_which_parts_were_returned(mesh):
 
 
 @process
+def test_replicated_results_must_be_equal(mesh):
+    x = distribute(torch.arange(8.0), mesh, ["data"])
+    with pytest.raises(ValueError, match="not the same on the ranks"):
+        mesh.execute(lambda shard: shard.sum(), x, sharding_spec=[])
+    parts = mesh.execute(lambda shard: shard.sum(), x, sharding_spec=[Partial(), Replicate()])
+    assert parts.item() == 28
+
+
 def test_a_function_that_fails_names_its_call(mesh):
     x = distribute(torch.ones(4), mesh)
     with pytest.raises(RemoteException) as caught:

@@ -245,6 +245,19 @@ def test_gradients_end_at_the_placements_of_their_parameters(mesh):
         torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
+def test_leaves_with_equal_gradients_do_not_share_them(mesh):
+    def train(a, b):
+        for _ in range(2):
+            ((a + b) ** 2).sum().backward()
+            nn.utils.clip_grad_norm_([a, b], 1.0)
+        return a.grad, b.grad
+
+    first, second = torch.randn(4, 2), torch.randn(4, 2)
+    found = train(*(distribute(each, mesh, ["data", None]).requires_grad_() for each in (first, second)))
+    for actual, expected in zip(found, train(first.requires_grad_(), second.requires_grad_()), strict=True):
+        torch.testing.assert_close(actual.full_tensor(), expected)
+
+
 def test_gradients_pass_through_moves(mesh):
     x = distribute(torch.arange(6.0, requires_grad=True), mesh, ["data"])
     whole = (x.redistribute(["model"]) * 2).full_tensor()

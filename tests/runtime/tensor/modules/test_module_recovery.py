@@ -72,6 +72,9 @@ def test_modules_survive_a_failure_on_one_rank_and_the_death_of_another(mortal, 
     split = module_to_mesh(Unlucky(local), mortal, plan)  # each rank has parts of its own
     replicated = module_to_mesh(local, mortal)
     optimizer, step = make_step(split, *sharded)
+    unsaved = module_to_mesh(local, mortal, {"data": "fsdp"})
+    lost = module_to_mesh(Unlucky(local), mortal, plan)
+    converted = module_to_mesh(local, mortal).to(torch.bfloat16)
     _, step_replicated = make_step(replicated, *sharded)
     _, step_local = make_step(local, x, y)
     losses = [step_local() for _ in range(3)]
@@ -89,6 +92,11 @@ def test_modules_survive_a_failure_on_one_rank_and_the_death_of_another(mortal, 
     heal_mesh(mortal).get(PATIENCE)
     assert step_replicated() == pytest.approx(losses[2], rel=1e-6)
     assert [step(), step()] == pytest.approx(losses[1:], rel=1e-6)  # from the checkpoint on
+    assert converted(sharded[0].to(torch.bfloat16)).dtype == torch.bfloat16
+    assert converted(sharded[0].to(torch.bfloat16)).detach().full_tensor().isfinite().all()
+    assert unsaved(sharded[0]).detach().full_tensor().isfinite().all()  # ranks along "model" have the same shards
+    with pytest.raises(DeviceMeshError, match="lost"):
+        lost(sharded[0]).detach().full_tensor()
     loss.backward()
     with pytest.raises(DeviceMeshError, match="lost"):
         replicated[0].weight.grad.full_tensor()

@@ -261,6 +261,39 @@ def test_results_that_change_are_refused_or_asked_for(mesh):
     assert [model(x)[1] for _ in range(3)] == [1, 2, 3]
 
 
+def test_assignments_reach_the_ranks_or_are_refused(mesh):
+    local = conv_net()
+    model = module_to_mesh(local, mesh)
+    local[0].weight.data = local[0].weight.data * 2
+    model[0].weight.data = model[0].weight.data * 2
+    x = torch.randn(4, 1, 8, 8)
+    same(model.eval()(x).detach(), local.eval()(x).detach())
+    with pytest.raises(TypeError, match="the same shape and dtype"):
+        model[0].weight.data = model[0].weight.data.double()
+    with pytest.raises(RuntimeError, match="running_mean cannot be replaced"):
+        model[1].running_mean = model[1].running_var
+
+
+def test_a_part_is_called_before_the_whole_module(mesh):
+    local = mlp()
+    model = module_to_mesh(local, mesh, {"data": ("fsdp", ["0", "2"])})
+    x = torch.randn(4, 6)
+    same(model[0](x).detach(), local[0](x).detach())
+    same(model(x).detach(), local(x).detach())
+
+
+class Last(nn.Module):
+    def forward(self, x):
+        return x[:, -1]
+
+
+def test_a_slice_of_the_output_with_changing_placements(mesh):
+    model = module_to_mesh(nn.Sequential(nn.Linear(3, 3), Last()), mesh)
+    x = torch.randn(4, 2, 3)
+    expected = model(x).detach().full_tensor()
+    same(model(distribute(x, mesh, ["data", None, None])).detach(), expected)
+
+
 @pytest.mark.parametrize(
     ("plan", "error", "text"),
     [

@@ -89,6 +89,17 @@ def test_training_goes_on_from_a_checkpoint_on_a_mesh_of_another_shape(mesh, tmp
     local.load_state_dict({name: each.full_tensor() for name, each in model.state_dict().items()})
 
 
+def test_a_checkpoint_of_a_module_on_a_mesh_and_one_of_this_process(mesh, tmp_path):
+    model, helper = module_to_mesh(MODELS["mlp"][0](), mesh), nn.Linear(2, 2)
+    saved = helper.weight.detach().clone()
+    save_checkpoint(tmp_path, model=model, helper=helper)
+    nn.init.zeros_(helper.weight)
+    load_checkpoint(tmp_path, model=model, helper=helper)
+    assert torch.equal(helper.weight, saved)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(tmp_path, model=model, helper=nn.Linear(2, 3))
+
+
 def test_checkpoints_that_do_not_fit(mesh, tmp_path):
     model = module_to_mesh(MODELS["mlp"][0](), mesh)
     with pytest.raises(RemoteException, match="no checkpoint in"):
