@@ -44,7 +44,7 @@ from meshbook.magics.results.error_groups import (
 )
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 if TYPE_CHECKING:  # An error only holds results and does not use them.
     from meshbook.magics.results.result import MeshResult

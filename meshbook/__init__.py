@@ -124,7 +124,7 @@ _TENSORS = {
     "MeshTensor": "tensor",
     "RemoteException": "failures",
     "Simulator": "simulator",
-    "Stream": "streams",
+    "Stream": "device_mesh",
     "call_on_shard_and_fetch": "remote",
     "distribute": "distributing",
     "fetch_shard": "fetching",

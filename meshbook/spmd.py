@@ -25,8 +25,8 @@ from meshbook import hosts
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import MeshTrait
-from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.session import Session, close_session, replace_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.hosts import HostMesh

@@ -1,15 +1,19 @@
-"""Tools for threads: those that must not block, one-shot events, queues and tasks with time limits, dict snapshots."""
+"""Tools for threads: those that must not block, one-shot events, queues and tasks with time limits, dict snapshots;
+and calls of listeners, in which an exception does not affect the others.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, ItemsView, Sized
+from collections.abc import Callable, ItemsView, Iterable, Sized
 from typing import Generic, TypeVar
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SIGNAL_CHECK_SECONDS = 1.0  # after this time the main thread interrupts a wait to notice a Ctrl-C; later less often
 LONGEST_SIGNAL_CHECK_SECONDS = 8.0
@@ -166,3 +170,17 @@ class _BackgroundTask(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def notify_all(listeners: Iterable[Callable[[T], object]], event: T) -> None:
+    """Call each listener with the event, as `notify` does."""
+    for listener in list(listeners):  # a copy, since a listener may remove itself
+        notify(listener, event)
+
+
+def notify(listener: Callable[[T], object], event: T) -> None:
+    """Call a listener with the event, and log an exception so that the caller can continue."""
+    try:
+        listener(event)
+    except Exception:
+        logger.exception("a listener raised for %s", event)

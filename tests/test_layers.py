@@ -48,7 +48,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.resources": 1,
     "meshbook.runtime.actor": 1,
     "meshbook.runtime.traces": 0,
-    "meshbook.runtime.amounts": 0,
+    "meshbook.runtime.formats": 0,
     "meshbook.runtime.monarch_texts": 0,
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
@@ -68,15 +68,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "authors of actors use points and value meshes, which have a shape"
     ),
-}
-
-
-# (module, imported module): the reason why a function imports it although the modules form a cycle.
-CYCLES: dict[tuple[str, str], str] = {
-    (
-        "meshbook.runtime.tensor.streams",
-        "meshbook.runtime.tensor.device_mesh",
-    ): "`stream.activate()` activates it on the active mesh, whose tensors have a stream",
 }
 
 
@@ -220,17 +211,8 @@ def test_every_exception_is_in_use() -> None:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = module_graph()
-    for module, imported in CYCLES:
-        graph[module].discard(imported)
     found = [[f"{module} -> {sorted(graph[module] & set(group))}" for module in group] for group in cycles_of(graph)]
     assert not found, "\n" + "\n\n".join("\n".join(group) for group in found)
-
-
-def test_every_named_cycle_exists() -> None:
-    graph = module_graph()
-    assert [(module, imported) for module, imported in CYCLES if module not in reached_from(imported, graph)] == [], (
-        "remove these from CYCLES"
-    )
 
 
 @pytest.mark.parametrize(

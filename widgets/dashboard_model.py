@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.widgets.grid_metrics import KINDS, MetricScale, values_of
 from meshbook.widgets.host_sums import roll_up
 from meshbook.widgets.protocol import (

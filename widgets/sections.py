@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS
 from meshbook.runtime.threads import get_within
 from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate

@@ -9,8 +9,7 @@ import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshbook.runtime.amounts import format_bytes, format_elapsed
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
 from meshbook.widgets.host_sums import roll_up
 from meshbook.widgets.protocol import HostEntry, RankState
 from meshbook.widgets.source import CellFacts, MeshSnapshot, PausedRanks

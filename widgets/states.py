@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.runtime.telemetry.vitals import STALE_AFTER
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.source import MeshFacts, MeshSnapshot

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from meshbook.runtime.amounts import format_bytes, format_seconds
+from meshbook.runtime.formats import format_bytes, format_seconds
 from meshbook.runtime.telemetry.vitals import Metric, Vitals
 from meshbook.widgets.grid_metrics import KINDS, median, values_of
 from meshbook.widgets.protocol import Channel, RankState

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from meshbook.magics.meshes.whereabouts import RankWhereabouts, count_ranks, format_whereabouts
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 PATIENCE = 5.0  # seconds: after the last answer, and between queries
 SOON = 1.0  # seconds, if the shown line may be out of date

@@ -43,7 +43,7 @@ from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 from meshbook.runtime.node.call_table import PerRank
 
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress

@@ -14,7 +14,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.publisher import LiveDisplay, Publisher, publisher_for
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.amounts import format_elapsed
+from meshbook.runtime.formats import format_elapsed
 from meshbook.runtime.mesh.mapping import MapResult
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
 from meshbook.runtime.wire.messages import Address

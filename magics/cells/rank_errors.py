@@ -16,8 +16,8 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
+from meshbook.runtime.formats import format_ranks, name_ranks
 from meshbook.runtime.geometry import Region
-from meshbook.runtime.geometry.ranges import format_ranks, name_ranks
 
 MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 

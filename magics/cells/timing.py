@@ -15,7 +15,7 @@ from IPython.core.magics.execution import TimeitResult
 from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.syntax.argparsing import HelpRequested, HelpText, Parser, count, parse_words, split_words, variable
-from meshbook.runtime.amounts import format_seconds
+from meshbook.runtime.formats import format_seconds
 
 SHORTEST = 0.2  # seconds that one measurement takes at least, as in IPython
 Run = Callable[[], Awaitable[MeshResult]]

@@ -28,7 +28,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import HelpRequested
 from meshbook.magics.variables.requests import RankRequest
 from meshbook.runtime.cells.function_calls import Execute
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 
 @magics_class

@@ -17,7 +17,7 @@ from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, t
 from meshbook.magics.meshes.whereabouts import count_ranks
 from meshbook.magics.output.publisher import Publication
 from meshbook.magics.tracing.profiler import ProfileTarget, make_profile_run, profile_for, slice_of
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.widgets.protocol import ACTIONS, Action

@@ -20,7 +20,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.cell_options import cell_parser
 from meshbook.magics.verbs.verb_table import VERBS, overview
 from meshbook.runtime.cells.object_info import Inspected, inspect_name
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 
 MOST_RANKS = 64  # that are compared
 _MAGIC = re.compile(r"(?:\A|\n)\s*(%%?)mesh\Z")

@@ -28,7 +28,7 @@ from meshbook.magics.meshes.whereabouts import (
 )
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshbook import hosts
 from meshbook.magics.errors import MeshError
 from meshbook.runtime.errors import LaunchError, MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.hosts.remote_hosts import Progress
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.hosts import HostMesh

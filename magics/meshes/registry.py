@@ -18,8 +18,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
 from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures

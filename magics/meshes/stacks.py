@@ -18,7 +18,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, ask_ranks, frame_of, look_at
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MAIN, ThreadStack
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread
 from meshbook.runtime.traces import is_ours
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.meshes.mesh_hosts import format_hosts
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.runtime.amounts import format_bytes, format_elapsed
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
 
 MOST_EVENTS = 5

@@ -19,7 +19,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.outcome import Frame, format_place
 from meshbook.runtime.cells.thread_stacks import MainThreadState
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread, ask_observers
 from meshbook.runtime.traces import is_ours
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshbook.magics.output.grouping import Block, OutputGroup, split_lines
 from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 
 MOST_OPEN = 4  # shown at once; the others are collapsed
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from meshbook.magics.output.ansi import strip_colours
 from meshbook.magics.output.progress_bars import MergedBar, merge_bars, parse_bar
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 
 GroupMode = Literal["auto", "same", "rank", "order", "none"]
 StreamName = Literal["stdout", "stderr"]

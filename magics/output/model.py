@@ -23,8 +23,7 @@ from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, 
 from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
 from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import cost_of, fit_details, fit_streams
-from meshbook.runtime.amounts import format_elapsed
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_elapsed, format_label
 
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 

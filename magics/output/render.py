@@ -12,7 +12,7 @@ from typing import Literal
 
 from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.grouping import OutputGroup, StreamName
-from meshbook.runtime.amounts import format_elapsed
+from meshbook.runtime.formats import format_elapsed
 
 _PRE_STYLE = (
     "margin:0;padding:0;background:none;white-space:pre-wrap;font-family:var(--jp-code-font-family,monospace);"

@@ -9,7 +9,7 @@ from itertools import accumulate, takewhile
 
 from meshbook.magics.output.ansi import html_of
 from meshbook.magics.output.grouping import Block, OutputGroup, StreamName
-from meshbook.runtime.geometry.ranges import format_label
+from meshbook.runtime.formats import format_label
 
 # The least number of bytes that a line counts for: a page with tens of thousands of short lines is slow. 130,000 bytes
 # are 4,062 such lines.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshbook.magics.errors import NotInDebugger, UserError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptQuestion
 
 GATHER = 0.3  # seconds after a first rank has stopped, for others that reach the same place

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.telemetry.prompt_questions import PromptAnswer, PromptQuestion
 
 Sharing: TypeAlias = Literal["same", "ask", "error"]

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.outcome import CellCost
+from meshbook.runtime.formats import format_bytes, format_seconds
 
 MOST_ROWS = 64  # of the table; the slowest ranks
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshbook.runtime.cells.outcome import RankError, format_place
-from meshbook.runtime.geometry.ranges import format_label, name_ranks
+from meshbook.runtime.formats import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
 
 MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently

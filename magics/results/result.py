@@ -21,8 +21,8 @@ from meshbook.magics.output.grouping import StreamName
 from meshbook.magics.results.costs import CostTable
 from meshbook.magics.results.value_text import bundle_of, has_value, render_outcomes
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import Extent, Region
-from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.geometry.region import Index
 from meshbook.runtime.telemetry.output import DisplayChunk
 

@@ -17,7 +17,7 @@ from meshbook.magics.output.gallery import markup_of, side_by_side
 from meshbook.magics.output.grouping import Block, OutputGroup, group_texts, split_lines
 from meshbook.magics.output.render import render_text
 from meshbook.runtime.cells.outcome import CellOutcome, CellValue
-from meshbook.runtime.geometry.ranges import format_label, name_ranks
+from meshbook.runtime.formats import format_label, name_ranks
 
 MOST_VALUES = 32  # up to this many different values are all shown; of more, numbers become ranges
 MOST_TEXT = 130_000  # characters of text; further values are only counted

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from meshbook.runtime.amounts import format_seconds
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operator_profiles import OperatorProfile
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import format_seconds, name_ranks
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples
 
 MOST_ROWS = 12

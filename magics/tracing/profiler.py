@@ -21,11 +21,10 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, count_ranks
 from meshbook.magics.output.publisher import Display, Publisher, StreamText
 from meshbook.magics.tracing.profile import Profile, SampleProfile, TorchProfile, save
-from meshbook.runtime.amounts import format_bytes, format_seconds
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operator_profiles import OperatorProfile, OperatorProfiler
 from meshbook.runtime.cells.sampling import Sampler
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import format_bytes, format_seconds, name_ranks
 from meshbook.runtime.hosts.py_spy import begin_spying, end_spying
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.telemetry.samples import RATE, RankSamples, from_speedscope

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from meshbook.magics.tracing.collect import Trace, ranks_of, take_trace
 from meshbook.magics.tracing.timeline_svg import Timeline
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.telemetry.timeline_lanes import Lane, thin_out
 from meshbook.widgets.protocol import TimelineReply, TimelineSpan
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from meshbook.magics.tracing.chrome_trace import name_span
 from meshbook.magics.tracing.collect import Trace
-from meshbook.runtime.amounts import format_seconds
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import format_seconds, name_ranks
 from meshbook.runtime.telemetry.spans import SpanRecording
 from meshbook.runtime.telemetry.timeline_lanes import (
     STATES,

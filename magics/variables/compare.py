@@ -24,7 +24,7 @@ from meshbook.magics.variables.differences import (
 )
 from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.runtime.cells.digests import BLOCK, DigestRequest, FetchBlocks, NumberDigests
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 MOST_BYTES = 64 << 20  # bytes of one part in all its variants; four times that for all parts together
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.digests import DigestPart, VariableDigest
-from meshbook.runtime.geometry.ranges import format_label, name_ranks
+from meshbook.runtime.formats import format_label, name_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshbook.magics.output.grouping import group_texts
-from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.cells.inventory import Entry
-from meshbook.runtime.geometry.ranges import format_label, format_ranks, name_ranks
+from meshbook.runtime.formats import format_bytes, format_label, format_ranks, name_ranks
 
 WIDTH = 100  # characters in a line of names
 _COLUMNS = ("Variable", "Type", "Size", "Ranks", "Value")

@@ -22,7 +22,7 @@ from meshbook.runtime.cells.inventory import Entry, Inventory
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.variables import DeleteRequest, HasRequest, PullRequest, PushRequest, TooLarge
 from meshbook.runtime.errors import PickleError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 CONFIRM_ABOVE = 1 << 30  # bytes of one pull without confirmation, of all ranks together
 Ask = Callable[[str], str]

@@ -13,8 +13,8 @@ from meshbook.magics.variables.tensors import tensor_of
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, CellValue, RankError
 from meshbook.runtime.cells.variables import RequestError, ShowRequest, variable_here
 from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import MeshTrait, Region
-from meshbook.runtime.geometry.ranges import name_ranks
 
 if TYPE_CHECKING:  # circular: it creates remote variables
     from meshbook.magics.variables.mesh_handle import NotebookProcMesh

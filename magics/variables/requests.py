@@ -25,7 +25,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.variables import RequestError, VariableRequest
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 QUIET = 2.0  # seconds without an answer until a message reports what the request waits for
 _serial = itertools.count(1)

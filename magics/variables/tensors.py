@@ -16,7 +16,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.variables.operations import check_names, record_names
 from meshbook.magics.variables.requests import RankRequest, Steps
 from meshbook.runtime.cells.variables import TakeRequest, TensorRequest, VariableForm, offer_here, tensor_here
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.wire.messages import Address
 

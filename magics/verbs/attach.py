@@ -13,7 +13,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.verbs import Verb
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach
 from meshbook.runtime.hosts.detached_runs import choose, clock, detached_runs, format_runs
 from meshbook.runtime.hosts.detaching import DetachError

@@ -10,7 +10,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, count
 from meshbook.magics.verbs import Verb, add_selection
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.logsearch import MOST_LINES, LogLine, LogPage, LogQuery, find_lines
 from meshbook.runtime.telemetry.patterns import QueryError

@@ -14,7 +14,7 @@ from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.argparsing import Parser, seconds, selector
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget, make_profile_run, profile_for, save_as
 from meshbook.magics.verbs import Verb
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 ANNOUNCED_SECONDS = 2.0  # seconds; a longer profile is announced
 DEFAULT_SECONDS = 5.0  # of a profile of running code

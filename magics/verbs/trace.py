@@ -14,7 +14,7 @@ from meshbook.magics.tracing.chrome_trace import write_trace
 from meshbook.magics.tracing.collect import Trace, ranks_of, take_trace
 from meshbook.magics.tracing.timeline_svg import Timeline
 from meshbook.magics.verbs import Verb
-from meshbook.runtime.amounts import format_bytes
+from meshbook.runtime.formats import format_bytes
 
 
 @dataclass(frozen=True)

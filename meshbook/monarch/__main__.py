@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from meshbook.monarch.path import python_path
+from meshbook.monarch import python_path
 
 USAGE = """\
 usage: python [flags] -m meshbook.monarch script.py [arguments]

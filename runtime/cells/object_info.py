@@ -15,8 +15,8 @@ from typing import Any
 
 from IPython.core.oinspect import Inspector
 
-from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.cells.tables import summarize_table
+from meshbook.runtime.formats import format_bytes
 
 MOST_CHARACTERS = 60  # of a summary
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")

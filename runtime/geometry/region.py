@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.runtime.geometry.slices import NegativeNumber, OutOfRange, Point, Slice, natural, row_major_strides
 from meshbook.runtime.geometry.splitting import SplitArgument, read_split
 

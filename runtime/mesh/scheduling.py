@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ItemError, ItemLost, SupervisionError, WireError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.balancing import Balancer, ItemRequest
 from meshbook.runtime.mesh.process_actor import PROCESS

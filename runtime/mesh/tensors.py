@@ -55,7 +55,7 @@ class TensorEndpoint(Endpoint[P, R]):
         # Without torch no mesh can be active.
         if "torch" in sys.modules and import_engine("device_mesh").active_place() is not None:
             name, propagate = self._method.name, self._method.options.propagate
-            result: R = import_engine("references").call_by_reference(self._mesh, name, propagate, args, kwargs)
+            result: R = import_engine("remote").call_by_reference(self._mesh, name, propagate, args, kwargs)
             return result
         return super().rref(*args, **kwargs)
 

@@ -28,10 +28,9 @@ from meshbook.runtime.node.execution import Execution, Spans
 from meshbook.runtime.node.flow_control import is_counted, size_of
 from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
 from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
-from meshbook.runtime.node.listeners import notify_all
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Row, is_recorded
-from meshbook.runtime.threads import items_of
+from meshbook.runtime.threads import items_of, notify_all
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body

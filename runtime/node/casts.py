@@ -28,10 +28,9 @@ import msgspec
 
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.node.call_table import CallTable, Target
-from meshbook.runtime.node.listeners import notify
 from meshbook.runtime.node.ordering import Inbound, SendOrder
 from meshbook.runtime.node.routes import Routes
-from meshbook.runtime.threads import items_of
+from meshbook.runtime.threads import items_of, notify
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.transport.io_loop import IoLoop

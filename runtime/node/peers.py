@@ -18,10 +18,10 @@ from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import CallTable, PerRank
 from meshbook.runtime.node.casts import CastReceiver, Relay
 from meshbook.runtime.node.flow_control import FlowControl
-from meshbook.runtime.node.listeners import notify, notify_all
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.routes import Routes, loss
 from meshbook.runtime.node.supervision import ACTORS_PER_INCARNATION, Supervision
+from meshbook.runtime.threads import notify, notify_all
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire import pickling

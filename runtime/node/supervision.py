@@ -19,10 +19,10 @@ from meshbook.runtime.errors import ExitReport, SupervisionError
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.hosted_actor import HostedActor
 from meshbook.runtime.node.ledger import Ledger, OwnedMesh, Policy
-from meshbook.runtime.node.listeners import notify
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.events import Kind
+from meshbook.runtime.threads import notify
 from meshbook.runtime.traces import name_cells
 from meshbook.runtime.wire.messages import Address
 

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshbook.runtime.amounts import format_bytes
 from meshbook.runtime.errors import TransferError
+from meshbook.runtime.formats import format_bytes
 from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.rdma.backends import BufferHandle, Transfer, TransferBackend, Unsuitable
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 
 MOST = 1000  # events that are kept
 # "respawned" and "given up" are decisions of a policy (`spawn_procs(on_failure=...)`). "healed": the ranks run again.

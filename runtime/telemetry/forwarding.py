@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.geometry.ranges import format_ranks
+from meshbook.runtime.formats import format_ranks
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.overflow import Overflow

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from meshbook.runtime.amounts import format_bytes, format_seconds
+from meshbook.runtime.formats import format_bytes, format_seconds
 
 MOST_ROWS = 4096  # that a process keeps; further owners are counted together
 OTHERS = "others"

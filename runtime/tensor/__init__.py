@@ -34,17 +34,15 @@ controller:
 - `operators`    facts from operator schemas, and the bounded cache of plans, which `planning` makes
 - `metadata`     `Meta`: interned shape, strides, dtype; inference with meta tensors
 - `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the ranks that a command goes to
-- `user_lines`   the user's line that issued a command
 - `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
 - `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`
-- `checks`       the error for arguments that do not fit together
 - `fetching`     `fetch_shard`, `inspect`, `show`
 - `collectives`  `reduce`, `slice_mesh`, `to_mesh`
 - `trees`        these as functions of lists, tuples and dicts of tensors
-- `remote`       remote functions; `references` endpoints as such; `random` and `builtins` some that are ready
+- `remote`       remote functions, and endpoints as such; `random` some that are ready
 - `opaque`       Python objects of the ranks as handles; modules and functions whose backward is a command
 - `streams`      `Stream` and borrows
-- `coalescing`   commands of a block as one message; `recordings` functions recorded and replayed as one command
+- `recordings`   functions recorded and replayed as one command; `coalescing`: commands of a block as one message
 - `gradients`    backward as a generator of gradients
 - `simulator`    the engine without ranks: commands run on meta tensors; `schedule` has their cost, times and memory
 - `summaries`    the shards in `repr`, and the heat map of `x.show()`

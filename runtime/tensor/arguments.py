@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from meshbook.runtime.tensor.checks import format_call
+from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.mesh_value import MeshValue, Place
 from meshbook.runtime.tensor.operators import Operator
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from meshbook.runtime.tensor.checks import format_call
+from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.groups import REDUCTIONS
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.user_lines import user_place
+from meshbook.runtime.tensor.templates import user_place
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.device_mesh import DeviceMesh

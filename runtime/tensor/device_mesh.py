@@ -251,11 +251,13 @@ def _activate(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
 
 
 @contextlib.contextmanager
-def activate_stream(stream: Stream) -> Iterator[Stream]:
-    """While the block runs, operations of this thread are those of this stream, on the mesh that is active."""
+def _activate_stream(stream: Stream) -> Iterator[Stream]:
     place = active_place()
     with ActiveMesh(None if place is None else place.mesh.place(stream), stream):
         yield stream
+
+
+Stream.activate_on_mesh = _activate_stream
 
 
 class _NoMesh:

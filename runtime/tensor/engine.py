@@ -32,8 +32,7 @@ from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
 from meshbook.runtime.tensor.streams import Stream
-from meshbook.runtime.tensor.templates import Command
-from meshbook.runtime.tensor.user_lines import frame_of, user_place
+from meshbook.runtime.tensor.templates import Command, frame_of, user_place
 from meshbook.runtime.tensor.worker import TensorWorker
 from meshbook.runtime.traces import Place, SourceLine
 from meshbook.runtime.transport.home import host_of

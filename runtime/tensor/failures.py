@@ -3,15 +3,21 @@
 MeshbookError
   ├─ RemoteException   an operation failed on a rank; the line of the controller that issued it is named
   └─ DeviceMeshError   a rank of the mesh died, or the tensor was lost with it: heal_mesh(mesh), then make it again
+
+`format_call` makes the text for arguments that cannot be used together.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.errors import MeshbookError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +53,39 @@ class RemoteException(MeshbookError):
 
 class DeviceMeshError(MeshbookError, RuntimeError):
     """A rank of the mesh died, or the tensor was lost with a rank. `heal_mesh(mesh)` makes the mesh usable again."""
+
+
+HEADLINE = "Incorrect arguments to monarch operation"
+
+
+def format_call(name: str, args: Any, kwargs: Mapping[str, Any], faults: Sequence[tuple[torch.Tensor, str]]) -> str:
+    """Return the text of the error: the call with its tensors numbered, and a line for each tensor with a fault."""
+    import torch  # weight: programs that only catch these errors do not need it
+    from torch.utils._pytree import tree_map
+
+    tensors: list[torch.Tensor] = []
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        index = next((index for index, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if index == len(tensors):
+            tensors.append(value)
+        return _Numbered(index)
+
+    shown = [repr(tree_map(number, arg)) for arg in args]
+    shown += [f"{key}={tree_map(number, value)!r}" for key, value in kwargs.items()]
+    lines = [f"{HEADLINE}:", "", f"    {name}({', '.join(shown)})", ""]
+    for index, tensor in enumerate(tensors):
+        tags = [fault for faulty, fault in faults if faulty is tensor]
+        kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        lines.append(f"    %{index} {kind}: {', '.join(tags) or 'ok'}")
+    return "\n".join(lines)
+
+
+class _Numbered:
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"%{self._index}"

@@ -2,29 +2,31 @@
 
 A recording stays on the ranks. Its commands use ids of their own, so each replay starts from the same state: the ranks
 put the inputs there, run the commands, take the outputs, and drop the rest.
+
+`coalescing` holds commands back and sends them as one message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.arguments import find_faults
-from meshbook.runtime.tensor.checks import format_call
-from meshbook.runtime.tensor.device_mesh import active_place
+from meshbook.runtime.tensor.device_mesh import active_place, get_active_mesh
 from meshbook.runtime.tensor.engine import Engine
 from meshbook.runtime.tensor.executor import Recording
+from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.templates import FIRST_SLOT, Command, Template
+from meshbook.runtime.tensor.templates import FIRST_SLOT, Command, Template, user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
-from meshbook.runtime.tensor.user_lines import user_place
 
 MOST_RECORDINGS: Final = 100  # of one function
 _DEFINITIONS: Final = frozenset({"template", "group", "forget", "random_state"})  # not part of a recording
@@ -251,3 +253,20 @@ class _Renamer:
     def _make(self, number: int, count: int = 1) -> int:
         self.made.update(range(number, number + count))
         return self.number(number)
+
+
+@contextlib.contextmanager
+def coalescing() -> Iterator[None]:
+    """While the block runs, hold the commands of the active mesh back; its end sends them together.
+
+    The ranks begin later, and the controller sends less often: for bursts of short operations. Blocks can be nested.
+    Raises ValueError if no mesh is active; a fetch in the block raises NotImplementedError.
+    """
+    engine = get_active_mesh().engine
+    engine.holds += 1
+    try:
+        yield
+    finally:
+        engine.holds -= 1
+        if not engine.holds:
+            engine.flush()

@@ -5,6 +5,9 @@ The controller has to know the shapes of the results. `propagate` says how:
 - a function of the same arguments, whose tensors are torch's fake ones: it returns fake tensors like the results
 - "mocked": the function itself, with fake tensors; "cached": the same, once for each combination of shapes
 - "inspect": the ranks are asked, so each call waits
+
+`actors.step.rref(x)` is an endpoint that each rank calls with its own values. The rank's engine sends a message to the
+actor beside it and waits for the answer, so the actor handles it in turn.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,17 +23,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.arguments import find_faults
-from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
 from meshbook.runtime.tensor.executor import GroupRef, ValueRef
+from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.fetching import rank_of
 from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
-from meshbook.runtime.tensor.user_lines import user_place
 
 Function = Callable[..., Any]
 MOST_RULES: Final = 1000  # results of "cached" kept for each function
@@ -236,3 +242,50 @@ def _run_rule(rule: Function, args: Any, kwargs: Any) -> Any:
 def _fake(tensor: MeshTensor) -> torch.Tensor:
     """Return a fake tensor like this one; a FakeTensorMode is active."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+class _CallBeside:
+    """Calls an endpoint of the actor in this process."""
+
+    def __init__(self, actors: ActorMesh, endpoint: str) -> None:
+        self._actors = actors
+        self._endpoint = endpoint
+        self.__qualname__ = f"{actors.mesh_name}.{endpoint}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        actor = self._actors.slice(**dict(context().actor_instance.rank))
+        return getattr(actor, self._endpoint).call_one(*args, **kwargs).get()
+
+
+def call_by_reference(actors: ActorMesh, endpoint: str, propagate: Any, args: Any, kwargs: Any) -> Any:
+    """Call an endpoint on each rank of the active mesh, with the rank's values of mesh tensors.
+
+    Raises ValueError if the actors are not on the ranks of that mesh, or the endpoint has no `propagate`.
+    """
+    place = active_place()
+    if propagate is None:
+        raise ValueError(
+            f"{actors.mesh_name}.{endpoint} has no rule for the shapes of its results: pass propagate= to @endpoint"
+        )
+    if place is None or dict(actors.extent) != dict(place.engine.procs.extent):
+        raise ValueError(f"{actors!r} is not on the ranks of the active mesh: spawn it on that process mesh")
+    known: dict[str, RemoteFunction] = actors.__dict__.setdefault("_references", {})
+    if endpoint not in known:
+        known[endpoint] = remote(_CallBeside(actors, endpoint), propagate=propagate)
+    return known[endpoint](*args, **kwargs)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _log(message: str, *args: Any, level: int = logging.WARNING) -> None:
+    logging.getLogger("meshbook.ranks").log(level, message, *args)
+
+
+def _set_logging_level(level: int) -> None:
+    logging.getLogger().setLevel(level)
+
+
+log_remote = remote(_log, propagate=_nothing)
+set_logging_level_remote = remote(_set_logging_level, propagate=_nothing)

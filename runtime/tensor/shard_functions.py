@@ -12,14 +12,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.arguments import find_faults
-from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.executor import ValueRef
-from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.failures import Failed, format_call
 from meshbook.runtime.tensor.layouts import Layout, ShardReport, ShardResult, coordinates_of, local_part, placements_of
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
-from meshbook.runtime.tensor.user_lines import user_place
 
 ADVICE = "pass sharding_spec= to execute(), with an entry for each dimension of the results"
 

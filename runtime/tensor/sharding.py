@@ -15,7 +15,7 @@ import torch
 from meshbook.runtime.tensor.lanes import Ref
 from meshbook.runtime.tensor.layouts import placements_of
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.user_lines import user_place
+from meshbook.runtime.tensor.templates import user_place
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.mesh_value import MeshValue

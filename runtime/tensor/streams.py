@@ -6,12 +6,13 @@ ranks run the operations of all streams in the order of the controller's calls, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from meshbook.runtime.tensor.checks import format_call
+from meshbook.runtime.tensor.failures import format_call
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Callable
     from types import TracebackType
 
     from meshbook.runtime.tensor.mesh_value import Place
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 class Stream:
     """An ordered queue of operations, on any mesh: `with stream.activate():`."""
 
+    # Activates a stream on the active mesh. Set by `device_mesh`, which knows that mesh.
+    activate_on_mesh: ClassVar[Callable[[Stream], contextlib.AbstractContextManager[Any]]]
+
     def __init__(self, name: str) -> None:
         self.name = name
 
     def activate(self) -> contextlib.AbstractContextManager[Any]:
         """While the block runs, operations of this thread are those of this stream."""
-        from meshbook.runtime.tensor.device_mesh import activate_stream
-
-        return activate_stream(self)
+        return Stream.activate_on_mesh(self)
 
     def borrow(self, tensor: MeshTensor, *, mutable: bool = False) -> tuple[MeshTensor, Borrow]:
         """Return the tensor as one of this stream, and the borrow that gives it back.

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry.ranges import name_ranks
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.tensor.layouts import coordinates_of, local_part
 
 SUMMARY_SECONDS: Final = 1.0  # how long a summary waits for the ranks

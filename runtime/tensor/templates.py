@@ -4,15 +4,21 @@
     command    (number of the template, first output id, id, id, 0.5)
 
 A slot's index counts in the command. The rank compiles a template to a function that builds the arguments.
+
+`user_place` finds the user's line that issued a command: the first frame that is neither ours nor torch's.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from meshbook.runtime.traces import Place, SourceLine, is_ours
 
 Command = tuple[Any, ...]
 Build = Callable[[Mapping[int, Any], Command], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -83,3 +89,33 @@ def flatten_result(result: Any) -> list[Any]:
     if isinstance(result, (tuple, list)):
         return [leaf for part in result for leaf in flatten_result(part)]
     return [result]
+
+
+MOST_FILES: Final = 4096
+_TORCH = torch.__path__[0] + "/"
+
+
+def user_place(depth: int) -> Place | None:
+    """Return the instruction of the first frame from `depth` up that is neither ours nor torch's."""
+    frame = sys._getframe(depth)
+    while _is_inner(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+class _Inner(dict[str, bool]):
+    def __missing__(self, filename: str) -> bool:
+        if len(self) > MOST_FILES:
+            self.clear()
+        found = self[filename] = is_ours(filename) or filename.startswith(_TORCH)
+        return found
+
+
+_is_inner = _Inner().__getitem__
+
+
+def frame_of(place: Place) -> traceback.FrameSummary:
+    line = SourceLine.of(place)
+    return traceback.FrameSummary(line.filename, line.number, line.function)

@@ -14,15 +14,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.arguments import PLAIN, can_send, find_place, refuse, refuse_foreign
-from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.engine import LOCALLY, Engine
-from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.failures import Failed, format_call
 from meshbook.runtime.tensor.lanes import Ref
 from meshbook.runtime.tensor.mesh_value import Constant, MeshValue, Place
 from meshbook.runtime.tensor.metadata import Meta, Unknown
 from meshbook.runtime.tensor.operators import Cache, Operator, Plan, operator_of
 from meshbook.runtime.tensor.planning import make_plan, make_template
-from meshbook.runtime.tensor.user_lines import user_place
+from meshbook.runtime.tensor.templates import user_place
 
 aten = torch.ops.aten
 _make = torch.Tensor._make_wrapper_subclass

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from meshbook import ProcMesh, this_host
+from meshbook.monarch import FOLDER
 from meshbook.monarch.configuration import clear_runtime_config, configure, configured, get_global_config
 from meshbook.monarch.functions import local_proc_mesh, proc_mesh
-from meshbook.monarch.path import FOLDER
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from tests.support import PATIENCE, Probe
 

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from meshbook.monarch import install
-from meshbook.monarch.path import FOLDER
+from meshbook.monarch import FOLDER, install
 
 
 def test_install_puts_ours_before_all_others(alias):

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from meshbook.monarch import tensors
+from meshbook.monarch import modules
 from meshbook.runtime.tensor import (
     device_mesh,
     failures,
@@ -26,7 +26,7 @@ def test_monarch_has_its_names(alias):
     monarch = importlib.import_module("monarch")
     assert monarch.fetch_shard is fetching.fetch_shard
     assert monarch.Tensor is tensor.MeshTensor
-    for name in tensors._NAMES:
+    for name in modules._NAMES:
         assert getattr(monarch, name) is not None, name
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.syntax.selectors import LastCell, parse, resolve
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.geometry.ranges import name_ranks
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
 from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.source import BackendReply, MeshSnapshot

@@ -13,9 +13,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.arguments import find_faults
-from meshbook.runtime.tensor.checks import format_call
 from meshbook.runtime.tensor.engine import LOCALLY
 from meshbook.runtime.tensor.executor import ValueRef
+from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.lanes import Ref
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
@@ -23,8 +23,8 @@ from meshbook.runtime.tensor.modules.hosted import MOST_KEYS, Outline, Setting
 from meshbook.runtime.tensor.modules.outputs import RULES
 from meshbook.runtime.tensor.modules.plans import ModulePlan
 from meshbook.runtime.tensor.recovery import Recovery
+from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_constant, make_tensor, unite
-from meshbook.runtime.tensor.user_lines import user_place
 from meshbook.runtime.wire.pickling import dump_on_cpu
 
 _PROPAGATE: Final = ("cached", "inspect")

@@ -13,7 +13,7 @@ from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText
 from meshbook.magics.output.render import format_header, render_text
 from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import LEAST_COST, fit
-from meshbook.runtime.amounts import format_elapsed
+from meshbook.runtime.formats import format_elapsed
 
 PNG = {"image/png": "iVBOR", "text/plain": "<Figure>"}
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from meshbook.runtime.tensor import random
-from meshbook.runtime.tensor.coalescing import coalescing
 from meshbook.runtime.tensor.device_mesh import no_mesh
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.gradients import grad_generator
+from meshbook.runtime.tensor.recordings import coalescing
 from meshbook.runtime.tensor.recordings import compile as record
 
 PATIENCE = 20.0

@@ -8,7 +8,7 @@ import pytest
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ProcessDied
-from meshbook.runtime.node.listeners import notify_all
+from meshbook.runtime.threads import notify_all
 from tests.support import PATIENCE
 
 
