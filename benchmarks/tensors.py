@@ -23,9 +23,9 @@ from rounds import Comparison, format_spread, run_rounds, timed
 from torch import nn
 
 from meshbook import close_session, this_host
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
+from meshbook.runtime.tensor.trees import fetch_shard
 
 CHAIN = 2000
 STEPS = 50

@@ -102,9 +102,6 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.distributing import distribute as distribute
     from meshbook.runtime.tensor.failures import DeviceMeshError as DeviceMeshError
     from meshbook.runtime.tensor.failures import RemoteException as RemoteException
-    from meshbook.runtime.tensor.fetching import fetch_shard as fetch_shard
-    from meshbook.runtime.tensor.fetching import inspect as inspect
-    from meshbook.runtime.tensor.fetching import show as show
     from meshbook.runtime.tensor.gradients import grad_generator as grad_generator
     from meshbook.runtime.tensor.modules.proxies import module_to_mesh as module_to_mesh
     from meshbook.runtime.tensor.remote import call_on_shard_and_fetch as call_on_shard_and_fetch
@@ -113,6 +110,9 @@ if typing.TYPE_CHECKING:
     from meshbook.runtime.tensor.simulator import Simulator as Simulator
     from meshbook.runtime.tensor.streams import Stream as Stream
     from meshbook.runtime.tensor.tensor import MeshTensor as MeshTensor
+    from meshbook.runtime.tensor.trees import fetch_shard as fetch_shard
+    from meshbook.runtime.tensor.trees import inspect as inspect
+    from meshbook.runtime.tensor.trees import show as show
     from meshbook.runtime.tensor.trees import slice_mesh as slice_mesh
     from meshbook.runtime.tensor.trees import to_mesh as to_mesh
 
@@ -127,16 +127,16 @@ _TENSORS = {
     "Stream": "device_mesh",
     "call_on_shard_and_fetch": "remote",
     "distribute": "distributing",
-    "fetch_shard": "fetching",
+    "fetch_shard": "trees",
     "get_active_mesh": "device_mesh",
     "grad_generator": "gradients",
-    "inspect": "fetching",
+    "inspect": "trees",
     "load_checkpoint": "checkpoints",
     "module_to_mesh": "modules.proxies",
     "no_mesh": "device_mesh",
     "remote": "remote",
     "save_checkpoint": "checkpoints",
-    "show": "fetching",
+    "show": "trees",
     "slice_mesh": "trees",
     "to_mesh": "trees",
 }

@@ -36,9 +36,8 @@ controller:
 - `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the ranks that a command goes to
 - `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
 - `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`
-- `fetching`     `fetch_shard`, `inspect`, `show`
 - `collectives`  `reduce`, `slice_mesh`, `to_mesh`
-- `trees`        these as functions of lists, tuples and dicts of tensors
+- `trees`        `fetch_shard`, `inspect`, `show`, and `reduce`, `slice_mesh`, `to_mesh`, for lists, tuples and dicts
 - `remote`       remote functions, and endpoints as such; `random` some that are ready
 - `opaque`       Python objects of the ranks as handles; modules and functions whose backward is a command
 - `streams`      `Stream` and borrows

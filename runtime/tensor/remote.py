@@ -30,12 +30,12 @@ from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
 from meshbook.runtime.tensor.executor import GroupRef, ValueRef
 from meshbook.runtime.tensor.failures import format_call
-from meshbook.runtime.tensor.fetching import rank_of
 from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
+from meshbook.runtime.tensor.trees import rank_of
 
 Function = Callable[..., Any]
 MOST_RULES: Final = 1000  # results of "cached" kept for each function

@@ -10,7 +10,6 @@ from meshbook.monarch import modules
 from meshbook.runtime.tensor import (
     device_mesh,
     failures,
-    fetching,
     lanes,
     opaque,
     recordings,
@@ -24,7 +23,7 @@ from meshbook.runtime.tensor import (
 
 def test_monarch_has_its_names(alias):
     monarch = importlib.import_module("monarch")
-    assert monarch.fetch_shard is fetching.fetch_shard
+    assert monarch.fetch_shard is trees.fetch_shard
     assert monarch.Tensor is tensor.MeshTensor
     for name in modules._NAMES:
         assert getattr(monarch, name) is not None, name
@@ -34,7 +33,7 @@ def test_monarch_has_its_names(alias):
     ("module", "name", "found"),
     [
         ("monarch.distributed", "Mesh", sharded_mesh.Mesh),
-        ("monarch.fetch", "show", fetching.show),
+        ("monarch.fetch", "show", trees.show),
         ("monarch.mesh_controller", "spawn_tensor_engine", device_mesh.spawn_tensor_engine),
         ("monarch.common.device_mesh", "no_mesh", device_mesh.no_mesh),
         ("monarch.common.stream", "Stream", streams.Stream),

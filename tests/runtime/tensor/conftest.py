@@ -12,7 +12,7 @@ import torch
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.tensor.fetching import fetch_shard
+from meshbook.runtime.tensor.trees import fetch_shard
 
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool

@@ -8,7 +8,7 @@ import torch
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.tensor.failures import HEADLINE, DeviceMeshError, RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
 

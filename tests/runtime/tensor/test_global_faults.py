@@ -13,9 +13,9 @@ from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.recovery import Opaque, Spread, plan_recovery
 from meshbook.runtime.tensor.sharded_mesh import Mesh
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 60.0
 process = pytest.mark.process

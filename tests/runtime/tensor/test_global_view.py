@@ -16,8 +16,8 @@ from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
 from meshbook.runtime.tensor.sharded_mesh import Mesh
+from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshbook.runtime.tensor.fetching import fetch_shard
+from meshbook.runtime.tensor.trees import fetch_shard
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 import meshbook
-from meshbook.runtime.tensor import device_mesh, fetching, trees
+from meshbook.runtime.tensor import device_mesh, trees
 
 
 def test_the_facade_has_the_names():
-    assert meshbook.fetch_shard is fetching.fetch_shard
+    assert meshbook.fetch_shard is trees.fetch_shard
     assert set(meshbook._TENSORS) <= set(dir(meshbook))
     for name in meshbook._TENSORS:
         assert inspect.getdoc(getattr(meshbook, name)), name
@@ -37,9 +37,9 @@ def test_trees_go_through_the_functions(grid):
     with grid.activate():
         x = torch.ones(2) * grid.rank_tensor(["hosts", "gpus"])
     total = trees.reduce({"x": x}, "gpus")["x"]
-    assert fetching.inspect(total, hosts=1).tolist() == [5, 5]
+    assert trees.inspect(total, hosts=1).tolist() == [5, 5]
     part = trees.slice_mesh([x], hosts=1)[0]
     local, moved = trees.to_mesh((torch.arange(2), part), grid.device_mesh(hosts=0))
-    assert fetching.inspect(local + moved, gpus=1).tolist() == [3, 4]
+    assert trees.inspect(local + moved, gpus=1).tolist() == [3, 4]
     trees.reduce_([x], "hosts")
-    assert fetching.inspect(x).tolist() == [2, 2]
+    assert trees.inspect(x).tolist() == [2, 2]

@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.tensor.failures import RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.tensor import MeshTensor
+from meshbook.runtime.tensor.trees import fetch_shard
 from tests.runtime.tensor.operator_check import import_operators
 
 pytestmark = pytest.mark.slow

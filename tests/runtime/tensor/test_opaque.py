@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.lanes import OpaqueRef
 from meshbook.runtime.tensor.opaque import (
     OpaqueModule,
@@ -16,6 +15,7 @@ from meshbook.runtime.tensor.opaque import (
     remote_autograd_function,
 )
 from meshbook.runtime.tensor.remote import function_resolvers, remote
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
 

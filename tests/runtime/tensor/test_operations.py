@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
-from meshbook.runtime.tensor.fetching import fetch_shard, inspect, show
 from meshbook.runtime.tensor.tensor import MeshTensor
+from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
 
 PATIENCE = 20.0
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from meshbook.runtime.hosts.session import close_session, current_session
 from meshbook.runtime.tensor.failures import DeviceMeshError
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.process

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.recordings import compile as record
+from meshbook.runtime.tensor.trees import fetch_shard
 
 pytestmark = pytest.mark.slow
 

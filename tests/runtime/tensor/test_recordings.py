@@ -9,10 +9,10 @@ from torch import nn
 from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.device_mesh import no_mesh
 from meshbook.runtime.tensor.failures import RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.gradients import grad_generator
 from meshbook.runtime.tensor.recordings import coalescing
 from meshbook.runtime.tensor.recordings import compile as record
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
 

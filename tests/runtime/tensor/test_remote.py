@@ -13,9 +13,9 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ActorError
 from meshbook.runtime.tensor.device_mesh import get_active_stream
 from meshbook.runtime.tensor.failures import RemoteException
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.streams import Stream
+from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
 

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
-from meshbook.runtime.tensor.fetching import fetch_shard
 from meshbook.runtime.tensor.random import manual_seed
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import remote
 from meshbook.runtime.tensor.schedule import Costs, MemoryLog, Schedule
 from meshbook.runtime.tensor.simulator import Simulator, set_meta
 from meshbook.runtime.tensor.streams import Stream
+from meshbook.runtime.tensor.trees import fetch_shard
 
 COSTS = Costs(issue=0, launch=1, flops=1e3, memory=1e30, latency=1, link=100, network=10)  # so that results are round
 
