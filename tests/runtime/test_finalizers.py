@@ -46,7 +46,7 @@ class Garbage:
 def collect_garbage(do: Callable[[], object]) -> None:
     """Let Python run a finalizer that does this, here and now."""
     Garbage(do)
-    gc.collect()
+    gc.collect(0)  # the youngest objects: all others would take seconds beside torch
 
 
 class Point:
