@@ -16,7 +16,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import faults
 
 MODULES = [
-    *("monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config", "monarch.distributed"),
+    *("monarch", "monarch.actor", "monarch.actor.concurrent", "monarch.config"),
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
     "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
