@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 
 from meshbook.magics.cells.maps import format_bar
-from meshbook.magics.compat.calls import KEYS, ViewCall, as_rank_error
+from meshbook.magics.compat.calls import KEYS, ViewCall, ViewFuture, as_rank_error, wait_for
 from meshbook.magics.errors import TaskAborted, make_remote_failure
 from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.runtime.cells.function_calls import RecordedResult
@@ -39,7 +39,7 @@ def values_of(answers: Mapping[int, Any], what: str = "calls") -> dict[int, Any]
     return {rank: each.open()["value"] for rank, each in given.items()}
 
 
-class AsyncResult(concurrent.futures.Future[Any]):
+class AsyncResult(ViewFuture):
     """The answers of some calls. `make` turns their values into the result of `get`; `abort` ends the calls early."""
 
     def __init__(
@@ -128,8 +128,7 @@ class AsyncResult(concurrent.futures.Future[Any]):
                     self.exception(limit)
                 return self.done()
             parts = self.split()
-            found = concurrent.futures.wait(parts, limit, return_when)
-        return set(found.done), set(found.not_done)
+            return wait_for(parts, limit, return_when)
 
     @contextlib.contextmanager
     def _aborted_by_interrupt(self) -> Iterator[None]:

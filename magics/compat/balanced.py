@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
-from meshbook.magics.compat.calls import ViewCall
+from meshbook.magics.compat.calls import ViewCall, wait_for
 from meshbook.magics.compat.functions import Function, name_of
 from meshbook.magics.compat.views import Targets, View
 from meshbook.magics.variables.split import split
@@ -246,7 +246,7 @@ class LazyMapIterator(Iterator[Any]):
         if self._ordered:
             ready = self._open.popleft()
         else:
-            done, _ = concurrent.futures.wait(self._open, return_when=concurrent.futures.FIRST_COMPLETED)
+            done, _ = wait_for(self._open, return_when=concurrent.futures.FIRST_COMPLETED)
             ready = next(each for each in self._open if each in done)
             self._open.remove(ready)
         ready.wait()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.packed_values import PackedValues
 from meshbook.runtime.cells.variables import RequestError
 from meshbook.runtime.errors import CallCancelled, ItemError, MeshbookError
+from meshbook.runtime.threads import SIGNAL_CHECK_SECONDS
 from meshbook.runtime.traces import headline, name_cells
 
 if TYPE_CHECKING:
@@ -42,7 +44,41 @@ class Metadata(dict[str, Any]):
             raise AttributeError(key) from None
 
 
-class ViewCall(concurrent.futures.Future[Any]):
+def wait_for(
+    futures: Collection[concurrent.futures.Future[Any]],
+    seconds: float | None = None,
+    return_when: str = concurrent.futures.ALL_COMPLETED,
+) -> tuple[set[Any], set[Any]]:
+    """Wait like `concurrent.futures.wait`; return those that are done, and the others.
+
+    It waits in pieces: a Ctrl-C that comes just before a wait is noticed only at the end of the wait.
+    """
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while True:
+        left = max(0.0, end - time.monotonic())
+        done, others = concurrent.futures.wait(futures, min(left, SIGNAL_CHECK_SECONDS), return_when)
+        is_over = not others or (bool(done) and return_when == concurrent.futures.FIRST_COMPLETED)
+        if return_when == concurrent.futures.FIRST_EXCEPTION:
+            is_over = is_over or any(not each.cancelled() and each.exception(0) is not None for each in done)
+        if is_over or left <= SIGNAL_CHECK_SECONDS:
+            return done, others
+
+
+class ViewFuture(concurrent.futures.Future[Any]):
+    """A future whose waits Ctrl-C ends."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the value; TimeoutError after so many seconds."""
+        wait_for([self], timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; return the exception, or None if there is a value. TimeoutError after so many seconds."""
+        wait_for([self], timeout)
+        return super().exception(0)
+
+
+class ViewCall(ViewFuture):
     """One call. `engine` is its rank; None until a rank has taken it. `size` is the number of its items.
 
     `submitted` is the time when it was sent, in seconds since 1970; by default, now.

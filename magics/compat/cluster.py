@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.balanced import LoadBalancedView, count_open, register_joblib
-from meshbook.magics.compat.calls import ViewCall, error_names
+from meshbook.magics.compat.calls import ViewCall, error_names, wait_for
 from meshbook.magics.compat.direct import BroadcastView, DirectView
 from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
 from meshbook.magics.compat.translation import Rewriting
@@ -153,7 +153,7 @@ class Client:
         """Wait for these results (or ids, or indices of the history), or for all calls; returns whether they are."""
         limit = None if timeout is None or timeout < 0 else timeout
         waiting = list(self._jobs(jobs))
-        _, open_ = concurrent.futures.wait(waiting, limit)
+        _, open_ = wait_for(waiting, limit)
         return not open_
 
     def wait_interactive(self, jobs: Any = None, interval: float = 1.0, timeout: float = -1.0) -> None:

@@ -6,6 +6,7 @@ No test sleeps: ranks tell through a named pipe how far they are (`Signs`), and 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import queue
 import re
@@ -285,6 +286,25 @@ class Notebook:
         self.close()
 
 
+def watch(function: Any) -> None:
+    """Tell 'waiting' once the main thread runs this function. The source runs in kernels, where `tell` is defined."""
+    import sys
+    import threading
+    import time
+
+    def poll() -> None:
+        is_running = False
+        while not is_running:
+            time.sleep(0.01)
+            frame = sys._current_frames()[threading.main_thread().ident or 0]
+            while frame is not None and not is_running:
+                is_running = frame.f_code is function.__code__
+                frame = frame.f_back  # type: ignore[assignment]
+        tell("waiting")  # type: ignore[name-defined]  # noqa: F821
+
+    threading.Thread(target=poll).start()
+
+
 class Signs:
     """Words that ranks write into a named pipe: `tell('ready')` in a cell, `wait_for` in the test."""
 
@@ -299,6 +319,11 @@ class Signs:
     def definition(self) -> str:
         """Source that defines `tell`, for any rank."""
         return f"def tell(word):\n    with open({str(self.path)!r}, 'w') as file:\n        file.write(f'{{word}} ')\n"
+
+    @property
+    def watcher(self) -> str:
+        """Source that defines `watch(function)`, for the kernel: it tells 'waiting' once the main thread runs that."""
+        return f"from typing import Any\n{self.definition}{inspect.getsource(watch)}"
 
     def wait_for(self, word: str, count: int = 1, timeout: float = PATIENCE) -> None:
         """Wait until so many ranks have written this word; then forget them."""

@@ -54,12 +54,14 @@ def test_an_interrupt_cancels_what_has_not_begun(notebook: Notebook, signs: Sign
         "here = os.getcwd()\n"
     )
     notebook.run("%%mesh --push here\nimport os; os.chdir(here)")
-    cell = notebook.start("result = mesh.map(wait, range(20), chunksize=1)\nresult.get()")
+    notebook.run(f"{signs.watcher}\nfrom meshbook.runtime.threads import Latch")
+    cell = notebook.start("result = mesh.map(wait, range(20), chunksize=1)\nwatch(Latch.wait)\nresult.get()")
+    signs.wait_for("waiting")
     signs.wait_for("there", 4)
     notebook.interrupt()
     notebook.wait_failed(cell)
     assert cell.error["ename"] == "KeyboardInterrupt"
-    notebook.run("gate = open('go', 'w')\ngate.close()")
+    notebook.run("gate = open('go', 'w')")
     assert notebook.run("result.wait(60)").result == "True"
     assert notebook.evaluate("[i for i in range(20) if i not in result.errors]") == [0, 1, 2, 3]
 

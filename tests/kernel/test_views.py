@@ -100,12 +100,15 @@ def test_progress_and_outputs_are_shown(notebook: Notebook) -> None:
 def test_an_interrupt_cancels_tasks_that_have_not_begun(notebook: Notebook, signs: Signs) -> None:
     notebook.run(f"dv.execute({signs.definition!r}, block=True)\nimport os, tempfile\nfolder = tempfile.mkdtemp()")
     notebook.run("os.mkfifo(f'{folder}/go')\ndef wait(path):\n    tell('there')\n    open(path).close()")
-    cell = notebook.start("ar = lv.map_async(wait, [f'{folder}/go'] * 9, chunksize=1)\nar.get()")
+    # An interrupt before the wait would stop the cell's code elsewhere, and cancel nothing.
+    notebook.run(f"{signs.watcher}\nfrom meshbook.magics.compat.calls import wait_for")
+    cell = notebook.start("ar = lv.map_async(wait, [f'{folder}/go'] * 9, chunksize=1)\nwatch(wait_for)\nar.get()")
+    signs.wait_for("waiting")
     signs.wait_for("there", 2)
     notebook.interrupt()
     notebook.wait_failed(cell)
     assert cell.error["ename"] == "KeyboardInterrupt"
-    notebook.run("open(f'{folder}/go', 'w').close()")
+    notebook.run("go = open(f'{folder}/go', 'w')")
     assert notebook.evaluate("ar.wait(60), sum(status == 'ok' for status in ar.status)") == (True, 2)
 
 
