@@ -22,6 +22,7 @@ import zmq
 import zmq.asyncio
 
 NUMBER = struct.Struct("<Q")
+NO_ANSWER = b"n"
 PATIENCE = 5000  # milliseconds without a message after which a peer checks that its parent is alive
 
 
@@ -71,10 +72,13 @@ class Bare:
             pickle.loads(call.value)
 
     def broadcast(self, times: int) -> None:
-        """Send to each peer, which does not answer; then wait until all have received everything."""
+        """Send to each peer, which does not answer; then wait until all have received everything.
+
+        A frame of its own says that no answer is wanted, as in the program that the aim comes from.
+        """
         for _ in range(times):
             for peer in self._peers:
-                self._send(peer, "add")
+                self._socket.send_multipart([peer, NO_ANSWER, pickle.dumps(("add", (1,)), 5)])
         self.call_each(len(self._peers))
 
     def _send(self, peer: bytes, name: str) -> None:
@@ -128,6 +132,9 @@ def answer(socket: zmq.Socket[bytes]) -> None:
     message = socket.recv()
     if not message:  # bulk data follows
         socket.send(socket.recv(copy=False), copy=False)
+        return
+    if message == NO_ANSWER:
+        pickle.loads(socket.recv())
         return
     if len(message) == NUMBER.size:  # no pickled call is as short: a numbered call follows
         _, (value,) = pickle.loads(socket.recv())

@@ -253,7 +253,7 @@ def dial(endpoint: str, timeout: float) -> int:
     if not socket.poll(int(timeout * 1000)):
         print(
             f"attach failed: config push failed during attach: no worker loop answered at {endpoint} within "
-            f"{timeout:g} s. Is it running, and has it the same key ({KEY_VARIABLE} or {key_file()})?",
+            f"{timeout:g} s. Is it running, and does it have the same key ({KEY_VARIABLE} or {key_file()})?",
             file=sys.stderr,
         )
         socket.linger = 0

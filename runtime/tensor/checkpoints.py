@@ -108,7 +108,7 @@ def _state_of(name: str, value: Any) -> Any:
         return value
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return value.state_dict()
-    raise TypeError(f"{name} is neither a tensor nor has it a state_dict: {value!r}")
+    raise TypeError(f"{name} is neither a tensor nor an object with a state_dict: {value!r}")
 
 
 def _name_tensors(name: str, value: Any, tensors: dict[str, MeshTensor]) -> Any:

@@ -104,4 +104,4 @@ def _tensor_of_column(name: str, column: Any) -> torch.Tensor:
     try:
         return torch.from_numpy(values.copy())
     except TypeError:
-        raise TypeError(f"the column {name!r} has the type {column.type}, which no tensor has") from None
+        raise TypeError(f"the column {name!r} has the type {column.type}, which tensors do not have") from None

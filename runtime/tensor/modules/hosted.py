@@ -104,7 +104,7 @@ class HostedModule:
             with operators.random.active():  # every rank draws the same numbers
                 self._module: nn.Module = source if isinstance(source, nn.Module) else source()
             if not isinstance(self._module, nn.Module):
-                raise TypeError(f"the function returned {self._module!r}, which is no torch.nn.Module")
+                raise TypeError(f"the function returned {self._module!r}, which is not a torch.nn.Module")
             self._module.to(self._mesh.device_type)
             self._twin = Twin(self._module)
             plan.apply(self._module, self._mesh)
