@@ -26,6 +26,7 @@ the client starts hosts.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ from meshbook.runtime.actor.context import context
 from meshbook.runtime.hosts.launchers import CommandLauncher, Launcher, SshLauncher
 from meshbook.runtime.hosts.ray_launcher import RayLauncher
 from meshbook.runtime.hosts.remote_hosts import Progress
-from meshbook.runtime.hosts.session import Session, current_session
+from meshbook.runtime.hosts.session import Session, current_session, running_session
 from meshbook.runtime.hosts.slurm_launcher import SlurmLauncher, can_request_gpus
 from meshbook.runtime.hosts.worker_loop import AttachLauncher
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -81,9 +82,15 @@ def local(
     addresses: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> HostMesh:
-    """Start so many hosts on this machine, named local-0, local-1, ...: a stand-in for a cluster, to try programs."""
+    """Start so many hosts on this machine, named local-0, local-1, ...: a stand-in for a cluster, to try programs.
+
+    Names of running hosts are left out.
+    """
     _check_count("num_hosts", num_hosts)
-    commands: dict[str, Sequence[str]] = {f"local-{number}": [] for number in range(num_hosts)}
+    session = running_session()
+    known = {host.name for host in session.remote} if session is not None else set()
+    free = (name for number in itertools.count() if (name := f"local-{number}") not in known)
+    commands: dict[str, Sequence[str]] = {name: [] for name in itertools.islice(free, num_hosts)}
     return command(commands, python=python, environment=environment, addresses=addresses, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""The operations that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`.
+"""The operations that change the ranks of a mesh: `%mesh heal`, `restart`, `interrupt`, `resize`, `drain`, `join`.
 
 Each returns a text that reports what was done. They block the calling thread, so they work both in a cell and beside
 one in a subshell.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
+from meshbook.runtime.mesh.hosts import HostMesh
 
 DEATH_WITHIN = 10.0  # seconds for a killed process to exit: one that is stuck in the operating system may never exit
 INTERRUPTED_WITHIN = 1.0  # seconds for a rank that a cell ended without to react to one more interrupt
@@ -90,6 +92,51 @@ def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable
         print(f"the resize of {mesh.name} continues; see %mesh status")
         resized.when_done(follow)
         raise
+
+
+def drain(mesh: NotebookMesh, hosts: Sequence[str], *, now: bool, follow: Callable[[], None]) -> None:
+    """Remove these hosts from the mesh once their ranks run no cell; with `now`, interrupt the cells.
+
+    Raises MeshError if that fails; Ctrl-C while cells run leaves everything as it is.
+    """
+    try:
+        machines = mesh.procs.host_mesh
+        machines.without(hosts)
+        nodes = [
+            (node.node, rank)
+            for node, rank, host in zip(mesh.procs.nodes, mesh.procs.region.ranks(), mesh.procs.host_ranks, strict=True)
+            if machines.names[host] in hosts
+        ]
+        ranks = [rank for _, rank in nodes if rank not in mesh.dead]
+        if now and ranks:
+            wait_for(_interrupt(mesh, ranks))
+        _wait_idle(mesh, {node for node, rank in nodes if rank in ranks}, ENDS_WITHIN if now else math.inf)
+        _wait_for_resize(mesh, mesh.procs.drain(*hosts).initialized, follow)
+    except (MeshbookError, RuntimeError, ValueError) as error:
+        raise MeshError(f"{mesh.name}: {error}") from error
+    follow()
+
+
+def _wait_idle(mesh: NotebookMesh, nodes: set[str], seconds: float) -> None:
+    """Wait until these processes run no cell, so long at most; after a second, print what for."""
+    started, is_noted = time.monotonic(), False
+    while time.monotonic() < started + seconds:
+        working = [title for title, busy in mesh.queues.at_work().items() if not nodes.isdisjoint(busy)]
+        if not working:
+            return
+        if not is_noted and time.monotonic() > started + MOMENT:
+            is_noted = True
+            print(f"waiting for {', '.join(working)} (Ctrl-C stops the wait; --now interrupts)")
+        time.sleep(PAUSE)
+
+
+def join(mesh: NotebookMesh, machines: HostMesh, follow: Callable[[], None]) -> None:
+    """Add these hosts to the mesh. Raises MeshError if that fails."""
+    try:
+        _wait_for_resize(mesh, mesh.procs.join(machines).initialized, follow)
+    except (MeshbookError, RuntimeError, ValueError) as error:
+        raise MeshError(f"{mesh.name}: {error}") from error
+    follow()
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

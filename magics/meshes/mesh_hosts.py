@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshbook import hosts
@@ -20,13 +20,25 @@ MOST_SHOWN = 8
 RETURN_SECONDS = 15.0  # Slurm may take some seconds to release an allocation
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MeshHosts:
     """The hosts of one mesh or of several. `text` is the value of `--hosts` that has started or named them."""
 
     machines: HostMesh
     text: str
     is_started_here: bool = True  # by `%mesh up`; hosts that the user has started stay
+    drained: list[str] = field(default_factory=list)  # the names of hosts that `%mesh drain` has removed
+    joined: list[str] = field(default_factory=list)  # the values of `%mesh join`
+
+    def __str__(self) -> str:
+        missing = f" without {', '.join(self.drained)}" if self.drained else ""
+        return self.text + missing + "".join(f" and {text}" for text in self.joined)
+
+    def note_change(self, machines: HostMesh) -> None:
+        """Note that the meshes are on these hosts now."""
+        self.drained += [name for name in self.machines.names if name not in machines.names]
+        self.drained = [name for name in self.drained if name not in machines.names]
+        self.machines = machines
 
     def count_gpus(self) -> int:
         """Return the number of GPUs that every host has."""

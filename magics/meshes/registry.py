@@ -144,7 +144,7 @@ class NotebookMesh:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else f"on CPU (no GPU {'here' if self.hosts is None else 'there'})"
-        kind += f", on {self.hosts.text}" if self.hosts is not None else ""
+        kind += f", on {self.hosts}" if self.hosts is not None else ""
         state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
         state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
@@ -204,6 +204,10 @@ class MeshRegistry:
         of = self._living().get(parsed.mesh or "", current)
         selected = resolve(parsed, regions, current.name, of.last)
         return self.get(selected.mesh), selected
+
+    def sharing(self, hosts: MeshHosts) -> list[NotebookMesh]:
+        """Return the meshes on these hosts."""
+        return [mesh for mesh in self if mesh.hosts is hosts]
 
     def ranks_of(self, selector: str) -> tuple[NotebookMesh, list[int]]:
         """Return a selector's mesh and its ranks as numbers. Raises as `select` does."""
@@ -344,7 +348,7 @@ class MeshRegistry:
         return mesh
 
     def _close_unused(self, hosts: MeshHosts) -> None:
-        if all(mesh.hosts is not hosts for mesh in self):
+        if not self.sharing(hosts):
             hosts.close()
 
 

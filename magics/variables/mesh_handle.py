@@ -17,6 +17,7 @@ from meshbook.magics.variables.reduce import REDUCTIONS, Reduction
 from meshbook.magics.variables.remote_variable import RemoteVariable
 from meshbook.magics.variables.requests import run_steps
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.runners import Runner
@@ -65,7 +66,15 @@ class NotebookProcMesh(ProcMesh):
     def resize(self, **sizes: int) -> NotebookProcMesh:
         return NotebookProcMesh(super().resize(**sizes), self.notebook_mesh)
 
+    def drain(self, *hosts: str) -> NotebookProcMesh:
+        return NotebookProcMesh(super().drain(*hosts), self.notebook_mesh)
+
+    def join(self, hosts: HostMesh) -> NotebookProcMesh:
+        return NotebookProcMesh(super().join(hosts), self.notebook_mesh)
+
     resize.__doc__ = ProcMesh.resize.__doc__
+    drain.__doc__ = ProcMesh.drain.__doc__
+    join.__doc__ = ProcMesh.join.__doc__
 
     def _make_runner(self, name: str) -> Runner:
         """Run the items of a map where cells run, so that they see the rank's variables."""

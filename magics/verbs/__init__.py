@@ -4,6 +4,7 @@ This file has the base class and the arguments that several verbs share, `verb_t
 parser of a line. The other modules have the verbs by theme:
 
 - `start_stop`: up, use, down, resize, heal, restart
+- `elastic`: drain, join
 - `status`: status, dash, metrics, doctor
 - `debugging`: interrupt, stack, debug
 - `variables`: push, pull, who, whos, diff

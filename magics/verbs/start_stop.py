@@ -67,7 +67,7 @@ class UpVerb(Verb):
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
             print(f"{known.format_summary()}; already up{remedy}")
             return
-        bar = _Progress(notebook.shell)
+        bar = StartProgress(notebook.shell)
         try:
             open_hosts = functools.partial(self._open_hosts, notebook, bar) if self.hosts is not None else None
             mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
@@ -88,7 +88,7 @@ class UpVerb(Verb):
             return self.hosts is None and extent in (None, known.extent)
         return self.hosts == known.hosts.text and extent in (None, known.per_host)
 
-    def _open_hosts(self, notebook: Notebook, bar: _Progress) -> MeshHosts:
+    def _open_hosts(self, notebook: Notebook, bar: StartProgress) -> MeshHosts:
         assert self.hosts is not None
         bar.count_hosts(0, 0)
         return open_hosts(
@@ -100,7 +100,7 @@ class UpVerb(Verb):
         )
 
 
-class _Progress:
+class StartProgress:
     """A progress line with the number of hosts, then of ranks that are up; a quick start on this machine shows none."""
 
     def __init__(self, shell: Any) -> None:
@@ -120,7 +120,7 @@ class _Progress:
     def stop(self) -> None:
         """Mark the line as unfinished; the reason is reported elsewhere."""
         if self._shown:
-            self._show(f"{self._shown}; the mesh did not start", is_final=True)
+            self._show(f"{self._shown}; not completed", is_final=True)
 
     def _show(self, text: str, *, is_final: bool = False) -> None:
         if text != self._shown:

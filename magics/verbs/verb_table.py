@@ -21,6 +21,7 @@ from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.attach import AttachVerb
 from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
+from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
 from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.notebook_settings import ConfigVerb, ModeVerb
@@ -38,6 +39,8 @@ _VERB_CLASSES: tuple[type[Verb], ...] = (
     DashVerb,
     DownVerb,
     ResizeVerb,
+    DrainVerb,
+    JoinVerb,
     HealVerb,
     InterruptVerb,
     RestartVerb,

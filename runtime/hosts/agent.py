@@ -44,7 +44,7 @@ from meshbook.runtime.hosts.remote_agents import RENDEZVOUS, RemoteAgents, Rende
 from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
-from meshbook.runtime.hosts.worker_loop import CONTROLLER_LOST
+from meshbook.runtime.hosts.worker_loop import LOOP_STAYS
 from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
 from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
@@ -151,7 +151,7 @@ def serve(
     others.close("its agent has ended")
     folder.close()
     # Every worker is gone and no peer listens: there is nothing to clean up or wait for.
-    os._exit(CONTROLLER_LOST if others.has_lost_first else 0)
+    os._exit(LOOP_STAYS if others.loop_stays else 0)
 
 
 def answer(line: AgentAnswer) -> None:
@@ -377,7 +377,8 @@ class Agent(HostActor):
             worker.ended.wait()
 
     @endpoint
-    def shutdown(self, reason: str) -> None:
+    def shutdown(self, reason: str, loop_stays: bool = False) -> None:
+        self._others.loop_stays = loop_stays
         self.stop_all(reason)
         self._workers.finish()
 

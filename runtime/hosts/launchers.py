@@ -46,6 +46,9 @@ class Launcher(Protocol):
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         """Run the command `agent` on this host, with its stderr in the file `log`. OSError on failure."""
 
+    def give_back(self, host: str) -> None:
+        """Return one machine whose agent has ended, while agents on others run."""
+
     def close(self) -> None:
         """Return the machines, once all agents have ended or none could be started. May be called again."""
 
@@ -61,6 +64,9 @@ class CommandLauncher:
 
     def start(self, host: str, agent: Sequence[str], log: Path) -> AgentProcess:
         return start_process([*self._commands[host], *agent], log)
+
+    def give_back(self, host: str) -> None:
+        """Do nothing, as in `close`."""
 
     def close(self) -> None:
         """Do nothing: a command holds no machine beyond its agent's end."""
@@ -81,6 +87,9 @@ class SshLauncher:
         # The remote shell splits the words again. sshd does not pass the environment on.
         words = ["exec", "env", f"PYTHONPATH={PACKAGE.parent}", *agent]
         return start_process(["ssh", *self._options, "--", self._destinations[host], shlex.join(words)], log)
+
+    def give_back(self, host: str) -> None:
+        """Do nothing, as in `close`."""
 
     def close(self) -> None:
         """Do nothing: a connection ends with its agent."""

@@ -109,6 +109,11 @@ class RayLauncher:
         except self._ray.exceptions.RayError as error:
             raise OSError(str(error)) from error
 
+    def give_back(self, host: str) -> None:
+        """End the actor of this host. Ray frees a bundle of a placement group only with the whole group, in `close`."""
+        if (actor := self._actors.pop(host, None)) is not None and self._ray.is_initialized():
+            self._ray.kill(actor)
+
     def close(self) -> None:
         """Return the nodes to Ray; disconnect if launchers have connected, and this is the last one."""
         group, self._group = self._group, None

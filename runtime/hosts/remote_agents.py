@@ -40,7 +40,8 @@ class RemoteAgents:
         self._node = node
         self._home = home
         self.end: Callable[[], None] = lambda: None
-        self.has_lost_first = False  # the first host is gone, or has dropped this one
+        # Whether a worker loop that has started this agent stays: the client has drained this host, or is lost.
+        self.loop_stays = False
         self._gateway: Gateway | None = None
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
@@ -163,7 +164,7 @@ class RemoteAgents:
             self._end_without_first()
 
     def _end_without_first(self) -> None:
-        self.has_lost_first = True
+        self.loop_stays = True
         self.end()
 
     def stranded(self, request: LaneRequest) -> None:

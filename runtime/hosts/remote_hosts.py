@@ -61,7 +61,6 @@ class RemoteHost:
     is_local: bool  # whether it is on this machine
     address: Address | None = None  # of its agent, once it has answered
     trouble: str = ""  # why it was ended
-    stopped: str = ""  # the reason given when it was stopped
     mesh: HostMesh | None = None
     watcher: threading.Thread | None = None
     over: bool = False
@@ -311,14 +310,18 @@ class RemoteHosts:
     def _watch(self, host: RemoteHost) -> None:
         returncode = host.process.wait()
         host.over = True
-        is_shut_down = host.mesh is not None and host.mesh.is_shut_down
+        stopped = ""
+        if host.mesh is not None and host.mesh.was_drained(host.node):
+            stopped = "its host was drained"
+        elif host.mesh is not None and host.mesh.is_shut_down:
+            stopped = "its host was shut down"
         report = ExitReport(
             node=host.node,
             pid=host.process.pid,
             returncode=None if host.trouble else returncode,
             stderr=tuple(last_lines(host.log, self._settings.stderr_lines)) if not host.trouble else (),
             hint=host.trouble or f"the agent of host {host.where} has ended, and all processes there with it",
-            stopped=self._closing or ("its host was shut down" if is_shut_down else ""),
+            stopped=self._closing or stopped,
             host=host.name,
         )
         if not report.stopped:
@@ -330,7 +333,9 @@ class RemoteHosts:
             self._node.peers.announce_down(report.of_guest(node), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)
-        if not any(other.launcher is host.launcher for other in self):
+        if any(other.launcher is host.launcher for other in self):
+            host.launcher.give_back(host.name)
+        else:
             host.launcher.close()
 
     def _notify_lost(self, host: RemoteHost, why: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import subprocess
@@ -19,6 +20,8 @@ from typing import IO
 
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import DEVICES, AgentProcess, agent_environment, start_process
+
+logger = logging.getLogger(__name__)
 
 # What `salloc` runs: it prints the allocation, and lasts until the end of the input. `salloc` then releases it.
 SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; read -r _'
@@ -84,6 +87,16 @@ class SlurmLauncher:
         # srun passes its environment on, and Slurm replaces the variables of devices only on nodes that have some.
         kept = {name: value for name, value in agent_environment().items() if not re.fullmatch(DEVICES, name)}
         return start_process(command, log, kept)
+
+    def give_back(self, host: str) -> None:
+        """Take this node out of an allocation of its own."""
+        if self._holder is None or host not in self.hosts:
+            return
+        self.hosts.remove(host)
+        command = ["scontrol", "update", f"JobId={self._job}", f"NodeList={','.join(self.hosts)}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:  # some sites forbid it; then the node returns with the allocation
+            logger.warning("Slurm keeps node %s in job %s: %s", host, self._job, done.stderr.strip())
 
     def close(self) -> None:
         """Release an allocation of its own."""

@@ -56,7 +56,7 @@ from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
-from meshbook.runtime.transport.home import Home, host_of
+from meshbook.runtime.transport.home import Home, host_of, ip_of
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 
@@ -134,6 +134,12 @@ def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
     for name, value in place.ranks().items():
         if os.environ.get(name) == before.ranks()[name]:
             os.environ[name] = value
+    # The first host was drained. Its successor has the first rank now, which chooses the port.
+    if (first := place.world.agents[0]) != before.world.agents[0]:
+        variables = {"MASTER_ADDR": ip_of(host_of(first))}
+        if os.environ.get("MASTER_ADDR") == before.rendezvous().get("MASTER_ADDR"):
+            os.environ.update(variables)
+            place = msgspec.structs.replace(place, updated_variables=place.updated_variables | variables)
     if node.capture is not None:
         node.capture.set_rank(place.rank)
     return place

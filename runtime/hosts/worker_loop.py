@@ -39,7 +39,7 @@ END_SECONDS = 3.0  # for an agent to end its processes; less than a job waits fo
 LOOK_MILLISECONDS = 1000  # between signs of a client, and between the loop's checks for them
 SILENCE_SECONDS = 15.0  # after which a client is gone
 TAIL_BYTES = 65536  # of an agent's stderr
-CONTROLLER_LOST = 3  # exit status of an agent on another host that has lost its controller
+LOOP_STAYS = 3  # exit status of an agent that has lost its controller, or whose host was drained by it
 START, WRITE, CLOSE, ALIVE, STARTED, OUTPUT, ENDED = (
     *(b"start", b"write", b"close", b"alive"),  # to the loop
     *(b"started", b"output", b"ended"),  # to the client
@@ -236,6 +236,9 @@ class AttachLauncher:
         # The loop runs the agent by its own interpreter.
         command = [sys.executable, *COMMAND, "dial", self._addresses[host], str(self._timeout)]
         return start_process(command, log)
+
+    def give_back(self, host: str) -> None:
+        """Do nothing, as in `close`."""
 
     def close(self) -> None:
         """Do nothing: the loops stay for the next client."""

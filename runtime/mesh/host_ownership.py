@@ -10,6 +10,8 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.transport.home import host_of
+from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 class HostOwnership:
     """State that handles of the same hosts share in a process: the spawned meshes, and the end of the hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, agents: Sequence[Address]) -> None:
+        self.agents = list(agents)  # with those of hosts that have joined
         self.shutdown: Future[None] | None = None
         self.is_over = False  # the session and its hosts have ended
         self.meshes: dict[str, ProcMesh] = {}  # meshes with live processes
+        self.drained: set[str] = set()  # nodes of agents that end because their host was drained
 
     def add(self, mesh: ProcMesh) -> None:
         """Track a mesh, by its newest handle, until its processes have ended. They may have been restarted."""
@@ -42,6 +46,10 @@ class HostOwnership:
 
         node = current_node()
         when_ended(node, [address.node for address in mesh.nodes]).when_done(look)
+
+    def uses(self, agent: Address) -> bool:
+        """Whether a mesh has processes on the host of this agent."""
+        return any(host_of(node) == host_of(agent) for mesh in self.meshes.values() for node in mesh.nodes)
 
     def end_meshes(self, ended: Future[None]) -> None:
         """Record that these meshes end with their hosts: nothing can be spawned on them any more."""

@@ -103,8 +103,11 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
-    def shutdown(self, reason: str) -> None:
-        """Stop every worker, and end the agent once the last worker has ended."""
+    def shutdown(self, reason: str, loop_stays: bool = False) -> None:
+        """Stop every worker, and end the agent once the last worker has ended.
+
+        A worker loop that has started the agent ends too, unless it stays for the next client.
+        """
         raise NotImplementedError
 
 
@@ -126,7 +129,7 @@ class HostMesh(MeshTrait):
         self._owned = owned
         self._python = python  # the interpreter of processes; empty: this one, forked
         self._is_fake = is_fake_in_process
-        self._ownership = ownership or HostOwnership()
+        self._ownership = ownership or HostOwnership(agents)
 
     @property
     def region(self) -> Region:
@@ -193,6 +196,48 @@ class HostMesh(MeshTrait):
             is_fake_in_process=self._is_fake,
             ownership=self._ownership,
         )
+
+    def without(self, names: Sequence[str]) -> HostMesh:
+        """Return the other hosts; `drain` of a mesh removes its ranks from these.
+
+        ValueError for an unknown name, if none would stay, and for hosts that have more dimensions than one.
+        """
+        self.check_elastic("drain")
+        if unknown := [name for name in names if name not in self.names]:
+            raise ValueError(f"drain: no host is named {unknown[0]!r}; the hosts are {', '.join(self.names)}")
+        stays = [agent for agent, name in zip(self.agents, self.names, strict=True) if name not in names]
+        if not stays:
+            raise ValueError("drain: no host would stay; stop the mesh instead")
+        return self._of(stays)
+
+    def joined(self, more: HostMesh) -> HostMesh:
+        """Return these hosts and more, whose owner is from now on that of these hosts.
+
+        RuntimeError for hosts that are not owned, or are shut down; ValueError for hosts that are among these already.
+        """
+        self.check_elastic("join")
+        more._check_owned()
+        if more.is_shut_down:
+            raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
+        if not more.names or not set(more.agents).isdisjoint(self.agents):
+            raise ValueError("join: the hosts are part of the mesh already, or are this machine's own")
+        if more._ownership is not self._ownership:  # of two meshes that share hosts, the second joins hosts of theirs
+            for mesh in more._ownership.meshes.values():
+                self._ownership.add(mesh)
+            self._ownership.agents += more._ownership.agents
+            more._ownership = self._ownership
+        return self._of([*self.agents, *more.agents])
+
+    def check_elastic(self, what: str) -> None:
+        """Raise ValueError unless hosts can be removed and added: they have one dimension, as a launcher's have."""
+        if len(self.extent) != 1 or not self.names:
+            dims = dict(self.extent) or "none"
+            raise ValueError(f"{what} needs hosts with one dimension, as a launcher starts them; these have {dims}")
+
+    def _of(self, agents: Sequence[Address]) -> HostMesh:
+        [label] = self.extent.labels
+        region = Extent.of(**{label: len(agents)}).region
+        return HostMesh(agents, region, owned=self._owned, python=self._python, ownership=self._ownership)
 
     def _picked(self) -> list[Address]:
         return [self._agents[rank] for rank in self._region.ranks()]
@@ -375,10 +420,27 @@ class HostMesh(MeshTrait):
         self._check_owned()
         if (known := self._ownership.shutdown) is not None:
             return known if self._ownership.is_over else Future.failed(RuntimeError(monarch_texts.HOSTS_SHUT_DOWN))
-        self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in self._agents])
+        agents = self._ownership.agents  # also hosts that have joined
+        self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in agents])
         self._ownership.end_meshes(self._ownership.shutdown)
-        self._hosts().shutdown.broadcast("its host was shut down")
+        for agent in agents:
+            _on_agent(agent).shutdown.broadcast("its host was shut down")
         return self._ownership.shutdown
+
+    def release(self, agents: Sequence[Address]) -> Future[None]:
+        """End these of its hosts, unless a mesh that was spawned through these handles has processes there.
+
+        All other processes there end too, and the hosts return to their launcher. Resolves when they have ended.
+        """
+        unused = [agent for agent in agents if not self._ownership.uses(agent)]
+        for agent in unused:
+            self._ownership.drained.add(agent.node)
+            _on_agent(agent).shutdown.broadcast("its host was drained", loop_stays=True)
+        return when_ended(current_node(), [agent.node for agent in unused])
+
+    def was_drained(self, agent: str) -> bool:
+        """Whether the host of this agent, by the name of its node, was drained."""
+        return agent in self._ownership.drained
 
     def stop(self) -> Future[None]:
         """Detach from the hosts: stop the processes that this handle, its slices and its copies have spawned here.

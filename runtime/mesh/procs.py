@@ -25,7 +25,8 @@ from meshbook.runtime.mesh.ownership import Afterwards, Ownership, own
 from meshbook.runtime.mesh.policies import OnFailure, Respawning, Restarts, policy_of
 from meshbook.runtime.mesh.process_actor import PROCESS, ask_transfers
 from meshbook.runtime.mesh.process_groups import GroupRequest, abort
-from meshbook.runtime.mesh.resizing import Resize, check_sizes
+from meshbook.runtime.mesh.resizing import NewShape, Resize, check_sizes
+from meshbook.runtime.mesh.resizing import plan as plan_resize
 from meshbook.runtime.mesh.runners import ActorRunner, Runner
 from meshbook.runtime.mesh.scheduling import Scheduler, name_of
 from meshbook.runtime.mesh.spawned import Spawned
@@ -313,7 +314,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         with self._ownership.changing:
             current, owned_mesh = self._to_change("healed")
             healed = heal(current_node(), owned_mesh, current._nodes, _ask_ready, current._follow_up, only=only)
-            self._hosts.adopt(current)
+            current._hosts.adopt(current)
         return healed
 
     def _to_change(self, what: str) -> tuple[ProcMesh, OwnedMesh]:
@@ -334,7 +335,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         New ranks get processes started as the first ones were (from spares if there are any), and the actors that were
         spawned from this process on the whole mesh. These are created with the arguments of the spawn, without
         `__restore__`. Removed ranks are stopped, with cleanup. Dead ranks are not healed, but may be removed.
-        Dimensions of the hosts cannot change.
+        Dimensions of the hosts do not change here, but by `drain` and `join`.
 
         Handles are immutable. Other handles of this mesh still reach the processes that they were made for, and calls
         to removed ones raise SupervisionError. `stop` and `heal` act on the mesh as it is now, through any handle.
@@ -349,21 +350,76 @@ class ProcMesh(TensorMesh, MeshTrait):
         """
         with self._ownership.changing:
             current, owned_mesh = self._to_change("resized")
-            before, after = current.extent, check_sizes(current.extent, self._hosts.extent, sizes)
-            specs = self._ownership.specs
-            if before == after or specs is None:
+            after = check_sizes(current.extent, current._hosts.extent, sizes)
+            if current.extent == after or self._ownership.specs is None:
                 return current
-            node = current_node()
-            # On the I/O thread, which records the end of a process completely before it runs this.
-            change = node.loop.run(lambda: Resize(node, self._name, specs, before, after))
-            resized = current._twin(change.nodes, after.region, owned=True, policy=current._policy)
-            self._ownership.current = resized
-            follow_up = functools.partial(resized._follow_up, restarted=(), was=before.nelements)
-            done = change.begin(self._hosts, _ask_ready, follow_up)
-            resized._initialized = done.then(lambda ranks: True)
-            self._hosts.adopt(resized)
-        text = f"from {dict(before)} to {dict(after)}"
-        current_node().send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
+            return current._change(owned_mesh, NewShape(after, plan_resize(current.extent, after), current._hosts))
+
+    def drain(self, *hosts: str) -> ProcMesh:
+        """Remove these hosts, by their names, and return a new handle at once: `procs = procs.drain("gpu2")`.
+
+        Their ranks are stopped, with cleanup, as in a `resize`; what they run has `Settings.stop_timeout` to end. The
+        other ranks keep their processes, actors and state, and get new numbers without a gap. Then the host's agent
+        ends, with all other processes there, and the host returns to its launcher. A host on which another mesh has
+        processes stays until that mesh is drained too. A lost host can be drained, so that the others go on without it.
+
+        The new handle's `initialized` resolves when the hosts have ended. Raises ValueError for an unknown host, and if
+        none would stay; else as `resize`.
+        """
+        with self._ownership.changing:
+            current, owned_mesh = self._to_change("drained")
+            before = current._hosts
+            rest = before.without(hosts)
+            if len(rest) == len(before):
+                return current
+            gone = [agent for agent in before.agents if agent not in rest.agents]
+            names = before.names
+            stays: list[int | None] = [rank for rank, host in enumerate(current.host_ranks) if names[host] not in hosts]
+            shape = NewShape(current._extent_on(rest), stays, rest)
+            return current._change(owned_mesh, shape, lambda: [before.release(gone)])
+
+    def join(self, hosts: HostMesh) -> ProcMesh:
+        """Add hosts to this mesh and return a new handle at once: `procs = procs.join(meshbook.hosts.ssh(["gpu9"]))`.
+
+        Each gets as many ranks as the others have. They follow after the present ranks, and start as those of a
+        `resize` do; the present ones keep their state. The hosts end with those of this mesh. They keep no spares.
+
+        Raises ValueError for hosts that are in the mesh already, RuntimeError for hosts that are a reference or have
+        been shut down; else as `resize`.
+        """
+        with self._ownership.changing:
+            current, owned_mesh = self._to_change("joined")
+            present = current._hosts
+            more = present.joined(hosts)
+            extent = current._extent_on(more)
+            new = extent.nelements - current.extent.nelements
+            return current._change(owned_mesh, NewShape(extent, [*range(current.size()), *[None] * new], more))
+
+    def _extent_on(self, hosts: HostMesh) -> Extent:
+        sizes = dict(self.extent) | dict(hosts.extent)
+        return Extent(tuple(sizes), tuple(sizes.values()))
+
+    def _change(
+        self, owned_mesh: OwnedMesh, shape: NewShape, at_end: Callable[[], list[Future[Any]]] = list
+    ) -> ProcMesh:
+        """Give the mesh, whose current handle this is, another shape; `at_end` starts the last steps."""
+        node, specs, before = current_node(), self._ownership.specs, self.extent
+        if specs is None:
+            raise ValueError("this mesh was not spawned from this process")
+        # On the I/O thread, which records the end of a process completely before it runs this.
+        change = node.loop.run(lambda: Resize(node, self._name, specs, before, shape))
+        resized = self._twin(change.nodes, shape.extent.region, owned=True, policy=self._policy)
+        resized._hosts = shape.hosts
+        self._ownership.current = resized
+
+        def follow_up(ranks: list[int]) -> list[Future[Any]]:
+            return [*resized._follow_up(ranks, restarted=(), was=before.nelements), *at_end()]
+
+        done = change.begin(self._hosts, _ask_ready, follow_up)
+        resized._initialized = done.then(lambda ranks: True)
+        resized._hosts.adopt(resized)
+        text = f"from {dict(before)} to {dict(shape.extent)}"
+        node.send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
         return resized
 
     def all_of(self, actors: A) -> A:

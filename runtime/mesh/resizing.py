@@ -6,6 +6,7 @@ plan -> worker specs and ledger -> notify remaining ranks -> start new ranks and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshbook.runtime.actor.future import Future
@@ -38,7 +39,9 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
     """Return the extent with these sizes. ValueError for an unknown or fixed dimension, and for an invalid size."""
     for label, size in sizes.items():
         if label in hosts.labels:
-            raise ValueError(f"resize: {label!r} is a dimension of the hosts, whose number cannot change")
+            raise ValueError(
+                f"resize: {label!r} is a dimension of the hosts; drain() removes hosts from a mesh, join() adds some"
+            )
         if label not in before.labels:
             raise ValueError(f"resize: unknown dimension {label!r}; there are {', '.join(before.labels) or 'none'}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -46,20 +49,28 @@ def check_sizes(before: Extent, hosts: Extent, sizes: dict[str, int]) -> Extent:
     return Extent(before.labels, [sizes.get(label, size) for label, size in before.items()])
 
 
+@dataclass(frozen=True)
+class NewShape:
+    """The shape of a mesh after a resize, on these hosts. `stays` has each rank's rank before, None for a new one."""
+
+    extent: Extent
+    stays: list[int | None]
+    hosts: HostMesh
+
+
 class Resize:
     """One resize of the processes that are `mesh` in this node's ledger. `begin` starts it without waiting."""
 
-    def __init__(self, node: Node, mesh: str, specs: WorkerSpecs, before: Extent, after: Extent) -> None:
+    def __init__(self, node: Node, mesh: str, specs: WorkerSpecs, before: Extent, shape: NewShape) -> None:
         self._node = node
         self._mesh = mesh
         self._specs = specs
-        self._before, self._after = before, after
+        self._before, self._after = before, shape.extent
         was = specs.addresses
-        stays = plan(before, after)
-        specs.resize(stays, after)
+        specs.resize(shape.stays, shape.extent, shape.hosts.agents)
         self.nodes = specs.addresses
-        self.new = [rank for rank, old in enumerate(stays) if old is None]
-        self.staying = [rank for rank, old in enumerate(stays) if old is not None]
+        self.new = [rank for rank, old in enumerate(shape.stays) if old is None]
+        self.staying = [rank for rank, old in enumerate(shape.stays) if old is not None]
         self.removed = [address for address in was if address not in self.nodes]
         self._followers = self._update_ledger(was)
 
@@ -78,7 +89,10 @@ class Resize:
         return followers
 
     def begin(self, hosts: HostMesh, ask_ready: Ask, afterwards: Afterwards) -> Future[list[int]]:
-        """Return a future that resolves to the new ranks, once all steps and the follow-up are done."""
+        """Return a future that resolves to the new ranks, once all steps and the follow-up are done.
+
+        `hosts` are those of the mesh before.
+        """
         self._notify_staying()
         if self.new:
             self._specs.start(self.new)

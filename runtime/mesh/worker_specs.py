@@ -195,21 +195,26 @@ class WorkerSpecs:
         """The addresses of the processes, by rank."""
         return tuple(spec.address for spec in self._specs)
 
-    def resize(self, stays: Sequence[int | None], extent: Extent) -> None:
-        """Change to a mesh of this extent. `stays` has each rank's old rank, or None. New processes are not started.
+    def resize(self, stays: Sequence[int | None], extent: Extent, agents: Sequence[Address]) -> None:
+        """Change to a mesh of this extent on the hosts of these agents. New processes are not started.
 
-        Raises ValueError if the start of new processes is unknown.
+        `stays` has each rank's old rank, or None. Raises ValueError if the start of new processes is unknown.
         """
-        before, local = self._specs, self._specs[0].local_size
-        firsts = before[::local]  # of each host
-        local = extent.nelements // len(firsts)
+        before = self._specs
+        known = {spec.world.agent: spec.world for spec in before}
+        local = extent.nelements // len(agents)
         starts = self._plan_starts(extent, local) if None in stays else []
         specs = [
-            before[old] if old is not None else self._new(firsts[rank // local], starts[rank])
+            before[old] if old is not None else self._new(agents[rank // local], starts[rank])
             for rank, old in enumerate(stays)
         ]
         nodes = tuple(spec.address for spec in specs)
-        worlds = [msgspec.structs.replace(first.world, sizes=extent.sizes, nodes=nodes) for first in firsts]
+        worlds = [
+            msgspec.structs.replace(
+                known.get(agent, before[0].world), agent=agent, agents=tuple(agents), sizes=extent.sizes, nodes=nodes
+            )
+            for agent in agents
+        ]
         self._specs = [
             msgspec.structs.replace(
                 spec, rank=rank, local_rank=rank % local, local_size=local, world=worlds[rank // local]
@@ -217,11 +222,11 @@ class WorkerSpecs:
             for rank, spec in enumerate(specs)
         ]
 
-    def _new(self, like: WorkerSpec, start: Start) -> WorkerSpec:
-        node = f"{like.world.mesh}.{self._used}"
+    def _new(self, agent: Address, start: Start) -> WorkerSpec:
+        node = f"{self._specs[0].world.mesh}.{self._used}"
         self._used += 1
-        url = like.address.url.removesuffix(like.address.node) + node
-        return msgspec.structs.replace(like, address=Address(node, url), start=start, incarnation=0)
+        address = Address(node, agent.url.removesuffix(agent.node) + node)
+        return msgspec.structs.replace(self._specs[0], address=address, start=start, incarnation=0)
 
     def start(self, ranks: Sequence[int]) -> None:
         """Start these processes through their agents. If a request fails, the processes are reported as ended."""

@@ -204,6 +204,10 @@ class SlurmCluster:
         """The jobs that Slurm has not ended."""
         return self._ask("squeue", "-h", "-t", "pending,running,suspended")
 
+    def nodes_in_use(self) -> str:
+        """How many nodes the job has that runs."""
+        return self._ask("squeue", "-h", "-t", "running", "-o", "%D").strip()
+
     @property
     def arguments(self) -> dict[str, Any]:
         return {"nodes": 3}

@@ -2,7 +2,7 @@
 
 It prints a line of JSON about its ranks. On `train` it trains the quick-start's network with DistributedDataParallel.
 On `watch` it waits for a call that the loss of a host ends, and prints what the call raised and which hosts still
-answer. With `job` as the launcher it runs a `SlurmJob` of one host.
+answer. On `drain` it drains the second host. With `job` as the launcher it runs a `SlurmJob` of one host.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ def main() -> None:
     else:
         ranks = list(trainers.look.call().get(100).values())
     say(hosts=dict(hosts.extent), ranks=ranks)
+    if "drain" in sys.argv:
+        rest = procs.drain(hosts.names[1])
+        rest.initialized.get(100)
+        found = list(rest.all_of(trainers).look.call().get(100).values())
+        say(ranks=[each["rank"] for each in found], pids=[each["pid"] for each in found])
     if "watch" in sys.argv:
         waiting = [(index, trainers.slice(hosts=index, gpus=0).wait.call_one()) for index in range(hosts.size())]
         say(waits=len(waiting))

@@ -201,6 +201,20 @@ def test_a_request_that_is_pending_ends_with_its_controller(cluster: SlurmCluste
     wait_until(lambda: not cluster.jobs())
 
 
+def test_a_host_that_is_drained_goes_back_and_the_others_continue(cluster: Any, start: Any) -> None:
+    program = start("drain")
+    ranks = program.read()["ranks"]
+    drained = program.read()
+    assert drained["ranks"] == [0, 1, 2, 3]
+    assert drained["pids"] == [each["pid"] for each in (*ranks[:2], *ranks[4:])]
+    assert not any(psutil.pid_exists(each["pid"]) for each in ranks[2:4])
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: cluster.nodes_in_use() == "2")
+    program.go_on()
+    assert program.read() == {"closed": True}
+    wait_until(lambda: not of_this_run())
+
+
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

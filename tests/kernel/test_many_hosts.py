@@ -12,7 +12,7 @@ import pytest
 from tests.support import PATIENCE
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import Notebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 AGENT = "meshbook.runtime.hosts.agent"
@@ -49,6 +49,37 @@ def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> 
     bare_notebook.run("%mesh down mesh")
     assert len(agents(bare_notebook)) == 2, "the other mesh needs them"
     bare_notebook.run("%mesh down judge")
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+
+
+def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: Notebook, signs: Signs) -> None:
+    """A host leaves once the job there has ended; the other ranks keep their variables, and a host joins them."""
+    bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
+    first, second = agents(bare_notebook)
+    bare_notebook.run("%%mesh\nx = rank + 1")
+    assert "no host is named 'gpu9'" in bare_notebook.run_failing("%mesh drain gpu9").error["evalue"]
+    gate = signs.path.with_name("gate")
+    bare_notebook.run(f"%%mesh 0 -a\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)")
+    drained = bare_notebook.start("%mesh drain local-0")
+    bare_notebook.wait_until(lambda: "waiting for job" in drained.stdout)
+    assert first.is_running()
+    gate.touch()
+    bare_notebook.wait(drained)
+    summary = drained.stdout.splitlines()[-1]
+    assert summary.startswith(
+        "mesh: 1 rank (hosts=1, gpus=1), on CPU (no GPU there), on local:2 without local-0; drained"
+    )
+    assert psutil.wait_procs([first], timeout=PATIENCE)[1] == []
+    assert second.is_running()
+    assert bare_notebook.run("%%mesh\nx").result == "[0] 2"
+
+    joined = bare_notebook.run("%mesh join local:1").updates[-1]["text/plain"]
+    assert "mesh: 2 ranks (hosts=2, gpus=1)" in joined
+    assert "on local:2 and local:1; joined in" in joined
+    assert bare_notebook.run("%%mesh\n'x' in globals(), rank").result
+    started = agents(bare_notebook)
+    assert len(started) == 2
+    bare_notebook.run("%mesh down")
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 

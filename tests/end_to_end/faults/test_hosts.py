@@ -516,3 +516,102 @@ def test_a_mesh_on_hosts_grows_heals_and_shrinks(spawn):
     shrunk = grown.resize(gpus=1)
     assert shrunk.initialized.get(PATIENCE) is True
     assert pids(shrunk.all_of(probe)) == first
+
+
+@pytest.fixture
+def elastic(session: Session) -> Iterator[tuple[Any, Any]]:
+    """A mesh on three hosts of its own, and actors on it."""
+    hosts = meshbook.hosts.command({"e0": [], "e1": [], "e2": []})
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    yield procs, procs.spawn("probe", Probe)
+    if not hosts.is_shut_down:
+        hosts.shutdown().get(PATIENCE)
+
+
+def places(probe: Any) -> list[Any]:
+    """The environment of each rank: what torch reads."""
+
+    def place() -> Any:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        return context().actor_instance.rank.rank, *(int(os.environ[name]) for name in names)
+
+    return list(probe.run.call(place).get(PATIENCE).values())
+
+
+def expected_places(hosts: int) -> list[Any]:
+    return [(rank, rank, rank % 2, 2 * hosts, rank // 2, hosts) for rank in range(2 * hosts)]
+
+
+def test_hosts_drain_and_join_while_the_others_keep_their_state(elastic: Any, session: Session):
+    """The first host leaves, on which ranks of torch would meet; another one joins, and all reduce together."""
+    procs, probe = elastic
+    before = pids(probe)
+    agent = agent_of("e0", session)
+    family = [agent, *agent.children(recursive=True)]
+
+    rest = procs.drain("e0")
+    assert rest.initialized.get(PATIENCE) is True
+    assert rest.host_mesh.names == ("e1", "e2")
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    assert [event for event in session.events if event.mesh == "e0"] == [], "it is not lost"
+    two = rest.all_of(probe)
+    assert places(two) == expected_places(2)
+    assert pids(two) == before[2:]
+    assert rest.init_process_group("gloo").get(PATIENCE) == 1
+
+    more = meshbook.hosts.command({"e3": []})
+    grown = rest.join(more)
+    assert grown.initialized.get(PATIENCE) is True
+    three = grown.all_of(probe)
+    assert places(three) == expected_places(3)
+    assert pids(three)[:4] == before[2:]
+    assert grown.process_group_generation == 2, "of all ranks again"
+
+    def total() -> float:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.tensor(float(os.environ["RANK"]))
+        dist.all_reduce(value)
+        return value.item()
+
+    assert list(three.run.call(total).get(PATIENCE).values()) == [15.0] * 6
+    started = {each.name: psutil.Process(each.process.pid) for each in session.remote if each.name in ("e2", "e3")}
+    more.shutdown().get(PATIENCE)
+    assert psutil.wait_procs(list(started.values()), timeout=PATIENCE)[1] == [], "they have become one with the others"
+
+
+def test_a_lost_host_is_drained_and_a_heal_is_not_needed(elastic: Any, session: Session):
+    procs, probe = elastic
+    before = pids(probe)
+    lost = probe.slice(hosts=1, gpus=0).run.call_one(wait_forever)
+    agent_of("e1", session).kill()
+    died(lost)
+    rest = procs.drain("e1")
+    assert rest.initialized.get(PATIENCE) is True
+    assert pids(rest.all_of(probe)) == before[:2] + before[4:]
+    assert rest.heal().get(PATIENCE) == []
+
+
+def test_a_host_stays_until_the_last_mesh_has_left_it(elastic: Any, session: Session):
+    procs, _ = elastic
+    other = procs.host_mesh.spawn_procs()
+    agent = agent_of("e2", session)
+    assert procs.drain("e2").initialized.get(PATIENCE) is True
+    assert pids(other.spawn("probe", Probe))
+    assert other.drain("e2").initialized.get(PATIENCE) is True
+    assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
+
+
+def test_hosts_that_cannot_leave_or_join(elastic: Any, hosts: HostMesh, spawn_procs):
+    procs, _ = elastic
+    with pytest.raises(ValueError, match="no host is named 'e9'; the hosts are e0, e1, e2"):
+        procs.drain("e9")
+    with pytest.raises(ValueError, match="no host would stay"):
+        procs.drain("e0", "e1", "e2")
+    with pytest.raises(ValueError, match="part of the mesh already"):
+        procs.join(procs.host_mesh)
+    with pytest.raises(ValueError, match="one dimension"):
+        spawn_procs().join(hosts)
+    with pytest.raises(RuntimeError, match="reference"):
+        procs.join(hosts.slice(hosts=slice(0, 1)))

@@ -10,6 +10,7 @@ from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.argparsing import HelpText, PullSpec
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
+from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
 from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
@@ -34,6 +35,8 @@ from meshbook.runtime.geometry import Extent
         ("down --now", DownVerb(now=True)),
         ("down trainers --now", DownVerb("trainers", now=True)),
         ("resize --gpus 6", ResizeVerb(gpus=6)),
+        ("drain gpu1 gpu2 --now", DrainVerb(["gpu1", "gpu2"], now=True)),
+        ("join ssh:gpu9 --name mesh", JoinVerb("ssh:gpu9", name="mesh")),
         ("resize trainers --shape hosts=2,gpus=4", ResizeVerb(shape=Extent.of(hosts=2, gpus=4), name="trainers")),
         ("heal", HealVerb()),
         ("heal trainers", HealVerb("trainers")),
