@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,7 @@ from meshbook.runtime.hosts.linux import (
     outlive_parent,
     skip_exit_handlers_so_far,
 )
-from meshbook.runtime.hosts.worker_exit import spare_finalizers
+from meshbook.runtime.hosts.worker_exit import exempt_imports
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.resources import explain_limit, raise_file_limit
 
@@ -109,7 +110,7 @@ def preload(names: list[str]) -> None:
             importlib.import_module(name)
         except ImportError:
             traceback.print_exc()
-    spare_finalizers()
+    exempt_imports()
     # End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork.
     if (pid := os.fork()) == 0:
         os._exit(0)
@@ -209,10 +210,19 @@ def begin(spec: WorkerSpec, folder: Path, server: int) -> None:
 def become(spec: WorkerSpec) -> None:
     """Turn the child into the worker, in place, as if it had been started and not forked."""
     skip_exit_handlers_so_far()
-    os.environ.clear()
-    os.environ.update(spec.environment())
+    set_environment(spec.environment())
     renew_process_state()
     worker.settle(spec)
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Make these the environment. Most are there already: setting all would copy pages all over the heap."""
+    before = dict(os.environ)
+    for name in before.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if before.get(name) != value:
+            os.environ[name] = value
 
 
 def renew_process_state() -> None:

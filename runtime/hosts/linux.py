@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINE_BUFFERED = 1
 _POLL_SECONDS = 0.002
+_C = ctypes.CDLL(None)  # made once, since each one has classes of its own
 
 
 def die_with_parent(parent: int) -> None:
@@ -59,21 +60,19 @@ def skip_exit_handlers_so_far() -> None:
 
     In a forked worker they would unload what the fork server loaded: 0.13 s of computing for torch alone.
     """
-    c = ctypes.CDLL(None)
-    if hasattr(c, "on_exit"):  # handlers run last in, first out; this one ends the process before the older ones
-        c.on_exit(c._exit, None)
+    if hasattr(_C, "on_exit"):  # handlers run last in, first out; this one ends the process before the older ones
+        _C.on_exit(_C._exit, None)
 
 
 def buffer_c_output_by_line() -> None:
     """Buffer the output of C code by line. By default the C library writes to files in blocks of 4 KiB."""
-    c = ctypes.CDLL(None)
     with contextlib.suppress(ValueError):  # no such symbol: another C library
-        c.setvbuf(ctypes.c_void_p.in_dll(c, "stdout"), None, _LINE_BUFFERED, 0)
+        _C.setvbuf(ctypes.c_void_p.in_dll(_C, "stdout"), None, _LINE_BUFFERED, 0)
 
 
 def flush_c_output() -> None:
     """Flush the C library's streams."""
-    ctypes.CDLL(None).fflush(None)
+    _C.fflush(None)
 
 
 def exit_through_c(code: int) -> None:
@@ -84,7 +83,7 @@ def exit_through_c(code: int) -> None:
 
 def _prctl(option: int, argument: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
+        _C.prctl(option, argument, 0, 0, 0)
 
 
 def _children() -> set[int]:

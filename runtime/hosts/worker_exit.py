@@ -8,7 +8,9 @@ rely on one by one, as `multiprocessing` does for its forked children.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -25,10 +27,17 @@ from meshbook.runtime.traces import is_ours
 _LIBRARY = f"{Path(threading.__file__).parent}{os.sep}"  # of Python's standard library
 
 
-def spare_finalizers() -> None:
-    """In the fork server: exempt existing objects from finalizers in children (torch undoes 134 operator libraries)."""
+def exempt_imports() -> None:
+    """In the fork server: exempt what it has imported from the finalizers in its children.
+
+    torch alone would undo 134 operator libraries there. Preloaded modules of the user are not exempt.
+    """
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no public list
         finalizer.atexit = False
+    # A child looks only at the modules behind this one. It would copy half of the shared pages if it looked at all.
+    own = set(map(id, user_modules()))
+    for name in (__name__, *[name for name, module in items_of(sys.modules) if id(module) in own]):
+        sys.modules[name] = sys.modules.pop(name)
 
 
 def run_finalisers() -> None:
@@ -37,14 +46,15 @@ def run_finalisers() -> None:
     atexit._run_exitfuncs()
     # Daemon threads still run while the names they use disappear; their errors are noise.
     threading.excepthook = lambda arguments: None
-    for module in _user_modules():
+    for module in user_modules():
         _drop_objects(vars(module))
     # Objects first, then the functions, classes and modules that their finalizers use.
     namespace = vars(sys.modules["__main__"])
     _drop_objects(namespace)
     gc.collect()
-    namespace.clear()
-    gc.collect()
+    if any(name[:2] != "__" for name, _ in items_of(namespace)):
+        namespace.clear()
+        gc.collect()
 
 
 def leave(code: int) -> None:
@@ -63,11 +73,20 @@ def _drop_objects(namespace: dict[str, Any]) -> None:
         namespace.pop(name, None)
 
 
-def _user_modules() -> list[types.ModuleType]:
+def user_modules() -> list[types.ModuleType]:
     """Return the modules that are neither installed nor part of meshbook, the newest first."""
-    modules = [module for _, module in items_of(sys.modules) if type(module) is types.ModuleType]
-    files = [(module, vars(module).get("__file__") or "") for module in reversed(modules)]
+    modules = [module for module in late_modules() if type(module) is types.ModuleType]
+    files = [(module, vars(module).get("__file__") or "") for module in modules]
     # The runtime still needs installed modules, even of another environment whose path a user has added.
     files = [(module, file) for module, file in files if not file.startswith(_LIBRARY)]
     own = [(module, file) for module, file in files if file and not is_ours(file)]
     return [module for module, file in own if "/site-packages/" not in file and "/dist-packages/" not in file]
+
+
+def late_modules() -> list[types.ModuleType | None]:
+    """Return the modules that were imported after this one, the newest first."""
+    while True:
+        # A thread that imports another module meanwhile causes a RuntimeError.
+        with contextlib.suppress(RuntimeError):
+            names = list(itertools.takewhile(lambda name: name != __name__, reversed(sys.modules)))
+            return [sys.modules.get(name) for name in names]

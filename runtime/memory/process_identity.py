@@ -26,11 +26,15 @@ class ProcessMark(msgspec.Struct, frozen=True, array_like=True):
         return has_ended(self.pid, self.started)
 
 
+@functools.cache
 def own_mark() -> ProcessMark:
-    """Return the identity of this process. Not cached: it changes after a fork."""
+    """Return the identity of this process."""
     pid = os.getpid()
     stat = _read_stat(pid)
     return ProcessMark(pid, _started_at(stat) if stat else 0, _own_system())
+
+
+os.register_at_fork(after_in_child=own_mark.cache_clear)
 
 
 def has_ended(pid: int, started: int) -> bool:

@@ -13,26 +13,37 @@ CRASH = "Fatal Python error:"  # the first words of faulthandler's stack
 
 
 class StderrTail:
-    """A file that keeps the text of Python's stderr, which would be lost in the buffers of a killed process."""
+    """A file that keeps the text of Python's stderr, which would be lost in the buffers of a killed process.
+
+    The first text creates the file: most processes write none, and creating a file is a good part of their start.
+    """
 
     def __init__(self, folder: Path, node: str) -> None:
-        flags = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(folder / f"{node}.last", flags, 0o600)
+        self._path = folder / f"{node}.last"
+        self._file = -1
+        self._has_failed = False
 
     def add(self, text: str) -> None:
-        if self._file < 0:
+        """Keep text of any thread or signal handler."""
+        if self._has_failed:
             return
         try:
+            if self._file < 0:
+                made = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                if self._file < 0:
+                    self._file = made
+                else:  # another thread was faster
+                    os.close(made)
             os.write(self._file, text.encode("utf-8", "replace"))
         except OSError:
-            self._file = -1  # a full disk: the text still goes to the notebook
+            self._has_failed = True  # a full disk: the text still goes to the notebook
 
     def trim(self) -> None:
         """Keep only the end of a file that has grown; called from time to time, on one thread.
 
         A line that another thread adds at that very moment can be lost.
         """
-        if self._file < 0 or (size := os.fstat(self._file).st_size) <= LIMIT_BYTES:
+        if self._file < 0 or self._has_failed or (size := os.fstat(self._file).st_size) <= LIMIT_BYTES:
             return
         end = os.pread(self._file, TAIL_BYTES, size - TAIL_BYTES)
         os.ftruncate(self._file, 0)

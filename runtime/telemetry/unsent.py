@@ -11,6 +11,7 @@ to it. So the file may hold pieces that were sent; a `SentMark` in each chunk gi
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import struct
@@ -128,31 +129,36 @@ def _map(path: Path) -> list[mmap.mmap]:
 def read_unsent(folder: Path, node: str) -> UnsentOutput | None:
     """Return output that an ended process may not have sent; None if there is none."""
     try:
-        data = unsent_file(folder, node).read_bytes()
-        sent = _SENT.unpack_from(data)
-        (length,) = _LENGTH.unpack_from(data, _SENT.size)
-        start = _SENT.size + _LENGTH.size
-        owner = msgspec.msgpack.decode(data[start : start + length], type=OutputOwner)
-    except (OSError, struct.error, msgspec.DecodeError):
+        # Mapped: most of it is unused, and reading that would take most of the time.
+        with (
+            open(unsent_file(folder, node), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            sent = _SENT.unpack_from(data)
+            (length,) = _LENGTH.unpack_from(data, _SENT.size)
+            start = _SENT.size + _LENGTH.size
+            owner = msgspec.msgpack.decode(data[start : start + length], type=OutputOwner)
+            halves = (_pieces(data, _HEADER_BYTES + at) for at in (0, HALF_BYTES))
+            pieces = sorted(itertools.chain.from_iterable(halves), key=lambda piece: piece[0])
+    except (OSError, ValueError, struct.error, msgspec.DecodeError):  # a ValueError: it is empty
         return None
-    halves = (data[_HEADER_BYTES + at : _HEADER_BYTES + at + HALF_BYTES] for at in (0, HALF_BYTES))
-    pieces = sorted((piece for half in halves for piece in _pieces(half)), key=lambda piece: piece[0])
     past = [_read_from(folder / f"{node}.{suffix}", at) for suffix, at in zip(("out", "err"), sent, strict=True)]
     if not pieces and not any(data for _, data in past):
         return None
     return UnsentOutput(node, owner.mesh, owner.rank, owner.options, owner.origin, pieces, past)
 
 
-def _pieces(half: bytes) -> Iterator[tuple[int, str, StreamName, str]]:
-    at = 0
-    while at + _PIECE.size <= len(half):
-        length, number, is_stderr, of_origin = _PIECE.unpack_from(half, at)
+def _pieces(data: mmap.mmap, at: int) -> Iterator[tuple[int, str, StreamName, str]]:
+    """Yield the pieces of the half that begins at this position."""
+    end = min(at + HALF_BYTES, len(data))
+    while at + _PIECE.size <= end:
+        length, number, is_stderr, of_origin = _PIECE.unpack_from(data, at)
         at += _PIECE.size
         if not length:
             return
-        origin = half[at : at + of_origin].decode("utf-8", "replace")
+        origin = data[at : at + of_origin].decode("utf-8", "replace")
         at += of_origin
-        text = half[at : at + length].decode("utf-8", "surrogatepass")
+        text = data[at : at + length].decode("utf-8", "surrogatepass")
         at += length
         yield number, origin, "stderr" if is_stderr else "stdout", text
 

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import logging
 import math
+import mmap
 import os
 import select
 import threading
@@ -70,7 +71,8 @@ class IoLoop:
         self._is_closing = False
         self._has_ended = False
         self._ident = 0
-        self.buffer = memoryview(bytearray(BUFFER_BYTES))  # for handlers to read into; valid during the handler
+        # For handlers to read into; valid during the handler. A mapping takes memory only as it is used.
+        self.buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self.wakeups = 0  # returns of the thread from its wait
         self.close_in_child: list[Callback] = []  # callbacks that close the descriptors in a forked child
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

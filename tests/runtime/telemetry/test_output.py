@@ -283,6 +283,8 @@ def test_a_process_that_never_wrote_has_no_last_words(tmp_path: Path) -> None:
 
 def test_last_words_are_kept_short(tmp_path: Path) -> None:
     words = StderrTail(tmp_path, "node")
+    words.trim()
+    assert not (tmp_path / "node.last").exists()  # before there is any text
     line = "x" * 99 + "\n"
     for _ in range(LIMIT_BYTES // 100):
         words.add(line)
