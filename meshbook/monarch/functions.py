@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshbook import hosts
 from meshbook.runtime.actor.base import Actor
@@ -20,6 +20,9 @@ from meshbook.runtime.hosts.session import running_session, this_host
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.resources import count_gpus
+
+if TYPE_CHECKING:
+    from meshbook.runtime.tensor.device_mesh import DeviceMesh
 
 
 class DebugController(Actor):
@@ -64,6 +67,16 @@ def proc_mesh(
     )
     dims = {"hosts": hosts, "gpus": max(1, count_gpus()) if gpus is None else gpus}
     return this_host().spawn_procs(per_host=dims, bootstrap=setup, env=env)
+
+
+def world_mesh(hosts: HostMesh | None = None, gpu_per_host: int | None = None) -> DeviceMesh:
+    """Start processes on each of the hosts, by default this one, and return the mesh for tensors on all of them.
+
+    The default of `gpu_per_host` is one process for each GPU of this host, or 1 without a GPU. The mesh has the
+    dimensions of the hosts and `gpus`.
+    """
+    on = this_host() if hosts is None else hosts
+    return on.spawn_procs({"gpus": max(1, count_gpus()) if gpu_per_host is None else gpu_per_host}).device_mesh
 
 
 def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:

@@ -94,6 +94,7 @@ _NAMES = {
     "function_resolvers": ("remote", "function_resolvers"),
     "get_active_mesh": ("device_mesh", "get_active_mesh"),
     "get_active_stream": ("device_mesh", "get_active_stream"),
+    "grad_function": ("gradients", "grad_function"),
     "grad_generator": ("gradients", "grad_generator"),
     "inspect": ("trees", "inspect"),
     "module_to_mesh": ("modules.proxies", "module_to_mesh"),

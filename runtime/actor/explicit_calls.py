@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, overload
 
 from meshbook.runtime.actor.base import is_async, is_mixed
 from meshbook.runtime.actor.endpoint import Callee, Endpoint, EndpointMethod, Options, Propagate
@@ -16,6 +16,7 @@ from meshbook.runtime.actor.ports import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Selection: TypeAlias = Literal["all", "choose"]  # all ranks, or one drawn at random
 
 
 def send(
@@ -23,7 +24,7 @@ def send(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     port: Port[R] | None = None,
-    selection: Literal["all", "choose"] = "all",
+    selection: Selection = "all",
 ) -> None:
     """Call an endpoint on all ranks, or on one drawn at random. Each answers to `port`, which may be of any process.
 

@@ -42,7 +42,8 @@ controller:
 - `opaque`       Python objects of the ranks as handles; modules and functions whose backward is a command
 - `streams`      `Stream` and borrows
 - `recordings`   functions recorded and replayed as one command; `coalescing`: commands of a block as one message
-- `gradients`    backward as a generator of gradients
+- `gradients`    backward as a generator of gradients; functions with a backward of their own
+- `timer`        the times of parts of a program, here and on the ranks
 - `simulator`    the engine without ranks: commands run on meta tensors; `schedule` has their cost, times and memory
 - `summaries`    the shards in `repr`, and the heat map of `x.show()`
 

@@ -4,14 +4,18 @@
         ...  # gradient of the next parameter, in the order of the parameters
 
 Each gradient is issued when it is asked for. The nodes of the graph that it needs run then, and once only.
+
+`grad_function` makes one node of the graph of a function that comes with its backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def grad_generator(
@@ -35,6 +39,48 @@ def grad_generator(
     backward.count()
     for tensor in with_respect_to:
         yield backward.gradient_of(torch.autograd.graph.get_gradient_edge(tensor))
+
+
+def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
+    """Return a function that has a backward of its own, as one node of the graph; also as a decorator.
+
+    `function` returns its result and the backward. The backward takes the gradients of the tensors in the result, and
+    returns those of the tensors among the arguments, both in order; None stands for a missing one. Arguments and result
+    may be lists, tuples and dicts. Autograd does not record the operations in either of them.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        result: list[Any] = []
+
+        def forward(*tensors: torch.Tensor) -> Any:
+            given = iter(tensors)
+            inner = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            args, kwargs = tree_unflatten(inner, spec)
+            made, backward = function(*args, **kwargs)
+            result.extend(tree_flatten(made))
+            return backward, tuple(leaf for leaf in result[0] if isinstance(leaf, torch.Tensor))
+
+        outputs = iter(_OwnBackward.apply(forward, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))))
+        return tree_unflatten(
+            [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in result[0]], result[1]
+        )
+
+    return call
+
+
+class _OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.function, outputs = function(*tensors)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        found = ctx.function(*gradients)
+        return None, *(found if isinstance(found, (tuple, list)) else [found])
 
 
 class _Backward:
@@ -118,5 +164,19 @@ class _Backward:
 
 
 def _call(node: Any, inputs: list[torch.Tensor | None]) -> tuple[Any, ...]:
-    result = node(*inputs)
-    return result if isinstance(result, tuple) else (result,)
+    """Return the gradients for the edges of a node."""
+    if callable(node):
+        result = node(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+    # A torch.autograd.Function. torch's own engine gives it zeros for what has no gradient.
+    some = next(each for each in inputs if each is not None)
+    if node._forward_cls is not _OwnBackward:
+        inputs = [
+            some.new_zeros(expected.shape, dtype=expected.dtype) if each is None else each
+            for each, expected in zip(inputs, node._input_metadata, strict=True)
+        ]
+    result = node.apply(*inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    # It returns one for each argument, and has an edge for each tensor among them.
+    needed = iter([each for each, is_needed in zip(results, node.needs_input_grad, strict=False) if is_needed])
+    return tuple(None if following is None else next(needed) for following, _ in node.next_functions)

@@ -11,7 +11,7 @@ from meshbook.runtime.tensor.remote import remote
 from meshbook.runtime.tensor.tensor import MeshTensor
 
 
-def _set_seed(seed: int, rank: torch.Tensor | None) -> None:
+def _set_seed(seed: int, rank: torch.Tensor | int | None = None) -> None:
     torch.manual_seed(seed if rank is None else seed + int(rank))
 
 
@@ -40,10 +40,10 @@ def _nothing(*_: Any) -> None:
 
 
 _STATE_BYTES = torch.get_rng_state().numel()
-_seed = remote(_set_seed, propagate=_nothing)
-_get = remote(_get_state, propagate=_state_like)
+set_manual_seed_remote = remote(_set_seed, propagate=_nothing)
+get_rng_state_remote = remote(_get_state, propagate=_state_like)
 _new = remote(_new_state, propagate=_state_like)
-_set = remote(_set_state, propagate=_nothing)
+set_rng_state_remote = remote(_set_state, propagate=_nothing)
 _deterministic = remote(_set_deterministic, propagate=_nothing)
 
 
@@ -57,20 +57,20 @@ def manual_seed(seed: int, *, same: bool = False) -> None:
     if mesh.engine.layout is not None:
         torch.manual_seed(seed)  # the mesh takes the random state of this process
         return
-    _seed(seed, None if same else mesh.rank_tensor(mesh.extent.labels))
+    set_manual_seed_remote(seed, None if same else mesh.rank_tensor(mesh.extent.labels))
 
 
 def get_state() -> MeshTensor:
     """Return the state of each rank's CPU generator, a tensor of bytes on the mesh."""
     _check_view()
-    state: MeshTensor = _get()
+    state: MeshTensor = get_rng_state_remote()
     return state
 
 
 def set_state(state: MeshTensor) -> None:
     """Set the state of each rank's CPU generator."""
     _check_view()
-    _set(state)
+    set_rng_state_remote(state)
 
 
 def new_state(seed: MeshTensor | int) -> MeshTensor:

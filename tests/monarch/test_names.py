@@ -83,7 +83,6 @@ def test_a_module_is_an_attribute_of_the_one_above(alias):
         ("from monarch.actor import sim_proc_mesh", ImportError),
         ("from monarch import mast_reserve", ImportError),
         ("from monarch.job import MastJob", ImportError),
-        ("from monarch.timer import ExecutionTimer", ModuleNotFoundError),
         ("import monarch.notebook", ModuleNotFoundError),
         ("from monarch._rust_bindings.monarch_hyperactor.proc import ActorId", ModuleNotFoundError),
         ("import monarch.rdma; monarch.rdma.RDMAManager", AttributeError),

@@ -9,7 +9,7 @@ from torch import nn
 from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.device_mesh import no_mesh
 from meshbook.runtime.tensor.failures import RemoteException
-from meshbook.runtime.tensor.gradients import grad_generator
+from meshbook.runtime.tensor.gradients import grad_function, grad_generator
 from meshbook.runtime.tensor.recordings import coalescing
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.trees import fetch_shard
@@ -198,6 +198,46 @@ def test_roots_with_gradients_of_their_own():
     assert gradient.tolist() == [2, 4, 6]
     with pytest.raises(RuntimeError, match="require grad"):
         next(grad_generator(torch.ones(1), [x]))
+
+
+def test_a_function_with_a_backward_of_its_own(pair):
+    @grad_function
+    def scale(tensors, factor):
+        def backward(doubled, summed):
+            assert summed is None
+            return doubled * factor, torch.ones_like(tensors["y"])
+
+        return {"doubled": tensors["x"] * factor, "sum": tensors["y"].sum(), "factor": factor}, backward
+
+    with pair.activate():
+        x, y = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+        result = scale({"x": x, "y": y}, 3)
+        assert result["factor"] == 3
+        result["doubled"].sum().backward()
+        assert value([result["doubled"], result["sum"]])[1].item() == 3
+        assert [each.tolist() for each in value([x.grad, y.grad])] == [[3, 3], [1, 1, 1]]
+        (gradient,) = grad_generator(scale({"x": x, "y": y}, 4)["doubled"].sum(), [x])
+        assert value(gradient).tolist() == [4, 4]
+
+
+class Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, factor, x, unused, y):
+        ctx.factor = factor
+        return x * factor, y * factor
+
+    @staticmethod
+    def backward(ctx, to_x, to_y):
+        return None, to_x * ctx.factor, None, to_y * ctx.factor
+
+
+def test_gradients_through_a_function_of_autograd(pair):
+    with pair.activate():
+        x, y, z = (torch.ones(2, requires_grad=True) for _ in range(3))
+        first, _ = Split.apply(3, x.square(), torch.ones(2), y)
+        gradients = list(grad_generator(first.sum(), [x, y, z]))
+        assert gradients.pop() is None
+        assert [each.tolist() for each in value(gradients)] == [[6, 6], [0, 0]]
 
 
 # -- random numbers -------------------------------------------------------------------

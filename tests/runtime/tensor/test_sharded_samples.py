@@ -1,6 +1,7 @@
 """PyTorch's own operator samples on sharded tensors: right or refused, forward and backward.
 
-A part of what `operator_check.py` checks as a script: the first samples of each operator, on two ranks.
+A part of what `operator_check.py` checks as a script: the first samples of each operator, on two ranks. The exact list
+of the others makes the number of right operators known: 568 of 571.
 """
 
 from __future__ import annotations

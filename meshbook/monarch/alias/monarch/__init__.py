@@ -14,8 +14,10 @@ from meshbook.monarch.configuration import configure as configure
 from meshbook.monarch.configuration import configured as configured
 from meshbook.monarch.configuration import get_global_config as get_global_config
 from meshbook.monarch.configuration import get_runtime_config as get_runtime_config
+from meshbook.monarch.functions import world_mesh as world_mesh
 from meshbook.monarch.keys import use_defaults
 from meshbook.monarch.modules import RootModule
+from meshbook.runtime.actor.explicit_calls import Selection as Selection
 from meshbook.runtime.actor.future import Future as Future
 from meshbook.runtime.geometry import Extent as Extent
 from meshbook.runtime.geometry import NDSlice as NDSlice
