@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+
+from meshbook.widgets.protocol import LineKind
 
 MOST_LINES = 8  # ranks that have a line of their own
 MOST_CELLS = 500_000  # ranks times groups: many ranks have fewer groups
@@ -27,8 +29,6 @@ FEWEST_RANKS = 3  # of which one can differ from the others
 BEHIND = 0.1  # share of the steps that a straggler lacks at least
 FEWEST_STEPS = 3  # that it lacks
 _SIGMA = 1.4826  # from a median absolute deviation to the standard deviation of a normal distribution
-
-LineKind = Literal["rank", "notebook", "straggler", "diverging", "invalid"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Band:
 def gather_samples(ranks: Sequence[int], series: Sequence[tuple[Any, Any, Any]], *, by_time: bool) -> Samples:
     """Join the series of ranks: (steps, times, values) of each. Times become seconds since the first point."""
     lengths = [len(values) for _, _, values in series]
-    steps, times, values = (np.concatenate([np.empty(0), *arrays]) for arrays in zip(*series, strict=True))
+    steps, times, values = (np.concatenate([np.empty(0), *(each[part] for each in series)]) for part in range(3))
     owners: Any = np.repeat(np.arange(len(lengths)), lengths)
     x = times - times.min() if by_time and len(times) else steps
     return Samples(tuple(ranks), owners, steps, x, values)
