@@ -314,6 +314,34 @@ class TimelineMessage(TypedDict):
     cell: int | None
 
 
+CurveAxis = Literal["step", "time"]
+CurveKey: TypeAlias = tuple[str, str, int]
+MediumKey: TypeAlias = tuple[str, str, int, float]
+
+
+class CurvesMessage(TypedDict):
+    """Ask for curves, histograms and images over the ranks of a selector ("": all).
+
+    `names`: those that the view shows. `runs`: how many runs of each metric, the latest. `axis` is that of x, `low` and
+    `high` are limits on it; null is no limit. At most `points` points of each curve.
+
+    `have`: the curves that the view has with these settings, as (metric, run, version), and `have_media` its histograms
+    and images, as (name, run, rank, time). Only others come.
+    """
+
+    kind: Literal["curves"]
+    id: int
+    sel: str
+    names: list[str]
+    runs: int
+    axis: CurveAxis
+    low: float | None
+    high: float | None
+    points: int
+    have: list[CurveKey]
+    have_media: list[MediumKey]
+
+
 ViewMessage: TypeAlias = (
     OpenMessage
     | CloseMessage
@@ -324,6 +352,7 @@ ViewMessage: TypeAlias = (
     | HistoryMessage
     | LogsMessage
     | TimelineMessage
+    | CurvesMessage
 )
 
 
@@ -391,11 +420,77 @@ class TimelineReply(TypedDict):
     notes: list[str]
 
 
+LineKind = Literal["rank", "notebook", "straggler", "diverging", "invalid"]
+
+
+class CurveLine(TypedDict):
+    """A rank with a line of its own, and the reason for people; "" if it is like the others. Rank -1: the notebook."""
+
+    rank: int
+    kind: LineKind
+    text: str
+
+
+class CurveEntry(TypedDict):
+    """The curve of a metric in a run, over `ranks` ranks. `more` ranks that leave the others have no line.
+
+    Two buffers: x (float64), then float32 of the shape [3 + lines, points]: mean, lowest, highest and the lines, NaN
+    where nothing is known. Diverging ranks and the notebook are not in the first three.
+    """
+
+    metric: str
+    run: str
+    version: int
+    points: int
+    ranks: int
+    lines: list[CurveLine]
+    more: int
+
+
+class ChartEntry(TypedDict):
+    """The runs of a metric that its chart shows, the oldest first."""
+
+    metric: str
+    runs: list[str]
+
+
+MediumKind = Literal["histogram", "image"]
+
+
+class MediumEntry(TypedDict):
+    """The last histogram or image of a rank under this name.
+
+    An image has one buffer, a PNG. A histogram has two, as float64: the counts of its bins, and their edges.
+    """
+
+    name: str
+    run: str
+    rank: int
+    kind: MediumKind
+    step: float
+    time: float
+
+
+class CurvesReply(TypedDict):
+    """All metrics and names of media, the charts that were asked for, and what has changed; its buffers in this order.
+
+    A reply has a limited size. Unless it `is_complete`, there is more: ask again. It took the kernel `seconds`.
+    """
+
+    metrics: list[str]
+    media_names: list[str]
+    charts: list[ChartEntry]
+    curves: list[CurveEntry]
+    media: list[MediumEntry]
+    is_complete: bool
+    seconds: float
+
+
 class EmptyReply(TypedDict):
     """Done; the reply has no content."""
 
 
-Reply: TypeAlias = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply
+Reply: TypeAlias = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | CurvesReply | EmptyReply
 
 
 class ReplyTypes(TypedDict):
@@ -406,6 +501,7 @@ class ReplyTypes(TypedDict):
     history: HistoryReply
     logs: LogsReply
     timeline: TimelineReply
+    curves: CurvesReply
 
 
 class ReplyMessage(TypedDict):

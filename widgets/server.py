@@ -1,7 +1,7 @@
 """The messages between a dashboard and its views: one thread handles them; slow requests get a thread each.
 
     a view -> receive -> mail ─> the dashboard's thread ─> send -> all views
-                          ^            │ act, logs, timeline
+                          ^            │ act, logs, timeline, curves
                           └── answer ──┘ on a thread per request
 
 The thread runs while a view is open. `UpdateScheduler` decides when it sends, the model decides what.
@@ -33,7 +33,7 @@ from meshbook.widgets.update_scheduler import SendBudget, UpdateScheduler
 logger = logging.getLogger(__name__)
 Draw: TypeAlias = Callable[[], Mapping[str, str]]
 Send: TypeAlias = Callable[[Mapping[str, object], Sequence[bytes]], object]
-SLOW_REQUESTS: Final = frozenset({"act", "logs", "timeline"})  # requests that may block
+SLOW_REQUESTS: Final = frozenset({"act", "logs", "timeline", "curves"})  # requests that may block
 MOST_SLOW_REQUESTS = 8  # such requests at once
 ACTIVE_FOR = 2.0  # seconds after a change
 MOST_IN_HISTORY = 64  # ranks of one request

@@ -155,6 +155,46 @@ class Source(Protocol):
         ...
 
 
+class CurveSource(Protocol):
+    """What `telemetry.curves.CurveStore` offers to charts. Runs are texts such as "cell 12"; rank -1 is the notebook.
+
+    Any thread may call it.
+    """
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change."""
+        ...
+
+    def metrics(self) -> Sequence[str]:
+        """Return the metrics with points, in the order of their first appearance."""
+        ...
+
+    def runs(self, metric: str) -> Sequence[str]:
+        """Return the runs of a metric, the oldest first."""
+        ...
+
+    def all_series(self, metric: str, run: str) -> Mapping[int, tuple[Any, Any, Any]]:
+        """Return the curves by rank: steps, times (in seconds since 1970) and values, as float64 arrays."""
+        ...
+
+    def version_of(self, metric: str, run: str) -> int:
+        """Return a number that grows with each change of these curves."""
+        ...
+
+    def media(self) -> Sequence[tuple[str, str, int]]:
+        """Return metric, run and rank of all histograms and images, in the order of their last change."""
+        ...
+
+    def histogram(self, metric: str, run: str, rank: int) -> Any:
+        """Return the last `MetricHistogram` of a rank under this name, or None."""
+        ...
+
+    def image(self, metric: str, run: str, rank: int) -> Any:
+        """Return the last `MetricImage` of a rank under this name, or None."""
+        ...
+
+
 @dataclass(frozen=True)
 class BackendReply:
     """The answer to a request of a view: a reply of the protocol and its buffers."""
@@ -180,5 +220,5 @@ class DashboardBackend(Protocol):
         ...
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
-        """Answer the request `act`, `logs` or `timeline`; called on a thread of its own, and may block."""
+        """Answer the request `act`, `logs`, `timeline` or `curves`; called on a thread of its own, and may block."""
         ...

@@ -19,7 +19,7 @@ import msgspec
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import ControllerState, DetachError, load
-from meshbook.runtime.hosts.journal import read_messages, read_output
+from meshbook.runtime.hosts.journal import read_logged, read_messages, read_output
 from meshbook.runtime.hosts.launch import RunFolder
 from meshbook.runtime.hosts.launchers import AgentProcess
 from meshbook.runtime.hosts.lifeline import (
@@ -93,6 +93,7 @@ class AttachedSession(Session):
             self.node.routes.restore(left.incarnations, left.ended)
             self.worker_registry.adopt(left.worker_registry)
             self.output.restore(left.output)
+            self.curves.restore()
             for event in left.events:
                 self.events.add(event)
             self.lost = restore_meshes(left.meshes, self.node, self.host)
@@ -114,6 +115,11 @@ class AttachedSession(Session):
                 continue
             (chunk,), _ = pickling.loads(body, TELEMETRY)
             self.output.replay(chunk)
+        for frame in read_logged(journal):
+            _, body = unpack(frame)
+            if not isinstance(body, BodyElsewhere):
+                (logged,), _ = pickling.loads(body, TELEMETRY)
+                self.curves.add(logged)
         for frame in read_messages(journal):
             self.node.loop.run(functools.partial(self.node.accept, frame))
 
@@ -126,6 +132,7 @@ class AttachedSession(Session):
         """Leave the run as it was: the takeover failed."""
         self._has_left = True
         self.node.close()
+        self.curves.close()
         self._hang_up()
         self.folder.close()
 

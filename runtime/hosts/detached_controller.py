@@ -18,6 +18,7 @@ from meshbook.runtime.hosts.journal import Journal
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY, Chunk
+from meshbook.runtime.telemetry.points import Logged
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.messages import Address
@@ -65,6 +66,10 @@ class JournalOnly(Actor):
     @endpoint
     def output(self, chunk: Chunk) -> None:
         """Do nothing: the journal has the output."""
+
+    @endpoint
+    def logged(self, logged: Logged) -> None:
+        """Do nothing: the journal has the points."""
 
 
 def wait_for_silence(node: Node, peers: Sequence[Address]) -> None:

@@ -1,8 +1,8 @@
 """The journal of a detached run: messages for the absent controller, written to files and read by the next one.
 
-Output is most of it: the newest output of each process is kept, and dropped output is counted. Of the other messages
-only those are kept that the next controller needs. Output is read first, since an answer comes after all output that it
-follows.
+Output is most of it: the newest output of each process is kept, and dropped output is counted. The same applies to
+points of curves, with a higher limit. Of the other messages only those are kept that the next controller needs. Output
+is read first, since an answer comes after all output that it follows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from meshbook.runtime.wire.frames import Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Call, Down, Gathered, Reply
 
 KEPT_BYTES = 32 << 20  # of the output of one process, at least
+LOGGED_BYTES = 256 << 20  # of the points that one process logs for curves, at least: ten million
 NEWS = {
     CONTROL: {"failed", "ended", "restarted"},
     TELEMETRY: {"happened"},
@@ -43,6 +44,7 @@ class Journal:
         self.down: set[str] = set()  # nodes that have ended
         self._messages = _open(folder / MESSAGES)
         self._outputs: dict[str, _OutputFiles] = {}
+        self._logged: dict[str, _OutputFiles] = {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -61,6 +63,10 @@ class Journal:
                     self._folder / f"{message.sender}.output", self._kept_bytes
                 )
             self._outputs[message.sender].write(frame)
+        elif isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "logged"):
+            if message.sender not in self._logged:
+                self._logged[message.sender] = _OutputFiles(self._folder / f"{message.sender}.logged", LOGGED_BYTES)
+            self._logged[message.sender].write(frame)
         elif isinstance(message, Gathered):
             for each in message.replies:
                 self.note(pack(Reply(each.node, each.call, each.status, each.rank), (each.body,), len(frame)))
@@ -80,8 +86,8 @@ class Journal:
     def close(self) -> None:
         """Close all files."""
         self._messages.close()
-        for output in self._outputs.values():
-            output.close()
+        for files in (*self._outputs.values(), *self._logged.values()):
+            files.close()
 
 
 class _OutputFiles:
@@ -137,6 +143,13 @@ def _write(file: IO[bytes], frame: Buffer) -> None:
 def read_output(folder: Path) -> Iterator[Buffer]:
     """Yield the frames of output, in order for each process; those of agents, sent for ended processes, come last."""
     for path in sorted(folder.glob("*.output"), key=lambda path: (path.name.startswith(AGENT), path)):
+        yield from _read(older(path))
+        yield from _read(path)
+
+
+def read_logged(folder: Path) -> Iterator[Buffer]:
+    """Yield the frames with points of curves, in order for each process."""
+    for path in sorted(folder.glob("*.logged")):
         yield from _read(older(path))
         yield from _read(path)
 

@@ -40,6 +40,7 @@ from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import explain_limit
+from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
@@ -58,6 +59,7 @@ S = TypeVar("S", bound="Session")
 T = TypeVar("T")
 NOWHERE = Extent((), ())
 AGENT_LINES = 20  # lines of the agent's log in its report, if the settings ask for no lines of workers
+CURVES = "curves"  # the folder with the history of curves, in that of the run
 STOP_SECONDS = 1.0  # time for workers to leave by themselves when the controller exits
 
 
@@ -81,6 +83,7 @@ class Session:
         self.questions.open("", self.debugger)  # for prompts that belong to no cell
         self.events = EventLog()
         self.history = History()
+        self.curves = CurveStore(self.folder.path / CURVES, lambda: self.incarnation)
         self.forwarder = Forwarder(ScriptScreen())
         self.output.set_default(self.forwarder.take)
         self.worker_registry = WorkerRegistry()
@@ -118,7 +121,7 @@ class Session:
     def _make_node(self) -> Node:
         node = self._new_node()
         node.data_plane = DataPlane(node, self.folder.path, self._agent_address)
-        node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events))
+        node.actors.host_inline(TELEMETRY, TelemetryActor(self.output, self.events, self.curves))
         node.actors.host_inline(VITALS, VitalsActor(self.history))
         node.actors.host_inline(QUESTIONS, self.questions)
         node.actors.host_inline(WORKER_REGISTRY, self.worker_registry)
@@ -172,6 +175,7 @@ class Session:
             self.node.close()
         if hasattr(self, "_agent"):
             self._abandon_agent()
+        self.curves.discard()
         self.folder.close()
 
     def _abandon_agent(self) -> None:
@@ -265,6 +269,7 @@ class Session:
         self.node.data_plane.close()
         self.node.close((lambda: SupervisionError(_format_fault(self.ended_by))) if self.ended_by else None)
         self.forwarder.close()  # nothing more can arrive
+        self.curves.discard()
         self.folder.close()
 
     @property
@@ -302,6 +307,7 @@ class Session:
         self.host.note_end()
         self.node.data_plane.close()
         self.node.close(why)
+        self.curves.close()  # before the agent lets another controller read the files
         assert self._agent.stdin is not None
         self._agent.stdin.write(order)
         self._agent.stdin.flush()

@@ -17,8 +17,10 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.logbook import Logbook, LogState
+from meshbook.runtime.telemetry.points import Logged
 from meshbook.runtime.telemetry.terminal import Emission, Terminal
 
 logger = logging.getLogger(__name__)
@@ -257,11 +259,15 @@ class OutputStore:
 
 
 class TelemetryActor(Actor):
-    """Receives output and events; hosted inline, so that output is in the store before the reply that follows it."""
+    """Receives output, events and points of curves.
 
-    def __init__(self, store: OutputStore, events: EventLog) -> None:
+    It is hosted inline, so that they are in their stores before the reply that follows them.
+    """
+
+    def __init__(self, store: OutputStore, events: EventLog, curves: CurveStore) -> None:
         self._store = store
         self._events = events
+        self._curves = curves
 
     @endpoint
     def happened(self, event: RunEvent) -> None:
@@ -272,6 +278,11 @@ class TelemetryActor(Actor):
     def output(self, chunk: Chunk | UnsentOutput) -> None:
         """Store text or a display of a rank."""
         self._store.take(chunk)
+
+    @endpoint
+    def logged(self, logged: Logged) -> None:
+        """Store what a rank has logged by `meshbook.log`."""
+        self._curves.add(logged)
 
 
 ESCAPE_CHARACTERS = 4096  # of an incomplete sequence; a longer one is text

@@ -11,6 +11,7 @@ from meshbook.runtime.telemetry.logsearch import LogQuery, find_lines
 from meshbook.runtime.telemetry.vitals import METRICS, Activity
 from meshbook.testing import FakeMesh, fake_mesh
 from meshbook.testing.simulated.backend import FakeBackend
+from meshbook.widgets.curve_charts import band_of
 from meshbook.widgets.protocol import RankState
 from meshbook.widgets.states import states_of
 
@@ -181,3 +182,18 @@ def test_it_is_shown_as_a_widget_and_where_there_are_none_as_a_picture() -> None
     again = mesh.dashboard()
     assert again is not dashboard
     again.close()
+
+
+@pytest.mark.parametrize("size", [4, 64])
+def test_its_losses_fall_and_a_straggler_and_a_diverging_rank_are_found(size: int) -> None:
+    mesh = fake_mesh(size, faults=0)
+    assert list(mesh.curves.metrics()) == []
+    mesh.advance(170)
+    band = band_of(mesh.curves, "train/loss", "cell 1")
+    assert band.mean[-1] < band.mean[0] / 4
+    kinds = {line.kind: line.rank for line in band.lines if line.kind != "rank"}
+    assert kinds == {"straggler": mesh.curves.straggler, "diverging": mesh.curves.diverging}
+    assert mesh.curves.runs("train/loss") == ["cell 1", "cell 2"]
+    request = {"kind": "curves", "sel": "0", "names": ["train/loss"], "runs": 2}
+    answer: Any = FakeBackend(mesh, lambda: 0.0).answer(request).content
+    assert [(entry["run"], entry["ranks"]) for entry in answer["curves"]] == [("cell 2", 1), ("cell 1", 1)]

@@ -279,7 +279,36 @@ export interface TimelineMessage {
   cell: number | null;
 }
 
-export type ViewMessage = OpenMessage | CloseMessage | AckMessage | ChannelMessage | SelectMessage | ActMessage | HistoryMessage | LogsMessage | TimelineMessage;
+export type CurveAxis = "step" | "time";
+
+export type CurveKey = [string, string, number];
+
+export type MediumKey = [string, string, number, number];
+
+/**
+ * Ask for curves, histograms and images over the ranks of a selector ("": all).
+ *
+ * `names`: those that the view shows. `runs`: how many runs of each metric, the latest. `axis` is that of x, `low` and
+ * `high` are limits on it; null is no limit. At most `points` points of each curve.
+ *
+ * `have`: the curves that the view has with these settings, as (metric, run, version), and `have_media` its histograms
+ * and images, as (name, run, rank, time). Only others come.
+ */
+export interface CurvesMessage {
+  kind: "curves";
+  id: number;
+  sel: string;
+  names: string[];
+  runs: number;
+  axis: CurveAxis;
+  low: number | null;
+  high: number | null;
+  points: number;
+  have: CurveKey[];
+  have_media: MediumKey[];
+}
+
+export type ViewMessage = OpenMessage | CloseMessage | AckMessage | ChannelMessage | SelectMessage | ActMessage | HistoryMessage | LogsMessage | TimelineMessage | CurvesMessage;
 
 /** The ranks that the selector means. */
 export interface SelectReply {
@@ -336,11 +365,73 @@ export interface TimelineReply {
   notes: string[];
 }
 
+export type LineKind = "rank" | "notebook" | "straggler" | "diverging" | "invalid";
+
+/** A rank with a line of its own, and the reason for people; "" if it is like the others. Rank -1: the notebook. */
+export interface CurveLine {
+  rank: number;
+  kind: LineKind;
+  text: string;
+}
+
+/**
+ * The curve of a metric in a run, over `ranks` ranks. `more` ranks that leave the others have no line.
+ *
+ * Two buffers: x (float64), then float32 of the shape [3 + lines, points]: mean, lowest, highest and the lines, NaN
+ * where nothing is known. Diverging ranks and the notebook are not in the first three.
+ */
+export interface CurveEntry {
+  metric: string;
+  run: string;
+  version: number;
+  points: number;
+  ranks: number;
+  lines: CurveLine[];
+  more: number;
+}
+
+/** The runs of a metric that its chart shows, the oldest first. */
+export interface ChartEntry {
+  metric: string;
+  runs: string[];
+}
+
+export type MediumKind = "histogram" | "image";
+
+/**
+ * The last histogram or image of a rank under this name.
+ *
+ * An image has one buffer, a PNG. A histogram has two, as float64: the counts of its bins, and their edges.
+ */
+export interface MediumEntry {
+  name: string;
+  run: string;
+  rank: number;
+  kind: MediumKind;
+  step: number;
+  time: number;
+}
+
+/**
+ * All metrics and names of media, the charts that were asked for, and what has changed; its buffers in this order.
+ *
+ * A reply has a limited size. Unless it `is_complete`, there is more: ask again. It took the kernel `seconds`.
+ */
+export interface CurvesReply {
+  metrics: string[];
+  media_names: string[];
+  charts: ChartEntry[];
+  curves: CurveEntry[];
+  media: MediumEntry[];
+  is_complete: boolean;
+  seconds: number;
+}
+
 /** Done; the reply has no content. */
 export interface EmptyReply {
 }
 
-export type Reply = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | EmptyReply;
+export type Reply = SelectReply | ActReply | HistoryReply | LogsReply | TimelineReply | CurvesReply | EmptyReply;
 
 /** The reply to each kind of request. */
 export interface ReplyTypes {
@@ -349,6 +440,7 @@ export interface ReplyTypes {
   history: HistoryReply;
   logs: LogsReply;
   timeline: TimelineReply;
+  curves: CurvesReply;
 }
 
 /** The reply to the request with this id: these fields and those of a `Reply`, or an `error` if it is not `ok`. */

@@ -10,6 +10,7 @@ from meshbook.magics.syntax.selectors import LastCell, parse, resolve
 from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.vitals import Metric, ProcessDetail
+from meshbook.widgets.curve_charts import answer_curves
 from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.source import BackendReply, MeshSnapshot
 
@@ -73,6 +74,8 @@ class FakeBackend:
                 return BackendReply(answer_logs(self._mesh.logbook, nodes, request))
             case "timeline":
                 return BackendReply(self._mesh.timeline())
+            case "curves":
+                return answer_curves(self._mesh.curves, frozenset(ranks) if request.get("sel") else None, request)
             case kind:
                 raise ValueError(f"a simulated mesh does not support the request {kind!r}")
 

@@ -16,6 +16,7 @@ from meshbook.runtime.telemetry.logbook import Logbook
 from meshbook.runtime.telemetry.vitals import METRICS, Activity, ActorLoad, Metric, ProcessDetail
 from meshbook.testing.simulated.faults import Kind, SimulatedFault, SimulatedFaults
 from meshbook.testing.simulated.log_texts import FakeLogWriter, failure_output, place, stacks_of
+from meshbook.testing.simulated.logged_curves import FakeCurves
 from meshbook.testing.simulated.measures import Measures
 from meshbook.testing.simulated.training import Training, timeline_of
 from meshbook.widgets.protocol import TimelineReply
@@ -85,6 +86,7 @@ class FakeMesh:
         self._ticks = 0
         self._faults = SimulatedFaults(size, faults, rng)
         self._training = Training(size, rng)
+        self.curves = FakeCurves(size, seed, STEPS)
         self._measures = Measures(size, rng)
         self._beats = rng.random(size)  # when in each second a rank sends its heartbeat
         self.nodes = {f"fake.{rank}": rank for rank in range(size)}
@@ -147,6 +149,7 @@ class FakeMesh:
         self._training.advance(now)
         if before != self._training.count:
             self._writer.write_step(self._training.count, self._training.took)
+            self.curves.log_step(self._cell, EPOCH + now)
         if self._training.count >= STEPS:
             self.interrupt()
 

@@ -1,0 +1,242 @@
+"""The whole history of curves, in files of the run's folder: every point, while memory keeps only an excerpt.
+
+    curves/part-000012.parquet   older points, in the order of arrival; DuckDB and Polars read `part-*.parquet`
+    curves/newest                points that are in no part yet, as pickles; it begins with the number of the next part
+    curves/media-*               the latest histograms and images, a pickle each
+
+Only Parquet needs pyarrow. Without it, all points stay in `newest`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from meshbook.runtime.config import open_private
+from meshbook.runtime.telemetry.curve_table import Piece
+from meshbook.runtime.telemetry.points import HistoryError
+
+NEWEST = "newest"
+PARTS = "part-*.parquet"
+MOST_PENDING = 1_000_000  # points; on a full disk, more are dropped
+COLUMNS = ("metric", "run", "rank", "step", "time", "value")
+NO_PYARROW = "a history needs pyarrow, which is not installed; run: pip install pyarrow"
+
+
+class Saved(NamedTuple):
+    """All points of a history at one moment: the parts, and what is in no part yet."""
+
+    parts: Sequence[Path]
+    pieces: Sequence[Piece]
+
+    def tables(self) -> Iterator[Any]:
+        """Yield the points as Arrow tables, the oldest first. HistoryError without pyarrow."""
+        for path in self.parts:
+            yield read_part(path)
+        yield arrow_table(self.pieces)
+
+    def all_pieces(self) -> Iterator[Piece]:
+        """Yield the points by curve, the oldest first."""
+        for path in self.parts:
+            yield from pieces_of(read_part(path))
+        yield from self.pieces
+
+
+class CurveFiles:
+    """The files of one run, for one thread at a time. `folder` is created at the first point."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._newest: IO[bytes] | None = None
+        self._pieces: list[Piece] = []  # what `newest` has
+        self.pending = 0  # points in `newest`
+        self.has_pyarrow = True  # until an import fails
+        self.trouble = ""  # why points are missing on disk
+
+    def restore(self) -> Iterator[Piece]:
+        """Yield all points that an earlier controller has left, and go on after them."""
+        for path in self.parts():
+            with contextlib.suppress(HistoryError):  # a damaged part, or pyarrow is missing here
+                yield from pieces_of(read_part(path))
+        pieces = list(self._read_newest())
+        yield from pieces
+        self._pieces, self.pending = pieces, sum(len(piece.values) for piece in pieces)
+
+    def append(self, pieces: list[Piece]) -> None:
+        """Write new points."""
+        self.pending += sum(len(piece.values) for piece in pieces)
+        if self.has_pyarrow:
+            self._pieces += pieces
+        try:
+            file = self._open_newest()
+            start = file.tell()
+            data = pickle.dumps([tuple(piece) for piece in pieces], protocol=5)
+            if file.write(data) != len(data):
+                file.truncate(start)
+                raise OSError("the disk is full")
+        except OSError as error:
+            self.trouble = f"points of curves could not be written to {self.folder}: {error}"
+
+    @property
+    def can_write_part(self) -> bool:
+        """Whether there are points for a part."""
+        return self.has_pyarrow and bool(self._pieces)
+
+    def write_part(self) -> None:
+        """Move the points of `newest` to a new part, if pyarrow is installed."""
+        try:
+            import pyarrow.parquet as parquet  # weight: half a second, and only runs that log points need it
+        except ImportError:
+            self.has_pyarrow = False  # all points stay in `newest`
+            self._pieces = []
+            return
+        path = self.folder / f"part-{self._next_part():06}.parquet"
+        temporary = path.with_suffix(".new")
+        try:
+            parquet.write_table(arrow_table(self._pieces), temporary, compression="zstd")
+            temporary.rename(path)  # readers see whole parts only
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            self.trouble = f"points of curves could not be written to {path}: {error}"
+            if self.pending < MOST_PENDING:
+                return
+        self.close()
+        self._pieces, self.pending = [], 0
+
+    def parts(self) -> list[Path]:
+        """Return the parts, the oldest first."""
+        return sorted(self.folder.glob(PARTS))
+
+    def saved(self) -> Saved:
+        """Return everything that has been added."""
+        return Saved(self.parts(), self._pieces[:] if self.has_pyarrow else list(self._read_newest()))
+
+    def write_media(self, key: tuple[str, str, int], media: Any) -> None:
+        """Replace the last histogram or image of a metric, run and rank."""
+        path = self.folder / f"media-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
+        with contextlib.suppress(OSError):  # a full disk: only the next controller misses it
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            temporary = path.with_name(f"new-{path.name}")
+            with open(temporary, "wb", opener=open_private) as file:
+                pickle.dump((key, media), file)
+            temporary.rename(path)
+
+    def read_media(self) -> Iterator[tuple[tuple[str, str, int], Any]]:
+        """Yield the last histograms and images with their keys."""
+        for path in sorted(self.folder.glob("media-*"), key=lambda path: path.stat().st_mtime_ns):
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                yield pickle.loads(path.read_bytes())
+
+    def close(self) -> None:
+        """Close the file of new points; the next `append` opens it again. Idempotent."""
+        if self._newest is not None:
+            self._newest.close()
+            self._newest = None
+
+    # -- internals -----------------------------------------------------------------
+
+    def _next_part(self) -> int:
+        parts = self.parts()
+        return int(parts[-1].stem.removeprefix("part-")) + 1 if parts else 0
+
+    def _open_newest(self) -> IO[bytes]:
+        if self._newest is None:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            path = self.folder / NEWEST
+            if self._is_stale(path):
+                path.unlink(missing_ok=True)
+            self._newest = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115  # `close` closes it
+            if not self._newest.tell():
+                self._newest.write(pickle.dumps(self._next_part()))
+        return self._newest
+
+    def _is_stale(self, path: Path) -> bool:
+        """Whether a file of new points is missing, or its points are in a part."""
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError), open(path, "rb") as file:
+            return bool(pickle.load(file) < self._next_part())
+        return True
+
+    def _read_newest(self) -> Iterator[Piece]:
+        path = self.folder / NEWEST
+        if self._is_stale(path):
+            return
+        with open(path, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
+            # The last record may be incomplete: the controller was killed, or another thread is writing it.
+            pickle.load(file)
+            while True:
+                yield from (Piece(*record) for record in pickle.load(file))
+
+
+def read_part(path: Path) -> Any:
+    """Return a part as an Arrow table. HistoryError without pyarrow, or for a damaged file."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise HistoryError(NO_PYARROW) from None
+    try:
+        return parquet.read_table(os.fspath(path), memory_map=False)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise HistoryError(f"{path} cannot be read: {error}") from error
+
+
+def arrow_table(pieces: Iterable[Piece]) -> Any:
+    """Return the points as an Arrow table with the columns metric, run, rank, step, time (UTC) and value.
+
+    HistoryError without pyarrow.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise HistoryError(NO_PYARROW) from None
+    pieces = list(pieces)
+    lengths = [len(piece.values) for piece in pieces]
+
+    def repeated(names: list[str]) -> Any:
+        places: dict[str, int] = {}
+        codes = [places.setdefault(name, len(places)) for name in names]
+        indices: Any = np.repeat(np.array(codes, np.int32), lengths)
+        return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(list(places), pyarrow.string()))
+
+    def joined(arrays: list[Any]) -> Any:
+        return np.concatenate(arrays) if arrays else np.empty(0)
+
+    microseconds = (joined([piece.times for piece in pieces]) * 1e6).round().astype(np.int64)
+    return pyarrow.table(
+        {
+            "metric": repeated([piece.metric for piece in pieces]),
+            "run": repeated([piece.run for piece in pieces]),
+            "rank": np.repeat(np.array([piece.rank for piece in pieces], np.int32), lengths),
+            "step": joined([piece.steps for piece in pieces]),
+            "time": pyarrow.array(microseconds, pyarrow.timestamp("us")),
+            "value": joined([piece.values for piece in pieces]),
+        }
+    )
+
+
+def pieces_of(table: Any) -> Iterator[Piece]:
+    """Yield the points of an Arrow table by curve, each in the order of the table."""
+    if not table.num_rows:
+        return
+    columns = {name: table.column(name).combine_chunks() for name in COLUMNS}
+    metrics, runs = (columns[name].dictionary_encode() for name in ("metric", "run"))
+    ranks = columns["rank"].to_numpy(zero_copy_only=False)
+    codes = [each.indices.to_numpy(zero_copy_only=False) for each in (metrics, runs)]
+    curves = np.stack([*codes, ranks], axis=1)
+    unique: tuple[Any, Any] = np.unique(curves, axis=0, return_inverse=True)
+    keys, of_row = unique[0], unique[1].ravel()
+    order: Any = np.argsort(of_row, kind="stable")
+    bounds: Any = np.searchsorted(of_row[order], np.arange(len(keys) + 1))
+    times = columns["time"].cast("int64").to_numpy() / 1e6
+    steps, values = (columns[name].to_numpy() for name in ("step", "value"))
+    for place, (metric, run, rank) in enumerate(keys):
+        rows = order[bounds[place] : bounds[place + 1]]
+        names = metrics.dictionary[int(metric)].as_py(), runs.dictionary[int(run)].as_py()
+        yield Piece(*names, int(rank), steps[rows], times[rows], values[rows])

@@ -1,0 +1,313 @@
+"""Curves of metrics that ranks log, in the controller: an excerpt in memory for charts, and all points in files.
+
+    meshbook.log on a rank -> LoggedPoints -> CurveStore.add -> queue -> thread -> CurveTable, CurveFiles
+                                             the receiving thread
+
+The receiving thread only queues messages. numpy and pyarrow are imported by the thread of the store, at the first
+point: a script that logs none does not load them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedMedia, name_run
+
+if TYPE_CHECKING:  # weight: numpy
+    from meshbook.runtime.telemetry.curve_files import CurveFiles, Saved
+    from meshbook.runtime.telemetry.curve_table import Curve, CurveTable, Piece, Series
+
+__all__ = ["NOTEBOOK", "CurveStore", "HistoryError", "MetricHistogram", "MetricImage"]
+
+logger = logging.getLogger(__name__)
+BATCH_SECONDS = 0.05  # for which messages are collected before they are handled together
+PART_POINTS = 100_000  # in a part of the history's file
+QUIET_SECONDS = 2.0  # without new points, after which a part is written
+# A part is written after this time, or after this fraction of the time since the first point: the number of parts of a
+# long run stays small.
+PART_SECONDS, LONGEST_PART_SECONDS, PART_FRACTION = 2.0, 60.0, 0.005
+MOST_MEDIA = 1024  # histograms and images that are kept
+MediaKey = tuple[str, str, int]  # metric, run and rank
+
+
+@dataclass(frozen=True, slots=True)
+class MetricHistogram:
+    """A histogram that a rank logged: `counts` of bins, and their `edges` (one more), both float64 arrays."""
+
+    step: float
+    time: float
+    counts: Any
+    edges: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MetricImage:
+    """An image that a rank logged."""
+
+    step: float
+    time: float
+    png: bytes
+
+
+class CurveStore:
+    """The curves of a session; safe to read from any thread.
+
+    `folder` is where the history is written; None keeps no history. `incarnation` returns how many controllers this run
+    has had before. `when_changed` holds listeners, which are called after each change, on any thread: they may only
+    record the call.
+    """
+
+    def __init__(self, folder: Path | None = None, incarnation: Callable[[], int] = lambda: 0) -> None:
+        self.version = 0  # grows with each change
+        self.when_changed: list[Callable[[], object]] = []
+        self.dropped: dict[tuple[str, int], int] = {}  # by mesh and rank: points that the rank had no room for
+        self._folder = folder
+        self._incarnation = incarnation
+        self._lock = threading.Lock()  # guards the table and the media; held for moments
+        self._handling = threading.RLock()  # guards the files, and the order of messages; acquired before `_lock`
+        self._arrived: deque[Logged] = deque()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshbook curves", daemon=True)
+        self._table: CurveTable | None = None
+        self._files: CurveFiles | None = None
+        self._media: dict[MediaKey, MetricHistogram | MetricImage] = {}
+        self._meshes: dict[str, str] = {}  # by run: the first mesh that logged in it
+        self._began = self._part_began = 0.0
+        self._warnings: set[str] = set()
+
+    # -- for readers -------------------------------------------------------------------------
+
+    def metrics(self) -> list[str]:
+        """Return the names of metrics with points, in the order of their first appearance."""
+        with self._lock:
+            return list(self._table.curves) if self._table is not None else []
+
+    def runs(self, metric: str) -> list[str]:
+        """Return the runs of a metric, such as `cell 12`, the oldest first."""
+        with self._lock:
+            return list(self._table.curves.get(metric, ())) if self._table is not None else []
+
+    def ranks(self, metric: str, run: str) -> list[int]:
+        """Return the ranks with points; `NOTEBOOK` stands for points that were logged in the notebook itself."""
+        with self._lock:
+            return sorted(self._curves(metric, run))
+
+    def series(self, metric: str, run: str, rank: int) -> Series:
+        """Return steps, times (in seconds since 1970) and values, float64 arrays of one length; empty if unknown.
+
+        Long curves are down-sampled: of each group of neighbours, the lowest and the highest point are kept.
+        """
+        import numpy
+
+        with self._lock:
+            curve = self._curves(metric, run).get(rank)
+            return curve.series() if curve is not None else (numpy.empty(0), numpy.empty(0), numpy.empty(0))
+
+    def all_series(self, metric: str, run: str) -> dict[int, Series]:
+        """Return the `series` of all ranks, taken at one moment."""
+        with self._lock:
+            return {rank: curve.series() for rank, curve in sorted(self._curves(metric, run).items())}
+
+    def version_of(self, metric: str, run: str) -> int:
+        """Return a number that grows with each change of these curves; 0 if there are none."""
+        with self._lock:
+            return self._table.versions.get((metric, run), 0) if self._table is not None else 0
+
+    def count(self, metric: str, run: str, rank: int) -> int:
+        """Return how many points a rank has logged."""
+        with self._lock:
+            curve = self._curves(metric, run).get(rank)
+            return curve.count if curve is not None else 0
+
+    def media(self) -> list[MediaKey]:
+        """Return metric, run and rank of all histograms and images, in the order of their last change."""
+        with self._lock:
+            return list(self._media)
+
+    def histogram(self, metric: str, run: str, rank: int) -> MetricHistogram | None:
+        """Return the last histogram that a rank logged under this name, or None."""
+        with self._lock:
+            found = self._media.get((metric, run, rank))
+        return found if isinstance(found, MetricHistogram) else None
+
+    def image(self, metric: str, run: str, rank: int) -> MetricImage | None:
+        """Return the last image that a rank logged under this name, or None."""
+        with self._lock:
+            found = self._media.get((metric, run, rank))
+        return found if isinstance(found, MetricImage) else None
+
+    def _curves(self, metric: str, run: str) -> dict[int, Curve]:
+        return self._table.curves.get(metric, {}).get(run, {}) if self._table is not None else {}
+
+    # -- input ---------------------------------------------------------------------------------
+
+    def add(self, logged: Logged) -> None:
+        """Add what a rank logged. Never waits; readers see it after a moment, or after `flush`."""
+        self._arrived.append(logged)
+        if not self._news.is_set():
+            self._news.set()
+            if self._thread.ident is None and not self._closing.is_set():
+                with contextlib.suppress(RuntimeError):  # another thread has just started it
+                    self._thread.start()
+
+    def flush(self) -> None:
+        """Handle all messages that have arrived."""
+        with self._handling:
+            if self._arrived:
+                self._take_in()
+                self._note_change()
+
+    def restore(self) -> None:
+        """Continue the curves that an earlier controller of this run has left in the folder."""
+        if self._folder is None or not self._folder.exists():
+            return
+        with self._handling:
+            table, files = self._open()
+            assert files is not None
+            with self._lock:
+                for piece in files.restore():
+                    table.add(*piece)
+                self._media.update(files.read_media())
+            self._note_change()
+
+    def close(self) -> None:
+        """Handle all messages that have arrived, and write the rest of the history. Idempotent."""
+        self._end_thread()
+        self.flush()
+        self.write_part()
+        if self._files is not None:
+            self._files.close()
+
+    def discard(self) -> None:
+        """End without writing more: the folder is about to be removed. Readers still see the curves."""
+        self._end_thread()
+        with self._handling:
+            if self._files is not None:
+                self._files.close()
+            self._folder = self._files = None
+
+    def _end_thread(self) -> None:
+        self._closing.set()
+        self._news.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- the history ---------------------------------------------------------------------------
+
+    def write_part(self) -> None:
+        """Write the points that are in no part yet as a part of the history."""
+        with self._handling:
+            if (files := self._files) is not None and files.can_write_part:
+                files.write_part()
+                self._part_began = monotonic()
+                self._warn(files.trouble)
+
+    def saved(self) -> Saved:
+        """Return the whole history, with all points that have arrived by now. HistoryError if none is kept."""
+        from meshbook.runtime.telemetry.curve_files import Saved
+
+        if self._folder is None:
+            raise HistoryError("this session keeps no history of curves")
+        self.flush()
+        with self._handling:
+            return self._files.saved() if self._files is not None else Saved((), ())
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            files = self._files
+            has_pending = files is not None and files.can_write_part
+            has_news = self._news.wait(QUIET_SECONDS if has_pending else None)
+            self._closing.wait(BATCH_SECONDS)  # for more messages, which are handled together
+            self._news.clear()
+            try:
+                self.flush()
+                if not has_news or self._is_part_due():
+                    self.write_part()
+            except Exception as error:  # keep running, so that later points are still shown
+                self._warn(f"curves could not be updated: {error!r}")
+
+    def _is_part_due(self) -> bool:
+        if self._files is None:
+            return False
+        now = monotonic()
+        interval = min(LONGEST_PART_SECONDS, max(PART_SECONDS, (now - self._began) * PART_FRACTION))
+        return self._files.pending >= PART_POINTS or now - self._part_began >= interval
+
+    def _take_in(self) -> None:
+        table, files = self._open()
+        pieces: list[Piece] = []
+        while self._arrived:
+            logged = self._arrived.popleft()
+            run = self._run_of(logged)
+            if isinstance(logged, LoggedMedia):
+                self._take_media(logged, run)
+                continue
+            if logged.dropped:
+                writer = logged.mesh, logged.rank
+                self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
+            with self._lock:
+                pieces += table.take(run, logged)
+        if files is not None and pieces:
+            files.append(pieces)
+            self._warn(files.trouble)
+
+    def _take_media(self, logged: LoggedMedia, run: str) -> None:
+        import numpy
+
+        key = logged.metric, run, logged.rank
+        with self._lock:
+            last = self._media.pop(key, None)  # the order of the keys is that of their changes
+            step = logged.step if logged.step == logged.step else last.step + 1 if last is not None else 0.0
+            media: MetricHistogram | MetricImage
+            if logged.kind == "image":
+                media = MetricImage(step, logged.time, logged.data)
+            else:
+                numbers = numpy.frombuffer(logged.data)
+                bins = len(numbers) // 2
+                media = MetricHistogram(step, logged.time, numbers[:bins], numbers[bins:])
+            self._media[key] = media
+            if len(self._media) > MOST_MEDIA:
+                del self._media[next(iter(self._media))]
+        if self._files is not None:
+            self._files.write_media(key, media)
+
+    def _run_of(self, logged: Logged) -> str:
+        """Return the name of the run; that of a second mesh in the same cell names its mesh."""
+        run = name_run(logged.origin, self._incarnation())
+        if logged.rank == NOTEBOOK or self._meshes.setdefault(run, logged.mesh) == logged.mesh:
+            return run
+        return f"{run}, {logged.mesh}"
+
+    def _open(self) -> tuple[CurveTable, CurveFiles | None]:
+        """Return the table and the files, which are made at the first point. Call it with `_handling`."""
+        from meshbook.runtime.telemetry.curve_files import CurveFiles
+        from meshbook.runtime.telemetry.curve_table import CurveTable
+
+        if self._table is None:
+            self._began = self._part_began = monotonic()
+            self._table = CurveTable()
+        if self._files is None and self._folder is not None:
+            self._files = CurveFiles(self._folder)
+        return self._table, self._files
+
+    def _note_change(self) -> None:
+        self.version += 1
+        for listener in list(self.when_changed):
+            listener()
+
+    def _warn(self, trouble: str) -> None:
+        """Log a problem, once."""
+        if trouble and trouble not in self._warnings:
+            self._warnings.add(trouble)
+            logger.warning("%s", trouble)

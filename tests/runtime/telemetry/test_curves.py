@@ -1,0 +1,251 @@
+"""Tests of the curves in the controller: down-sampling, numbering of steps, files, and their restoration."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+from meshbook.runtime.telemetry.curve_files import CurveFiles
+from meshbook.runtime.telemetry.curve_table import CurveTable, Piece
+from meshbook.runtime.telemetry.curves import CurveStore
+from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, LoggedMedia, LoggedPoints, MetricPoints, name_run
+
+
+def points(metric: str, values: list[float], steps: list[float] | None = None, start: float = 1e9) -> MetricPoints:
+    times = array("d", [start + place for place in range(len(values))])
+    numbers = b"" if steps is None else array("d", steps).tobytes()
+    return MetricPoints(metric, numbers, times.tobytes(), array("d", values).tobytes())
+
+
+def logged(
+    *new: MetricPoints, rank: int = 0, origin: str = "12.0.1", mesh: str = "gpus", dropped: int = 0
+) -> LoggedPoints:
+    return LoggedPoints(origin, mesh, rank, new, dropped)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CurveStore]:
+    made = CurveStore(tmp_path / "curves")
+    yield made
+    made.close()
+
+
+def test_curves_are_kept_by_metric_run_and_rank(store: CurveStore) -> None:
+    store.add(logged(points("train/loss", [3.0, 2.0]), points("lr", [0.1]), rank=1))
+    store.add(logged(points("train/loss", [4.0]), origin="local 13", rank=NOTEBOOK, mesh=""))
+    store.flush()
+    assert store.metrics() == ["train/loss", "lr"]
+    assert store.runs("train/loss") == ["cell 12", "cell 13"]
+    assert store.ranks("train/loss", "cell 13") == [NOTEBOOK]
+    steps, times, values = store.series("train/loss", "cell 12", 1)
+    assert (list(steps), list(times), list(values)) == ([0, 1], [1e9, 1e9 + 1], [3, 2])
+    assert [len(each) for each in store.series("train/loss", "cell 12", 0)] == [0, 0, 0]
+
+
+def test_a_step_that_is_not_given_follows_the_one_before(store: CurveStore) -> None:
+    nan = math.nan
+    store.add(logged(points("a", [0, 0]), points("b", [0, 0, 0, 0, 0], [nan, 7, nan, nan, 3])))
+    store.add(logged(points("a", [0], [10]), points("b", [0])))
+    store.add(logged(points("a", [0, 0])))
+    store.flush()
+    assert list(store.series("a", "cell 12", 0)[0]) == [0, 1, 10, 11, 12]
+    assert list(store.series("b", "cell 12", 0)[0]) == [0, 7, 8, 9, 3, 4]
+
+
+def test_meshes_that_log_in_one_cell_are_runs_of_their_own(store: CurveStore) -> None:
+    store.add(logged(points("a", [1]), mesh="left"))
+    store.add(logged(points("a", [2]), mesh="right"))
+    store.flush()
+    assert store.runs("a") == ["cell 12", "cell 12, right"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "incarnation", "run"),
+    [
+        ("12.0.7", 0, "cell 12"),
+        ("local 3", 0, "cell 3"),
+        ("12.1.7", 1, "cell 12, attach 1"),
+        ("12.0.7", 1, "cell 12"),
+        ("local 3", 2, "cell 3, attach 2"),
+        ("", 0, "script"),
+    ],
+)
+def test_runs_have_the_names_of_cells(origin: str, incarnation: int, run: str) -> None:
+    assert name_run(origin, incarnation) == run
+
+
+def test_a_long_curve_keeps_its_extremes_in_bounded_memory() -> None:
+    table = CurveTable(curve_points=512)
+    count = 100_000
+    values = numpy.sin(numpy.arange(count) / 3000.0)
+    values[31_415], values[92_653] = 50.0, -50.0
+    for start in range(0, count, 777):
+        part = values[start : start + 777]
+        steps = numpy.arange(start, start + len(part), dtype=float)
+        table.add("loss", "cell 1", 0, steps, steps, part)
+    curve = table.curves["loss"]["cell 1"][0]
+    steps, _, kept = curve.series()
+    assert curve.count == count
+    assert 250 < len(kept) < 512 + 4 * curve.group
+    assert (kept.max(), kept.min()) == (50.0, -50.0)
+    assert steps[kept.argmax()] == 31_415
+    assert (numpy.diff(steps) > 0).all()
+    assert steps[-1] == count - 1
+    # The resolution is the same everywhere, to the size of two groups.
+    assert numpy.diff(steps).max() <= 2 * curve.group
+
+
+def test_nan_and_inf_remain_visible() -> None:
+    table = CurveTable(curve_points=64)
+    values = numpy.ones(5000)
+    values[4000:] = numpy.nan
+    values[10], values[20] = numpy.inf, -numpy.inf
+    steps = numpy.arange(5000.0)
+    for start in range(0, 5000, 100):
+        part = slice(start, start + 100)
+        table.add("loss", "cell 1", 0, steps[part], steps[part], values[part])
+    kept_steps, _, kept = table.curves["loss"]["cell 1"][0].series()
+    assert numpy.isposinf(kept).any()
+    assert numpy.isneginf(kept).any()
+    assert kept_steps[numpy.isnan(kept)][0] == 4000
+
+
+def test_memory_is_bounded_over_all_curves_and_the_oldest_run_leaves_first() -> None:
+    table = CurveTable(all_points=2048)
+    for run in range(4):
+        for rank in range(16):
+            for start in range(0, 1280, 128):
+                steps = numpy.arange(start, start + 128.0)
+                table.add("loss", f"cell {run}", rank, steps, steps, steps)
+    curves = table.curves["loss"]
+    assert sum(curve.size for by_rank in curves.values() for curve in by_rank.values()) <= 2048
+    assert list(curves)[-1] == "cell 3"
+    assert "cell 0" not in curves
+
+
+def test_more_curves_than_the_limit_are_refused_and_counted() -> None:
+    table = CurveTable(most_curves=2)
+    one = numpy.ones(1)
+    for name in ("a", "b", "c"):
+        table.add(name, "cell 1", 0, one, one, one)
+    assert list(table.curves) == ["a", "b"]
+    assert table.refused == 1
+
+
+def test_histograms_and_images_are_the_last_ones(store: CurveStore) -> None:
+    numbers = array("d", [1, 2, 0.0, 0.5, 1.0]).tobytes()
+    for step in (math.nan, math.nan):
+        store.add(LoggedMedia("12.0.1", "gpus", 0, "weights", "histogram", step, 1e9, numbers))
+    store.add(LoggedMedia("12.0.1", "gpus", 1, "sample", "image", 5, 1e9, b"png"))
+    store.flush()
+    histogram, image = store.histogram("weights", "cell 12", 0), store.image("sample", "cell 12", 1)
+    assert histogram is not None
+    assert (histogram.step, list(histogram.counts), list(histogram.edges)) == (1, [1, 2], [0, 0.5, 1])
+    assert image is not None
+    assert (image.step, image.png) == (5, b"png")
+    assert store.media() == [("weights", "cell 12", 0), ("sample", "cell 12", 1)]
+    assert store.image("weights", "cell 12", 0) is None
+
+
+def test_dropped_points_are_counted(store: CurveStore) -> None:
+    store.add(logged(points("a", [1]), dropped=5))
+    store.add(logged(points("a", [1]), dropped=2))
+    store.flush()
+    assert store.dropped == {("gpus", 0): 7}
+
+
+def test_listeners_and_versions_record_changes(store: CurveStore) -> None:
+    seen: list[int] = []
+    store.when_changed.append(lambda: seen.append(store.version))
+    store.add(logged(points("a", [1])))
+    store.flush()
+    store.add(logged(points("b", [1])))
+    store.flush()
+    assert seen
+    assert seen[-1] == store.version
+    assert store.version_of("a", "cell 12") == 1
+    assert store.version_of("c", "cell 12") == 0
+
+
+def test_the_thread_handles_points_without_a_flush(store: CurveStore) -> None:
+    import threading
+
+    changed = threading.Event()
+    store.when_changed.append(changed.set)
+    store.add(logged(points("a", [1])))
+    assert changed.wait(60)
+    assert store.metrics() == ["a"]
+
+
+def test_every_point_is_in_the_parts_and_another_controller_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import duckdb
+
+    folder = tmp_path / "curves"
+    first = CurveStore(folder)
+    for start in range(3):
+        first.add(logged(points("loss", [start, start + 0.5]), rank=1))
+        first.flush()
+        if start == 1:
+            first.write_part()
+    # While it runs, DuckDB reads what is in a part.
+    seen = duckdb.sql(f"select metric, run, rank, step, value from '{folder}/part-*.parquet' order by step").fetchall()
+    assert seen == [("loss", "cell 12", 1, step, step // 2 + step % 2 / 2) for step in range(4)]
+    assert sum(table.num_rows for table in first.saved().tables()) == 6
+    first.discard()  # as if it were killed: the last points are in no part
+
+    second = CurveStore(folder)
+    second.restore()
+    assert list(second.series("loss", "cell 12", 1)[2]) == [0, 0.5, 1, 1.5, 2, 2.5]
+    second.add(logged(points("loss", [9]), rank=1))
+    second.close()
+    rows = duckdb.sql(f"select step, value from '{folder}/part-*.parquet' order by step").fetchall()
+    assert rows == [(0, 0), (1, 0.5), (2, 1), (3, 1.5), (4, 2), (5, 2.5), (6, 9)]
+
+
+def test_a_part_that_was_written_before_a_crash_is_not_read_twice(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    files = CurveFiles(tmp_path)
+    one = numpy.ones(1)
+    files.append([Piece("loss", "cell 1", 0, one, one, one)])
+    newest = (tmp_path / "newest").read_bytes()
+    files.write_part()
+    (tmp_path / "newest").write_bytes(newest)
+    assert len(list(CurveFiles(tmp_path).restore())) == 1
+
+
+def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    first = CurveStore(tmp_path)
+    first.add(logged(points("loss", [1, 2])))
+    first.close()
+    second = CurveStore(tmp_path)
+    second.restore()
+    assert list(second.series("loss", "cell 12", 0)[2]) == [1, 2]
+    second.add(logged(points("loss", [3])))
+    second.write_part()
+    assert [list(piece.values) for piece in second.saved().all_pieces()] == [[1, 2], [3]]
+    with pytest.raises(HistoryError, match="pyarrow"):
+        list(second.saved().tables())
+    second.close()
+
+
+def test_restored_media_are_the_last_ones(tmp_path: Path) -> None:
+    first = CurveStore(tmp_path)
+    first.add(LoggedMedia("12.0.1", "gpus", 1, "sample", "image", 5, 1e9, b"png"))
+    first.close()
+    second = CurveStore(tmp_path)
+    second.restore()
+    image = second.image("sample", "cell 12", 1)
+    assert image is not None
+    assert image.png == b"png"
