@@ -387,6 +387,10 @@ class Agent(HostActor):
         self._workers.signal(nodes, signal, sender)
 
     @endpoint
+    def clients(self) -> int:
+        return len(self._clients.addresses())
+
+    @endpoint
     def gpus(self) -> int:
         return count_gpus()
 

@@ -98,6 +98,11 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
+    def clients(self) -> int:
+        """Return the number of processes that have joined the run as clients; only the first host has any."""
+        raise NotImplementedError
+
+    @endpoint
     def gpus(self) -> int:
         """Return the number of GPUs of the machine."""
         raise NotImplementedError

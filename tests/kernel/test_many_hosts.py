@@ -117,3 +117,14 @@ def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: Notebook) -> Non
     [agent] = agents(bare_notebook)
     bare_notebook.run("mine.shutdown().get()")
     assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
+
+
+def test_idle_hosts_are_returned_with_a_line_that_starts_them_again(bare_notebook: Notebook) -> None:
+    assert "needs --hosts" in bare_notebook.run_failing("%mesh up --idle 30m").error["evalue"]
+    up = bare_notebook.start("%mesh up --hosts local:1 --gpus 1 --idle 2s")
+    bare_notebook.wait(up)
+    [agent] = agents(bare_notebook)
+    bare_notebook.wait_until(lambda: "start again" in up.stdout)
+    assert up.stdout.endswith("start again: %mesh up --hosts local:1 --shape gpus=1 --idle 2s\n")
+    assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
+    assert "ended after 00:02 without a cell" in bare_notebook.run_failing("%%mesh 0\n1").error["evalue"]
