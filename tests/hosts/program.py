@@ -1,8 +1,9 @@
 """A user's program on several hosts: python program.py LAUNCHER '{"arguments": ...}', with two ranks on each host.
 
 It prints a line of JSON about its ranks. On `train` it trains the quick-start's network with DistributedDataParallel.
-On `watch` it waits for a call that the loss of a host ends, and prints what the call raised and which hosts still
-answer. On `drain` it drains the second host. With `job` as the launcher it runs a `SlurmJob` of one host.
+On `drain` it drains the second host. On `watch`, for each line "watch", it waits for a call that the loss of a host
+ends, and prints what the call raised, when, and which hosts still answer. With `job` as the launcher it runs a
+`SlurmJob` of one host.
 """
 
 from __future__ import annotations
@@ -91,18 +92,19 @@ def main() -> None:
         found = list(rest.all_of(trainers).look.call().get(100).values())
         say(ranks=[each["rank"] for each in found], pids=[each["pid"] for each in found])
     if "watch" in sys.argv:
-        waiting = [(index, trainers.slice(hosts=index, gpus=0).wait.call_one()) for index in range(hosts.size())]
+        waiting = {index: trainers.slice(hosts=index, gpus=0).wait.call_one() for index in range(hosts.size())}
         say(waits=len(waiting))
-        sys.stdin.readline()  # the test has taken a host away
-        began = time.monotonic()
-        ended: dict[int, str] = {}
-        while not ended:
-            ended |= {index: str(future.exception()) for index, future in waiting if future.done()}
-            time.sleep(0.01)
-        seconds = time.monotonic() - began
-        rest = [index for index in range(hosts.size()) if index not in ended]
-        say(lost=ended, seconds=seconds, rest=[trainers.slice(hosts=i, gpus=1).answer.call_one().get(60) for i in rest])
-    sys.stdin.readline()
+        while sys.stdin.readline() == "watch\n":  # the test is about to take a host away
+            ended: dict[int, str] = {}
+            while not ended:
+                ended |= {index: str(future.exception()) for index, future in waiting.items() if future.done()}
+                time.sleep(0.01)
+            at = time.monotonic()  # of the machine: the test has the same clock
+            waiting = {index: future for index, future in waiting.items() if index not in ended}
+            rest = [trainers.slice(hosts=index, gpus=1).answer.call_one().get(60) for index in waiting]
+            say(lost=ended, at=at, rest=rest)
+    else:
+        sys.stdin.readline()
     meshbook.close_session()
     say(closed=True)
 
