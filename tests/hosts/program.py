@@ -58,6 +58,18 @@ class Trainer(Actor):
         return {**describe(), "first": losses[0], "last": losses[-1], "weights": weights}
 
     @endpoint
+    def total(self) -> float:
+        """Return the sum of 1 over all ranks of this mesh."""
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        dist.destroy_process_group()
+        return one.item()
+
+    @endpoint
     def look(self) -> dict[str, Any]:
         return describe()
 
@@ -82,10 +94,17 @@ def main() -> None:
     if "train" in sys.argv:
         from sklearn.datasets import load_digits  # its import takes a second
 
-        ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(200).values())
+        training = trainers.train.call(*load_digits(return_X_y=True))
+        # Meanwhile, on the same hosts: each mesh has a rendezvous of its own.
+        parts = [hosts, hosts.slice(hosts=slice(1, 3)), hosts.slice(hosts=0)]
+        others = [part.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer) for part in parts]
+        totals = [other.total.call() for other in others]
+        ranks = list(training.get(200).values())
+        found = [list(total.get(200).values()) for total in totals]
+        say(hosts=dict(hosts.extent), ranks=ranks, totals=found)
     else:
         ranks = list(trainers.look.call().get(100).values())
-    say(hosts=dict(hosts.extent), ranks=ranks)
+        say(hosts=dict(hosts.extent), ranks=ranks)
     if "drain" in sys.argv:
         rest = procs.drain(hosts.names[1])
         rest.initialized.get(100)

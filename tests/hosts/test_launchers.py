@@ -120,10 +120,11 @@ def of_this_run() -> list[int]:
     return found
 
 
-def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
+def test_training_beside_other_meshes_and_an_orderly_end(cluster: Any, start: Any) -> None:
     program = start("train")
     trained = program.read()
     assert trained["hosts"] == {"hosts": 3}
+    assert trained["totals"] == [[3.0] * 3, [2.0] * 2, [1.0]]
     ranks = trained["ranks"]
     assert [each["rank"] for each in ranks] == list(range(6))
     assert all(each["last"] < each["first"] / 3 for each in ranks)
