@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from meshbook.magics.meshes.mesh_hosts import MeshHosts
 from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.output.publisher import StreamText, publisher_for
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.telemetry.vitals import Activity
+
+if TYPE_CHECKING:  # it has the meshes
+    from meshbook.magics.notebook import Notebook
 
 logger = logging.getLogger(__name__)
 LONGEST_PAUSE = 60.0  # seconds between two looks: less than the history of vitals
@@ -47,23 +53,28 @@ class IdleTimer:
         return max(SHORTEST_PAUSE, min(self._busy + limit - now, limit / 4, LONGEST_PAUSE))
 
 
-def watch_idleness(
-    limit: Callable[[], float], meshes: Callable[[], Sequence[NotebookMesh]], end: Callable[[], None]
-) -> None:
-    """Call `end` on another thread once these meshes have been idle for `limit()` seconds; stop when there are none."""
-    timer = IdleTimer(limit, lambda seconds: any(was_busy(mesh, seconds) for mesh in meshes()))
-    ticks = threading.Event()  # never set: a wait that a debugger and `freezegun` do not change
+def watch_hosts(notebook: Notebook, hosts: MeshHosts) -> None:
+    """Watch hosts that have a time limit: once they are idle, end their meshes, and show why in the present cell."""
+    if not hosts.idle:
+        return
+    publisher = publisher_for(notebook.shell)
+    meshes = notebook.meshes
+    timer = IdleTimer(
+        lambda: hosts.idle, lambda seconds: any(was_busy(mesh, seconds) for mesh in meshes.sharing(hosts))
+    )
+    ticks = threading.Event()  # never set: a wait that programs which replace `time.sleep` do not change
 
     def run() -> None:
-        while meshes():
-            pause = timer.look()
-            if pause is None:
-                try:
-                    end()
-                except Exception:  # the hosts may be lost; the next cell reports that
-                    logger.exception("idle hosts could not be returned")
-                return
+        pause: float | None = 0.0
+        while pause is not None:
             ticks.wait(pause)
+            if not meshes.sharing(hosts):  # they have ended
+                return
+            pause = timer.look()
+        try:
+            publisher.publish([StreamText("stdout", f"{meshes.end_idle(hosts)}\n")])
+        except Exception:  # the hosts may be lost; the next cell reports that
+            logger.exception("idle hosts could not be returned")
 
     threading.Thread(target=run, name="meshbook idle hosts", daemon=True).start()
 

@@ -11,11 +11,11 @@ from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.rank_errors import format_remedy
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
-from meshbook.magics.meshes.idleness import watch_idleness
+from meshbook.magics.meshes.idleness import watch_hosts
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
 from meshbook.magics.meshes.registry import NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.output.publisher import LiveDisplay, StreamText, publisher_for
+from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, count, hosts_text, mesh_name, variable
 from meshbook.magics.verbs import Verb, add_mesh_name, add_selection, add_size
 from meshbook.magics.verbs.detach import duration
@@ -101,14 +101,8 @@ class UpVerb(Verb):
         """End the meshes on hosts that this verb has started once they are idle. A later mesh may change the time."""
         is_watched = hosts.idle > 0
         hosts.idle = self.idle or hosts.idle or (default if hosts.is_started_here else 0.0)
-        if hosts.idle and not is_watched:
-            publisher = publisher_for(notebook.shell)
-
-            def end() -> None:
-                text = notebook.meshes.end_idle(hosts)
-                publisher.publish([StreamText("stdout", f"{text}\n")])
-
-            watch_idleness(lambda: hosts.idle, lambda: notebook.meshes.sharing(hosts), end)
+        if not is_watched:
+            watch_hosts(notebook, hosts)
 
     def _is_met_by(self, known: NotebookMesh, extent: Extent | None) -> bool:
         """Whether a mesh that is up already has this shape and these hosts."""

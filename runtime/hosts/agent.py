@@ -142,7 +142,11 @@ def serve(
     workers, clients = attend(node, spec, folder.path, make_workers, others)
     if gateway is None:
         clients.open()
-        workers.serve(RunLease(spec, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
+
+        def here() -> list[Address]:
+            return [*workers.addresses(), *clients.addresses()]
+
+        workers.serve(RunLease(spec, line, node, here, workers, others.hand_over))
     else:
         others.open(gateway)
         gateway.link(home.first, dial=False)

@@ -309,6 +309,7 @@ class Session:
         self._faults.close()
         self.metrics.close()
         self.host.note_end()
+        self.remote.leave()
         self.node.data_plane.close()
         self.node.close(why)
         self.curves.close()  # before the agent lets another controller read the files

@@ -166,6 +166,11 @@ class HostMesh(MeshTrait):
         return self._hosts().gpus.call().then(lambda gpus: True)
 
     @property
+    def ownership(self) -> HostOwnership:
+        """The state that all handles of these hosts share in this process."""
+        return self._ownership
+
+    @property
     def is_fake_in_process(self) -> bool:
         """Whether processes on these hosts are threads of the client's own process, as in tests."""
         return self._is_fake

@@ -1,9 +1,9 @@
 """A user's program on several hosts: python program.py LAUNCHER '{"arguments": ...}', with two ranks on each host.
 
 It prints a line of JSON about its ranks. On `train` it trains the quick-start's network with DistributedDataParallel.
-On `drain` it drains the second host. On `watch`, for each line "watch", it waits for a call that the loss of a host
-ends, and prints what the call raised, when, and which hosts still answer. With `job` as the launcher it runs a
-`SlurmJob` of one host.
+On `drain` it drains the second host. On `detach` it leaves the run to a program with `attach RUN`. On `watch`, for each
+line "watch", it waits for a call that the loss of a host ends, and prints what the call raised, when, and which hosts
+still answer. With `job` as the launcher it runs a `SlurmJob` of one host.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import meshbook
 from meshbook import Actor, endpoint
 from meshbook.monarch.jobs import SlurmJob
+from meshbook.runs import DetachError, attach, detach
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook
 
 SHOWN = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "RAY_", "SLURMD_NODENAME")
@@ -85,11 +86,18 @@ class Trainer(Actor):
 def main() -> None:
     set_unhandled_fault_hook(lambda failure: None)  # otherwise the loss of a host ends this program
     launcher, arguments = sys.argv[1], json.loads(sys.argv[2])
+    if "attach" in sys.argv:
+        trainers = attach(sys.argv[-1])["trainers"].actors["trainers"]
+        say(ranks=list(trainers.look.call().get(100).values()))
+        sys.stdin.readline()
+        meshbook.close_session()
+        say(closed=True)
+        return
     if launcher == "job":
         run_job(**arguments)
         return
     hosts = getattr(meshbook.hosts, launcher)(**arguments)
-    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
     if "train" in sys.argv:
         from sklearn.datasets import load_digits  # its import takes a second
@@ -105,6 +113,12 @@ def main() -> None:
     else:
         ranks = list(trainers.look.call().get(100).values())
         say(hosts=dict(hosts.extent), ranks=ranks)
+    if "detach" in sys.argv:
+        try:
+            say(run=detach())
+            return
+        except DetachError as error:
+            say(error=str(error))
     if "drain" in sys.argv:
         rest = procs.drain(hosts.names[1])
         rest.initialized.get(100)

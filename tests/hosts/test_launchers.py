@@ -241,6 +241,26 @@ def test_a_host_that_is_drained_goes_back_and_the_others_continue(cluster: Any, 
     wait_until(lambda: not of_this_run())
 
 
+def test_a_run_is_detached_and_another_program_attaches_to_it(cluster: Any, start: Any) -> None:
+    """Ray cannot: it ends the actors of a program that has ended."""
+    program = start("detach")
+    ranks = program.read()["ranks"]
+    detached = program.read()
+    if isinstance(cluster, RayCluster):
+        assert "are Ray's" in detached["error"]
+        program.go_on()
+        assert program.read() == {"closed": True}
+        return
+    assert program.process.wait(PATIENCE) == 0
+    attached = start("attach", detached["run"])
+    assert attached.read()["ranks"] == ranks
+    attached.go_on()
+    assert attached.read() == {"closed": True}
+    wait_until(lambda: not of_this_run())
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: not cluster.jobs())
+
+
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

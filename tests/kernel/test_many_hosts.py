@@ -92,6 +92,23 @@ def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: Notebook, signs: S
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
+def test_meshes_on_hosts_are_detached_with_a_job_and_attached_to_again(bare_notebook: Notebook, signs: Signs) -> None:
+    bare_notebook.run("%mesh up --hosts local:2 --gpus 1\n%mesh up --hosts mesh --gpus 1 --name judge")
+    started, gate = agents(bare_notebook), signs.path.with_name("gate")
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)\nprint('released')\nrank + 1"
+    bare_notebook.run(f"%%mesh mesh -a -o job\n{wait}")
+    assert "is detached: mesh (2 ranks), judge (2 ranks); 1 job continues" in bare_notebook.run("%mesh detach").stdout
+    gate.touch()
+    attached = bare_notebook.run("%mesh attach").stdout
+    assert attached.count("  hosts: local-0 (rank 0), local-1 (rank 1)") == 2
+    assert bare_notebook.run("(await job).values").result == "[1, 2]"
+    bare_notebook.run("%mesh down mesh")
+    assert all(agent.is_running() for agent in started), "the other mesh needs them"
+    assert bare_notebook.run("%%mesh judge\nrank").result == "[0] 0\n[1] 1"
+    bare_notebook.run("%mesh down judge")
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+
+
 def test_a_host_that_is_lost_is_named_and_the_rest_ends_with_the_mesh(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
     started = agents(bare_notebook)
