@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import name_of
@@ -99,6 +99,19 @@ class SentCredits(Generic[W]):
             if not sent.is_dropped and (sent.messages >= self._most or sent.size >= self._largest):
                 return False
             _remove(sent.waiting, waiter)
+
+    def spend_each(self, queues: Sequence[Queue], size: int, spent: list[int]) -> None:
+        """Count one message into each queue that has room, and add the index of each of these queues to `spent`."""
+        find, most, largest = self._sent.get, self._most, self._largest
+        for index, queue in enumerate(queues):
+            sent = find(queue)
+            # No call from here to the additions.
+            if sent is not None and not sent.is_dropped and sent.messages < most and sent.size < largest:
+                sent.messages += 1
+                sent.size += size
+                spent.append(index)
+            elif self.spend(queue, size):
+                spent.append(index)
 
     def overspend(self, queue: Queue, size: int) -> None:
         """Count a message in without room, from a thread that must not wait."""
@@ -243,7 +256,7 @@ class FlowControl:
         self._call_later = call_later
         self._serves_here = serves_here  # whether the calling thread takes messages from this actor's queue
         self._outstanding: SentCredits[Future[None]] = SentCredits(window)
-        self.spend = self._outstanding.spend
+        self.spend, self.spend_each = self._outstanding.spend, self._outstanding.spend_each
         self._warned: set[Queue] = set()  # queues with a logged warning
         self._waiting: set[int] = set()  # threads that wait for room
 

@@ -15,6 +15,7 @@ from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, Exit
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
+from meshbook.runtime.node.casts import CastPlan
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
@@ -224,6 +225,22 @@ def test_a_full_queue_makes_the_caller_wait_and_loses_nothing(make_cluster: Call
     for number in range(100):
         mesh.note.broadcast(number)
     assert list(mesh.noted.call().get(PATIENCE).values()) == [list(range(100))] * 4
+
+
+def test_the_plan_of_the_targets_with_room_keeps_them_with_their_agents() -> None:
+    agents = [Address(f"agent-{name}", name) for name in "abc"]
+    plan = CastPlan(
+        [(agents[0], 2), (agents[1], 3), (agents[2], 2)],
+        [0, 2, 1, 3, 4, 5, 6],
+        [f"node-{index}" for index in range(7)],
+        [(f"node-{index}", "actor") for index in range(7)],
+        is_alike=True,
+    )
+    rest = plan.only([0, 1, 3, 4])
+    assert rest.agents == [(agents[0], 2), (agents[1], 2)]
+    assert rest.indices == [0, 2, 3, 4]
+    assert [node for node, _ in rest.queues] == rest.nodes == ["node-0", "node-1", "node-3", "node-4"]
+    assert plan.only([]).agents == []
 
 
 def test_a_cast_in_vain_gives_its_room_back(make_cluster: Callable[..., Cluster]) -> None:
