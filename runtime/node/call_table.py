@@ -6,7 +6,7 @@ O(pending) when a node dies; deaths are rare, and a few hundred thousand entries
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -130,18 +130,28 @@ class CallTable:
         reply_handler = self._standing.get(call)
         return (reply_handler, rank) if reply_handler is not None else None
 
-    def receipts(self, node: str, actor: str = "") -> list[Receipt]:
-        """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""
-        handlers = {id(entry[0]): entry[0] for call, entry in items_of(self._pending) if _debtor(call, entry) == node}
-        found = [receipt for reply_handler in handlers.values() if (receipt := _receipt_of(reply_handler)) is not None]
-        return [receipt for receipt in found if actor in ("", receipt.actor)]
+    def receipts(self, nodes: Collection[str], actor: str = "") -> dict[str, list[Receipt]]:
+        """Return, by node, the receipts of the pending calls to an actor there; without an actor, to all actors."""
+        handlers: dict[str, dict[int, ReplyHandler]] = {}
+        for call, entry in items_of(self._pending):
+            if (node := _debtor(call, entry)) in nodes:
+                handlers.setdefault(node, {})[id(entry[0])] = entry[0]
+        made = {node: [_receipt_of(handler) for handler in each.values()] for node, each in handlers.items()}
+        return {
+            node: [receipt for receipt in each if receipt is not None and actor in ("", receipt.actor)]
+            for node, each in made.items()
+        }
 
-    def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
-        """Remove and return the handlers of all calls to a node; without a node, of all calls and ports."""
-        ports = [] if node is not None else [self._standing.pop(number, None) for number in list(self._standing)]
-        ids = [call for call, entry in items_of(self._pending) if node is None or _debtor(call, entry) == node]
-        found = [self.take(call) for call in ids]
-        return [*filter(None, found), *((port, NO_RANK) for port in ports if port is not None)]
+    def take_all(self, nodes: Collection[str] | None = None) -> list[tuple[ReplyHandler, int, str]]:
+        """Remove all calls to these nodes, and return the handler, index and node of each.
+
+        Without nodes, of all calls and ports.
+        """
+        ports = [] if nodes is not None else [self._standing.pop(number, None) for number in list(self._standing)]
+        debtors = {call: _debtor(call, entry) for call, entry in items_of(self._pending)}
+        chosen = [call for call, node in debtors.items() if nodes is None or node in nodes]
+        found = [(*taken, debtors[call]) for call in chosen if (taken := self.take(call)) is not None]
+        return [*found, *((port, NO_RANK, "") for port in ports if port is not None)]
 
 
 def _debtor(call: int, entry: tuple[ReplyHandler, int, Sequence[Target] | str]) -> str:

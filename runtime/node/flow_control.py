@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import name_of
@@ -142,10 +142,10 @@ class SentCredits(Generic[W]):
             return _take_all(sent.waiting)
         return []
 
-    def forget(self, node: str) -> list[W]:
-        """Drop the queues of a node that has ended; return the waiters."""
+    def forget(self, nodes: Collection[str]) -> list[W]:
+        """Drop the queues of nodes that have ended; return the waiters."""
         woken: list[W] = []
-        for queue in [queue for queue in self._sent.copy() if queue[0] == node]:
+        for queue in [queue for queue in self._sent.copy() if queue[0] in nodes]:
             if (sent := self._sent.pop(queue, None)) is not None:
                 sent.is_dropped = True
                 woken += _take_all(sent.waiting)
@@ -341,9 +341,9 @@ class FlowControl:
 
     # -- ends -------------------------------------------------------------------------
 
-    def forget(self, node: str) -> None:
-        """Wake the threads that wait for room on an ended node; they try to send and get the error."""
-        _wake(self._outstanding.forget(node))
+    def forget(self, nodes: Collection[str]) -> None:
+        """Wake the threads that wait for room on ended nodes; they try to send and get the error."""
+        _wake(self._outstanding.forget(nodes))
 
     def close(self) -> None:
         """Wake all threads that wait for room, as this node has ended."""

@@ -368,7 +368,7 @@ def test_the_calls_of_a_node_are_taken_together() -> None:
     table.open_one(noted, "a")
     table.adopt(noted, [(1000, "b"), (1001, "a")])
     port = table.open_port(noted, once=True)
-    assert [index for _, index in table.take_all("a")] == [0, 2, 0, 1]
+    assert [index for _, index, _ in table.take_all({"a"})] == [0, 2, 0, 1]
     assert [table.is_open(call) for call in (*calls, 1000, port)] == [False, True, False, True, True]
     assert len(table.take_all()) == 3
 

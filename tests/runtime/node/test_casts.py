@@ -19,7 +19,7 @@ from meshbook.runtime.node.casts import CastPlan
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
-from meshbook.runtime.wire.messages import Address, Cast
+from meshbook.runtime.wire.messages import Address, Cast, Down
 from tests.runtime.conftest import NOWHERE, Gate, Session
 from tests.support import PATIENCE, Probe
 
@@ -268,6 +268,24 @@ def test_an_error_names_its_rank(make_cluster: Callable[..., Cluster]) -> None:
     assert error.results is not None
     assert len(error.results) == 7
     assert error.called_at is not None
+
+
+def test_the_end_of_a_host_of_workers_is_one_message(make_cluster: Callable[..., Cluster]) -> None:
+    cluster, gate = make_cluster(8, 4, cast_ranks=2), Gate()
+    mesh = cluster.spawn()
+    futures = mesh.run.call_each(Gate.pass_through, gate)
+    for _ in range(12):
+        gate.wait_entered()
+    cluster.watch()
+    reports = [ExitReport(node.address.node, 0, -9) for node in cluster.workers[:8]]
+    cluster.agents[0].peers.announce_all_down(reports, [cluster.controller.address])
+    for rank, future in enumerate(futures[:8]):
+        error = future.exception(PATIENCE)
+        assert isinstance(error, ProcessDied)
+        assert error.report.node == f"worker-0-{rank}"
+    assert sum(isinstance(message, Down) for message in cluster.received) == 1
+    gate.open(12)
+    assert [future.exception(PATIENCE) for future in futures[8:]] == [None] * 4
 
 
 def test_a_cancelled_cast_ends_at_each_rank(make_cluster: Callable[..., Cluster]) -> None:
