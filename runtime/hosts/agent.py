@@ -45,7 +45,7 @@ from meshbook.runtime.hosts.run_lease import RunLease
 from meshbook.runtime.hosts.spares import OnSpare
 from meshbook.runtime.hosts.start_agent import LOG, Started
 from meshbook.runtime.hosts.worker_loop import LOOP_STAYS
-from meshbook.runtime.hosts.workers import Ask, OnExit, Workers
+from meshbook.runtime.hosts.workers import Ask, EndedWorker, OnExit, Workers
 from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
@@ -186,14 +186,15 @@ def attend(
     started: set[str] = set()
     host = spec.away.host if spec.away is not None else ""
 
-    def on_exit(report: ExitReport, living: list[Address], remains: UnsentOutput | None) -> None:
-        others.forget(report)
-        if remains is not None:  # before the report of its end, which fails the cell that shows the output
-            send_remains(node, remains)
+    def on_exit(ended: Sequence[EndedWorker], living: list[Address]) -> None:
+        for each in ended:
+            others.forget(each.report)
+            if each.remains is not None:  # before the report of its end, which fails the cell that shows the output
+                send_remains(node, each.remains)
+        reports = [dataclasses.replace(each.report, host=host) for each in ended]
         with notice_lock:
-            report = dataclasses.replace(report, host=host)
-            node.peers.announce_down(report, [spec.controller, *others.agents, *living, *clients.addresses()])
-            started.discard(report.node)
+            node.peers.announce_all_down(reports, [spec.controller, *others.agents, *living, *clients.addresses()])
+            started.difference_update([report.node for report in reports])
 
     def on_client_end(report: ExitReport) -> None:
         with notice_lock:
@@ -273,10 +274,11 @@ class Agent(HostActor):
         # Before any start is announced: this call fails if the host that holds the rendezvous is lost meanwhile.
         rendezvous = self._others.network | self._rendezvous_of(specs[0].world)
         if self._node.peers.report_of(owner) is not None:  # the owner sent the request, and died
-            for spec in specs:
-                why = f"its owner has ended ({owner})"
-                report = ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation)
-                self._node.peers.announce_down(report, [self._node.controller, *self._here()])
+            why = f"its owner has ended ({owner})"
+            reports = [
+                ExitReport(spec.address.node, 0, None, stopped=why, incarnation=spec.incarnation) for spec in specs
+            ]
+            self._node.peers.announce_all_down(reports, [self._node.controller, *self._here()])
             return
         # Announced before it is done: if this process is killed now, the controller still knows which workers are lost.
         worker_registry = Target(self._node.controller, WORKER_REGISTRY)

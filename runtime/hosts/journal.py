@@ -78,8 +78,9 @@ class Journal:
         if isinstance(message, Reply):
             return self.wanted.pop(message.call, None) is not None
         if isinstance(message, Down):
-            self.down.add(message.report.node)
-            self.wanted = {call: node for call, node in self.wanted.items() if node != message.report.node}
+            ended = {report.node for report in message.reports}
+            self.down |= ended
+            self.wanted = {call: node for call, node in self.wanted.items() if node not in ended}
             return True
         return isinstance(message, Call) and message.endpoint in NEWS.get(message.actor, ())
 

@@ -361,8 +361,8 @@ class RemoteHosts:
         others = [other.address for other in self if other.address is not None]
         agents = [self._first, *others]
         # The workers first: a caller that waits for the end of the host also waits for theirs.
-        for node in self._worker_registry.guests_of(host.node):
-            self._node.peers.announce_down(report.of_guest(node), agents)
+        guests = self._worker_registry.guests_of(host.node)
+        self._node.peers.announce_all_down(list(map(report.of_guest, guests)), agents)
         self._node.peers.announce_down(report, agents)
         self._notify_lost(host, report.cause)
         if any(other.launcher is host.launcher for other in self):

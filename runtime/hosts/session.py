@@ -214,8 +214,8 @@ class Session:
         if not report.stopped:
             self.node.send_event("host lost", AGENT, "", [], str(report))
         # The workers first: a caller that waits for the end of the host also waits for theirs.
-        for node in self.worker_registry.guests_of(AGENT):
-            self.node.peers.announce_down(report.of_guest(node), ())
+        guests = self.worker_registry.guests_of(AGENT)
+        self.node.peers.announce_all_down(list(map(report.of_guest, guests)), ())
         self.node.peers.announce_down(report, ())
         self.remote.lose_all(f"the controller's host agent ended, and its links to other hosts with it: {report.cause}")
 

@@ -10,6 +10,7 @@ runs on the agent's main thread (`serve`), because they die with the thread that
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import selectors
@@ -40,7 +41,7 @@ from meshbook.runtime.telemetry.stderr_tail import find_traceback, last_lines, r
 from meshbook.runtime.telemetry.unsent import read_unsent
 from meshbook.runtime.wire.messages import Address
 
-OnExit = Callable[[ExitReport, list[Address], UnsentOutput | None], None]
+REPORT_SECONDS = 0.05  # the most time for which the end of a worker that was stopped is kept for a common report
 Ask = Callable[[Address, str, str], None]  # the worker, the reason, and the fence that it waits for
 
 
@@ -91,13 +92,26 @@ class Worker:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True)
+class EndedWorker:
+    """A worker that has ended, and its output that may not have been sent."""
+
+    worker: Worker
+    report: ExitReport
+    remains: UnsentOutput | None
+
+
+OnExit = Callable[[Sequence[EndedWorker], list[Address]], None]
+
+
 class Workers:
     """All workers of this host.
 
-    `ask_to_leave` sends a worker the message that ends it. `on_exit` is called at each end, with the addresses of the
-    remaining workers and with output that may not have been sent: O(workers) messages for each end, fine for the
-    hundreds that one host has. `on_spare` is called with events about spares. `servers` are the fork servers that
-    already run, keyed by whether they are warm; without any, `serve` starts the warm one.
+    `ask_to_leave` sends a worker the message that ends it. `on_exit` is called with workers that have ended and the
+    addresses of the remaining ones. Ends that are known together are reported together, and so are those of stopped
+    workers within `REPORT_SECONDS`: a mesh of hundreds ends in a few messages. `on_spare` is called with events about
+    spares. `servers` are the fork servers that already run, keyed by whether they are warm; without any, `serve` starts
+    the warm one.
     """
 
     def __init__(
@@ -124,6 +138,8 @@ class Workers:
         self._servers: dict[bool, Starter] = dict(servers or {})
         self._selector = selectors.DefaultSelector()
         self._finished = False
+        self._ended: list[EndedWorker] = []  # not reported yet; for the main thread
+        self._report_at = math.inf
 
     # -- calls of the host actor --------------------------------------------------
 
@@ -273,7 +289,8 @@ class Workers:
         if not self._servers:
             self._start_server(is_warm=True)
         while not self._finished:
-            ready = {key.fd for key, _ in self._selector.select()}
+            left = self._report_at - time.monotonic() if self._ended else None
+            ready = {key.fd for key, _ in self._selector.select(left)}
             if watched in ready and line.is_over():
                 break
             watched = self._look_at(line, watched)
@@ -282,6 +299,12 @@ class Workers:
             if self._wakeup_reader in ready:
                 os.read(self._wakeup_reader, 4096)
                 self._pass_requests()
+            if self._ended and (not self._expects_more_ends() or time.monotonic() >= self._report_at):
+                self._report_ends()
+        if self._finished:
+            self._report_ends()
+        for each in self._ended:  # the controller is gone
+            each.worker.ended.set()
         self._kill_all()
 
     def _look_at(self, line: Lifeline, watched: int) -> int:
@@ -407,17 +430,39 @@ class Workers:
         place_file(self._folder, node).unlink(missing_ok=True)
         with self._lock:
             self._by_node.pop(node, None)
-            # A worker that is stopping waits for the workers that it owns.
-            others = [
-                other.address
-                for other in self._by_node.values()
-                if not other.stopping or other.address.node == worker.owner
-            ]
         remains = read_unsent(self._folder, node)
         remove_files(self._folder, node)
-        self._on_exit(report, others, remains)
-        worker.ended.set()
-        self.stop_owned_by(node)  # last: from here on nothing is started for a worker that has ended
+        if not self._ended:
+            self._report_at = time.monotonic() + REPORT_SECONDS
+        self._ended.append(EndedWorker(worker, report, remains))
+
+    def _expects_more_ends(self) -> bool:
+        """Whether the ends that are not reported yet can wait for those of other workers that are stopping."""
+        owners = {each.worker.owner for each in self._ended}
+        with self._lock:
+            # A worker that is stopping waits for the workers that it owns.
+            is_awaited = not owners.isdisjoint(self._by_node)
+            return (
+                not is_awaited
+                and all(each.report.stopped for each in self._ended)
+                and any(other.stopping for other in self._by_node.values())
+            )
+
+    def _report_ends(self) -> None:
+        """Report the ends so far."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        owners = {each.worker.owner for each in ended}
+        with self._lock:
+            others = [
+                other.address for other in self._by_node.values() if not other.stopping or other.address.node in owners
+            ]
+        self._on_exit(ended, others)
+        for each in ended:
+            each.worker.ended.set()
+            # Last: from here on nothing is started for a worker that has ended.
+            self.stop_owned_by(each.report.node)
 
     def _why_killed(self, worker: Worker, returncode: int | None) -> str:
         if not returncode or worker.killed:

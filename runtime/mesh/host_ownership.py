@@ -87,11 +87,12 @@ def report_unstarted(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
 
     def look() -> None:
         if (error := asked.exception()) is not None:
-            for name, agents in [(spec.address.node, spec.world.agents) for spec in specs]:
-                if isinstance(error, ProcessDied):
-                    report = error.report.of_guest(name)
-                else:
-                    report = ExitReport(name, 0, None, hint=f"its host agent could not start it: {error}")
-                node.peers.announce_down(report, agents)
+            names = [spec.address.node for spec in specs]
+            if isinstance(error, ProcessDied):
+                reports = list(map(error.report.of_guest, names))
+            else:
+                why = f"its host agent could not start it: {error}"
+                reports = [ExitReport(name, 0, None, hint=why) for name in names]
+            node.peers.announce_all_down(reports, specs[0].world.agents)
 
     asked.when_done(look)

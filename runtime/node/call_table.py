@@ -35,6 +35,15 @@ class Target:
     manner: Manner = ""
 
 
+def is_alike(targets: Sequence[Target]) -> bool:
+    """Return whether the messages of a call to these targets differ only in number and rank."""
+    actor, manner = targets[0].actor, targets[0].manner
+    for target in targets:  # noqa: SIM110 - this runs for each call, and a loop costs half of `all`
+        if target.actor != actor or target.manner != manner:
+            return False
+    return True
+
+
 Unanswered = tuple[int, Target, int]  # the index of the target, the target, the call number
 ANY = -1  # the index of a reply that any of the targets may send
 
@@ -64,31 +73,31 @@ class CallTable:
 
     def __init__(self, first: int = 1) -> None:
         self._ids = itertools.count(first)
-        self._pending: dict[int, tuple[ReplyHandler, int, str]] = {}
+        # The handler; the id of the first target, or NO_RANK for a port; the targets, or the node of a single one. All
+        # targets of a call share one entry: the garbage collector would visit thousands.
+        self._pending: dict[int, tuple[ReplyHandler, int, Sequence[Target] | str]] = {}
         self._standing: dict[int, ReplyHandler] = {}  # ports: each receives any number of replies
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def open(self, reply_handler: ReplyHandler, nodes: Sequence[str]) -> list[int]:
-        """Register one call per node and return their ids, in order."""
-        ids, pending, calls = [], self._pending, self._ids
-        for index, node in enumerate(nodes):
-            call = next(calls)
-            pending[call] = (reply_handler, index, node)
-            ids.append(call)
+    def open(self, reply_handler: ReplyHandler, targets: Sequence[Target]) -> list[int]:
+        """Register one call per target and return their ids, which are consecutive."""
+        ids = list(itertools.islice(self._ids, len(targets)))  # one step: no other thread gets an id in between
+        if ids:
+            self._pending.update(dict.fromkeys(ids, (reply_handler, ids[0], targets)))
         return ids
 
     def open_one(self, reply_handler: ReplyHandler, node: str) -> int:
         """Register a call to one node and return its id."""
         call = next(self._ids)
-        self._pending[call] = (reply_handler, 0, node)
+        self._pending[call] = (reply_handler, call, node)
         return call
 
     def adopt(self, reply_handler: ReplyHandler, calls: Sequence[tuple[int, str]]) -> None:
         """Register calls that an earlier process of this node has sent: (id, node that owes the reply)."""
         for index, (call, node) in enumerate(calls):
-            self._pending[call] = (reply_handler, index, node)
+            self._pending[call] = (reply_handler, call - index, node)
 
     def open_port(self, reply_handler: ReplyHandler, *, once: bool) -> int:
         """Register a port and return its id. Any node may send to it; with `once` it receives only the first reply."""
@@ -117,30 +126,42 @@ class CallTable:
         The second item is the index for the handler: that of the target for a call, `rank` for a port.
         """
         if (found := self._pending.pop(call, None)) is not None:
-            return found[0], rank if found[1] == NO_RANK else found[1]
+            return found[0], rank if found[1] == NO_RANK else call - found[1]
         reply_handler = self._standing.get(call)
         return (reply_handler, rank) if reply_handler is not None else None
 
     def awaits(self, nodes: Collection[str]) -> bool:
         """Whether one of these nodes owes a reply."""
-        return any(owed_by in nodes for _, (_, _, owed_by) in items_of(self._pending))
+        return any(_debtor(call, entry) in nodes for call, entry in items_of(self._pending))
 
-    def receipts(self, node: str, actor: str = "") -> list[Receipt]:
-        """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""
-        handlers = {
-            id(reply_handler): reply_handler
-            for _, (reply_handler, _, owed_by) in items_of(self._pending)
-            if owed_by == node
+    def receipts(self, nodes: Collection[str], actor: str = "") -> dict[str, list[Receipt]]:
+        """Return, by node, the receipts of the pending calls to an actor there; without an actor, to all actors."""
+        handlers: dict[str, dict[int, ReplyHandler]] = {}
+        for call, entry in items_of(self._pending):
+            if (node := _debtor(call, entry)) in nodes:
+                handlers.setdefault(node, {})[id(entry[0])] = entry[0]
+        made = {node: [_receipt_of(handler) for handler in each.values()] for node, each in handlers.items()}
+        return {
+            node: [receipt for receipt in each if receipt is not None and actor in ("", receipt.actor)]
+            for node, each in made.items()
         }
-        found = [receipt for reply_handler in handlers.values() if (receipt := _receipt_of(reply_handler)) is not None]
-        return [receipt for receipt in found if actor in ("", receipt.actor)]
 
-    def take_all(self, node: str | None = None) -> list[tuple[ReplyHandler, int]]:
-        """Remove and return the handlers of all calls to a node; without a node, of all calls and ports."""
-        ports = [] if node is not None else [self._standing.pop(number, None) for number in list(self._standing)]
-        ids = [call for call, (_, _, owed_by) in items_of(self._pending) if node is None or owed_by == node]
-        found = [self.take(call) for call in ids]
-        return [*filter(None, found), *((port, NO_RANK) for port in ports if port is not None)]
+    def take_all(self, nodes: Collection[str] | None = None) -> list[tuple[ReplyHandler, int, str]]:
+        """Remove all calls to these nodes, and return the handler, index and node of each.
+
+        Without nodes, of all calls and ports.
+        """
+        ports = [] if nodes is not None else [self._standing.pop(number, None) for number in list(self._standing)]
+        debtors = {call: _debtor(call, entry) for call, entry in items_of(self._pending)}
+        chosen = [call for call, node in debtors.items() if nodes is None or node in nodes]
+        found = [(*taken, debtors[call]) for call in chosen if (taken := self.take(call)) is not None]
+        return [*found, *((port, NO_RANK, "") for port in ports if port is not None)]
+
+
+def _debtor(call: int, entry: tuple[ReplyHandler, int, Sequence[Target] | str]) -> str:
+    """Return the node that owes the reply to a call; "" for a port."""
+    _, first, targets = entry
+    return targets if isinstance(targets, str) else targets[call - first].address.node
 
 
 @dataclass(frozen=True, slots=True)

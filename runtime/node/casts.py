@@ -17,17 +17,20 @@ there are more than 16. Casts and replies may then be lost with it, so the calle
 
 from __future__ import annotations
 
+import bisect
+import collections
 import contextlib
 import functools
 import itertools
 import logging
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
-from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.node.call_table import CallTable, Target, is_alike
 from meshbook.runtime.node.ordering import Inbound, SendOrder
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.threads import items_of, notify
@@ -63,7 +66,29 @@ REMEMBERED_MESHES = 64  # whose ranks a node has grouped by agent
 
 Handle = Callable[[Message, Body], None]
 Fail = Callable[[int, PeerGone], None]  # gets the index of a target
-Groups = dict[Address, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CastPlan:
+    """The targets of a call that agents can reach, agent by agent: their indices, nodes and queues."""
+
+    agents: list[tuple[Address, int]]  # each with its number of targets
+    indices: list[int]
+    nodes: list[str]
+    queues: list[tuple[str, str]]  # node and actor, as flow control names them
+    is_alike: bool  # see `call_table.is_alike`; of all targets
+
+    def only(self, positions: Sequence[int]) -> CastPlan:
+        """Return the plan of the targets at these positions, which are in order."""
+        ends = list(itertools.accumulate(count for _, count in self.agents))
+        counts = collections.Counter(bisect.bisect_right(ends, position) for position in positions)
+        return CastPlan(
+            [(self.agents[place][0], count) for place, count in counts.items()],
+            [self.indices[position] for position in positions],
+            [self.nodes[position] for position in positions],
+            [self.queues[position] for position in positions],
+            self.is_alike,
+        )
 
 
 class CastSender:
@@ -73,7 +98,7 @@ class CastSender:
         self, routes: Routes, table: CallTable, loop: IoLoop, *, incarnation: int, least: int, limit: int
     ) -> None:
         self._agents: dict[str, Address] = {}  # by the prefix of their host
-        self._grouped: dict[int, tuple[Sequence[Target], Groups]] = {}  # by id() of the targets, which are kept
+        self._plans: dict[int, tuple[Sequence[Target], CastPlan]] = {}  # by id() of the targets, which are kept
         self._routes = routes
         self._table = table
         self._loop = loop
@@ -95,28 +120,32 @@ class CastSender:
     def add_agent(self, agent: Address) -> None:
         """Send casts for the nodes of a host through its agent from now on."""
         self._agents[host_of(agent)] = agent
-        self._grouped.clear()
+        self._plans.clear()
 
     def remove_agent(self, agent: Address) -> None:
         """Send nothing through this agent any more."""
         self._agents.pop(host_of(agent), None)
-        self._grouped.clear()
+        self._plans.clear()
 
-    def group(self, targets: Sequence[Target]) -> Groups:
-        """Return the targets, by index, that agents can reach; an agent with a single one does not help."""
-        known = self._grouped.get(id(targets))
+    def plan(self, targets: Sequence[Target]) -> CastPlan:
+        """Return the plan of a cast to these targets. It leaves out an agent with a single one, which does not help."""
+        known = self._plans.get(id(targets))
         if known is not None and known[0] is targets:
-            return known[1].copy()
-        groups: Groups = {}
+            return known[1]
+        groups: dict[Address, list[int]] = {}
         for index, target in enumerate(targets):
             if (agent := self._agents.get(host_of(target.address))) is not None:
                 groups.setdefault(agent, []).append(index)
-        groups = {agent: indices for agent, indices in groups.items() if len(indices) > 1}
+        agents = [(agent, len(indices)) for agent, indices in groups.items() if len(indices) > 1]
+        indices = [index for agent, _ in agents for index in groups[agent]]
+        nodes = [targets[index].address.node for index in indices]
+        queues = [(targets[index].address.node, targets[index].actor) for index in indices]
+        plan = CastPlan(agents, indices, nodes, queues, is_alike(targets))
         if isinstance(targets, tuple):  # the same for every call on a mesh
-            if len(self._grouped) >= REMEMBERED_MESHES:
-                self._grouped.clear()
-            self._grouped[id(targets)] = targets, groups
-        return groups.copy()
+            if len(self._plans) >= REMEMBERED_MESHES:
+                self._plans.clear()
+            self._plans[id(targets)] = targets, plan
+        return plan
 
     def send(
         self,
@@ -124,21 +153,18 @@ class CastSender:
         targets: Sequence[Target],
         calls: Sequence[int],
         first: int,
-        groups: Groups,
+        plan: CastPlan,
         fail: Fail,
     ) -> None:
-        """Send a call to the grouped targets; `first` is the rank of the first target.
+        """Send a call to the targets of the plan; `first` is the rank of the first target.
 
         `fail` gets the index of each target that is gone, on the I/O thread.
         """
-        receivers = []
         counted: list[SendOrder] = []
         try:
-            for agent, indices in groups.items():
-                streams = self._routes.expect_casts([targets[index].address.node for index in indices], counted)
-                receivers.append((agent, list(zip(indices, streams, strict=True))))
+            self._routes.expect_casts(plan.nodes, counted)
             # The I/O thread alone numbers casts. A Ctrl-C here cannot leave a gap that a receiver would wait for.
-            self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, receivers, fail, counted))
+            self._loop.call_soon(functools.partial(self._send, frames, targets, calls, first, plan, fail, counted))
         except BaseException:  # a Ctrl-C, perhaps after the cast was passed on
             self._loop.call_soon(functools.partial(_uncount, counted))
             raise
@@ -149,33 +175,33 @@ class CastSender:
         targets: Sequence[Target],
         calls: Sequence[int],
         first: int,
-        receivers: Sequence[tuple[Address, Sequence[tuple[int, SendOrder]]]],
+        plan: CastPlan,
         fail: Fail,
         counted: list[SendOrder],
     ) -> None:
+        streams = counted.copy()
         counted.clear()  # each is done below
         self._count += 1
         routes, groups = self._routes, []
-        streams, down, incarnation_of = routes.streams, routes.down, routes.incarnation_of
-        for agent, behind in receivers:
+        find, down, incarnation_of = routes.streams.get, routes.down, routes.incarnation_by_node.get
+        receivers = zip(plan.indices, plan.nodes, streams, strict=True)
+        for agent, count in plan.agents:
             aimed = []
-            for index, stream in behind:
-                to = targets[index].address
-                node = to.node
-                if node in down or streams.get(node) is not stream:  # it has ended, and perhaps restarted
+            for index, node, stream in itertools.islice(receivers, count):  # for each rank: no calls to spare
+                if node in down or find(node) is not stream:  # it has ended, and perhaps restarted
                     fail(index, PeerGone("it has restarted since"))
                     continue
-                try:
-                    if stream.direct > stream.marked:
-                        routes.mark(to, stream)
-                except PeerGone as gone:
-                    stream.done += 1
-                    fail(index, gone)
-                    continue
-                stream.casts += 1
+                if stream.direct > stream.marked:
+                    try:
+                        routes.mark(targets[index].address, stream)
+                    except PeerGone as gone:
+                        stream.done += 1
+                        fail(index, gone)
+                        continue
+                stream.casts = number = stream.casts + 1
                 stream.done += 1  # after `casts`: from here on, a direct message needs a fence
-                number, rank = stream.casts, first + index
-                aimed.append(CastTarget(node, calls[index], rank, number, stream.mark, incarnation_of(node)))
+                rank, mark, incarnation = first + index, stream.mark, incarnation_of(node, 0)
+                aimed.append(CastTarget(node, calls[index], rank, number, mark, incarnation))
             if aimed:
                 groups.append(CastGroup(agent, aimed))
         template = bytes(frames.template)
@@ -362,6 +388,7 @@ class CastReceiver:
     """
 
     handle: Handle  # handles a message of another node; that of the dispatch
+    handle_reply: Callable[[GatheredReply], None]  # the same for a gathered reply
 
     def __init__(self, routes: Routes, relay: Relay, *, first: int, limit: int) -> None:
         self.held: dict[str, Inbound] = {}  # of the nodes whose direct messages wait now
@@ -397,12 +424,20 @@ class CastReceiver:
     def on_gathered(self, gathered: Gathered, body: Body) -> None:
         if gathered.to.node != self._routes.own.node:
             return self._relay.on_gathered(gathered, body)
-        inbound_of, first = self._inbound_of, self._first
-        for each in gathered.replies:
-            reply, parts = Reply(each.node, each.call, each.status, each.rank), [each.body]
+        find, incarnation_of = self._inbound.get, self._routes.incarnation_by_node.get
+        first, handle = self._first, self.handle_reply
+        for each in gathered.replies:  # for each rank: no calls to spare
+            node, mark = each.node, each.mark
             # The marks of an adopted call have arrived at the process before.
-            inbound = inbound_of(each.node)
-            inbound.add_reply(each.mark if each.call >= first else 0, functools.partial(self.handle, reply, parts))
+            if mark and each.call >= first:
+                inbound = find((node, incarnation_of(node, 0)))
+                if inbound is None or mark > inbound.marks:
+                    self._inbound_of(node).add_reply(mark, functools.partial(handle, each))
+                    continue
+            try:
+                handle(each)
+            except Exception:  # one failed message must not stop the others
+                logger.exception("a message could not be handled")
         return None
 
     def on_mark(self, mark: Mark, body: Body) -> None:

@@ -22,7 +22,7 @@ from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, unpack
-from meshbook.runtime.wire.messages import Fence, Hello, Message, Reply
+from meshbook.runtime.wire.messages import Fence, GatheredReply, Hello, Message, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,16 @@ class _Result(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def __call__(self) -> Any:
         return self.load(self.body, "the result of an endpoint")
+
+
+class _SmallResult(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The same for a body in one part: no object of it is tracked."""
+
+    load: Callable[[Body, str], Any]
+    stream: bytes
+
+    def __call__(self) -> Any:
+        return self.load((self.stream,), "the result of an endpoint")
 
 
 class Dispatch:
@@ -115,6 +125,18 @@ class Dispatch:
         else:
             reply_handler.refuse(index, rebuild_error(reply.status, body))
         return None
+
+    def handle_gathered(self, reply: GatheredReply) -> None:
+        """Handle a reply to a cast. It is dropped if the call has failed: its node was declared down meanwhile."""
+        if (found := self._table.take(reply.call, reply.rank)) is None:
+            return
+        if self._recorder.on:
+            self._recorder.mark((now(), "", reply.call))
+        reply_handler, index = found
+        if reply.status == "ok":
+            reply_handler.answer(index, _SmallResult(self.load, reply.body))
+        else:
+            reply_handler.refuse(index, rebuild_error(reply.status, (reply.body,)))
 
 
 def _is_urgent(message: Any) -> bool:

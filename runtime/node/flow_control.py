@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from meshbook.runtime.actor.context import name_of
@@ -100,6 +100,19 @@ class SentCredits(Generic[W]):
                 return False
             _remove(sent.waiting, waiter)
 
+    def spend_each(self, queues: Sequence[Queue], size: int, spent: list[int]) -> None:
+        """Count one message into each queue that has room, and add the index of each of these queues to `spent`."""
+        find, most, largest = self._sent.get, self._most, self._largest
+        for index, queue in enumerate(queues):
+            sent = find(queue)
+            # No call from here to the additions.
+            if sent is not None and not sent.is_dropped and sent.messages < most and sent.size < largest:
+                sent.messages += 1
+                sent.size += size
+                spent.append(index)
+            elif self.spend(queue, size):
+                spent.append(index)
+
     def overspend(self, queue: Queue, size: int) -> None:
         """Count a message in without room, from a thread that must not wait."""
         while True:
@@ -129,10 +142,10 @@ class SentCredits(Generic[W]):
             return _take_all(sent.waiting)
         return []
 
-    def forget(self, node: str) -> list[W]:
-        """Drop the queues of a node that has ended; return the waiters."""
+    def forget(self, nodes: Collection[str]) -> list[W]:
+        """Drop the queues of nodes that have ended; return the waiters."""
         woken: list[W] = []
-        for queue in [queue for queue in self._sent.copy() if queue[0] == node]:
+        for queue in [queue for queue in self._sent.copy() if queue[0] in nodes]:
             if (sent := self._sent.pop(queue, None)) is not None:
                 sent.is_dropped = True
                 woken += _take_all(sent.waiting)
@@ -243,7 +256,7 @@ class FlowControl:
         self._call_later = call_later
         self._serves_here = serves_here  # whether the calling thread takes messages from this actor's queue
         self._outstanding: SentCredits[Future[None]] = SentCredits(window)
-        self.spend = self._outstanding.spend
+        self.spend, self.spend_each = self._outstanding.spend, self._outstanding.spend_each
         self._warned: set[Queue] = set()  # queues with a logged warning
         self._waiting: set[int] = set()  # threads that wait for room
 
@@ -328,9 +341,9 @@ class FlowControl:
 
     # -- ends -------------------------------------------------------------------------
 
-    def forget(self, node: str) -> None:
-        """Wake the threads that wait for room on an ended node; they try to send and get the error."""
-        _wake(self._outstanding.forget(node))
+    def forget(self, nodes: Collection[str]) -> None:
+        """Wake the threads that wait for room on ended nodes; they try to send and get the error."""
+        _wake(self._outstanding.forget(nodes))
 
     def close(self) -> None:
         """Wake all threads that wait for room, as this node has ended."""

@@ -141,7 +141,7 @@ class Node:
             send_event=lambda kind, owned_mesh, ranks, text: self.send_event(
                 kind, owned_mesh.name, owned_mesh.procs, ranks, text
             ),
-            receipts=table.receipts,
+            receipts=lambda node, actor: table.receipts({node}, actor).get(node, ()),
             incarnation=incarnation,
         )
         self.ledger = supervision.ledger
@@ -166,7 +166,7 @@ class Node:
                 Fence: received.on_fence,
             },
         )
-        received.handle = self.dispatch.handle
+        received.handle, received.handle_reply = self.dispatch.handle, self.dispatch.handle_gathered
         self.accept = transport.accept = self.dispatch.accept  # gets each received frame, on the I/O thread
         recorder.busy.append(actors.under_way)
         if incarnation:  # refuse messages for actors of earlier incarnations at once
@@ -187,7 +187,7 @@ class Node:
         self.bulk.close()
         self.flow.close()
         shut_down = "this process's runtime was shut down while the call was pending"
-        self.peers.fail_calls(None, why or (lambda: SupervisionError(shut_down)))
+        self.peers.fail_all_calls(why or (lambda: SupervisionError(shut_down)))
 
     @property
     def home(self) -> str:

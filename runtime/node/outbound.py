@@ -33,8 +33,9 @@ from meshbook.runtime.node.call_table import (
     Target,
     TimeLimit,
     Unanswered,
+    is_alike,
 )
-from meshbook.runtime.node.casts import CastSender
+from meshbook.runtime.node.casts import CastPlan, CastSender
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.flow_control import FlowControl, is_counted, size_of
 from meshbook.runtime.node.identity import NOWHERE, creator_of
@@ -285,7 +286,7 @@ class Outbound:
     # -- sending ---------------------------------------------------------------------------
 
     def _open(self, targets: Sequence[Target], reply_handler: CallHandler, endpoint: str) -> Sequence[int]:
-        calls = self._table.open(reply_handler, [target.address.node for target in targets])
+        calls = self._table.open(reply_handler, targets)
         reply_handler.set_pending_call(PendingCall(self._call_context, targets, calls, endpoint))
         return calls
 
@@ -340,10 +341,13 @@ class Outbound:
                 return
             frames = None
             sent: Collection[int] = ()
-            if len(targets) > 1 and isinstance(first, Call) and _is_alike(targets):
-                frames, rank = CallFrames(first, body, self._limit), first.place[0]
-                if self._casts.takes(len(targets), size) and first.reply_to is None:
-                    sent = self._cast(frames, targets, calls, rank, make, size, flow)
+            if len(targets) > 1 and isinstance(first, Call):
+                is_cast = self._casts.takes(len(targets), size) and first.reply_to is None
+                plan = self._casts.plan(targets) if is_cast else None
+                if plan.is_alike if plan is not None else is_alike(targets):
+                    frames, rank = CallFrames(first, body, self._limit), first.place[0]
+                    if plan is not None:
+                        sent = self._cast(frames, targets, calls, rank, make, size, flow, plan)
             for index, target in enumerate(targets if len(sent) < len(targets) else ()):
                 frame: Buffer
                 if index in sent:
@@ -379,29 +383,26 @@ class Outbound:
         make: Callable[[int], Request],
         size: int,
         flow: FlowControl | None,
+        plan: CastPlan,
     ) -> Collection[int]:
         """Send a call through the agents of hosts; return the indices of these targets, those with room."""
-        groups = self._casts.group(targets)
-        spent: list[int] = []
+        whole, spent = plan, list[int]()
         try:
             if flow is not None:
                 # The caller waits for room at the others. A wait here would keep the room that is already spent.
-                for agent, indices in groups.items():
-                    begin = len(spent)
-                    for each in indices:
-                        if flow.spend((targets[each].address.node, targets[each].actor), size):
-                            spent.append(each)
-                    groups[agent] = spent[begin:]
+                flow.spend_each(plan.queues, size, spent)
+                if len(spent) < len(plan.indices):
+                    plan = plan.only(spent)
 
             def fail(index: int, gone: PeerGone) -> None:
                 self._fail(targets[index], make(index), size, gone)
 
-            self._casts.send(frames, targets, calls, rank, groups, fail)
+            self._casts.send(frames, targets, calls, rank, plan, fail)
         except BaseException:  # Ctrl-C
-            for index in spent:
-                self._flow.take_back(targets[index], size)
+            for position in spent:
+                self._flow.take_back(targets[whole.indices[position]], size)
             raise
-        return {index for indices in groups.values() for index in indices}
+        return range(len(targets)) if len(plan.indices) == len(targets) else frozenset(plan.indices)
 
     def _transmit_in_bulk(
         self,
@@ -471,15 +472,6 @@ def _call_to(first: Call, targets: Sequence[Target], calls: Sequence[int], index
 
 def _format_argument(actor: str, endpoint: str) -> str:
     return f"an argument of {name_of(actor)}.{endpoint}"
-
-
-def _is_alike(targets: Sequence[Target]) -> bool:
-    """Whether the messages to these targets differ only in number and rank."""
-    actor, manner = targets[0].actor, targets[0].manner
-    for target in targets:  # noqa: SIM110 - this runs for each call, and a loop costs half of `all`
-        if target.actor != actor or target.manner != manner:
-            return False
-    return True
 
 
 def own_key() -> str:

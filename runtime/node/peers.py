@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshbook.runtime.actor.future import Future
@@ -73,13 +73,17 @@ class Peers:
 
     def announce_down(self, report: ExitReport, to: Sequence[Address]) -> None:
         """Handle the end of a node here, and send Down to these nodes."""
+        self.announce_all_down([report], to)
+
+    def announce_all_down(self, reports: Sequence[ExitReport], to: Sequence[Address]) -> None:
+        """Handle the end of some nodes here, and send one Down to each of these nodes."""
 
         def note() -> None:
-            self._relay.send_all_on()  # replies that the ended node had sent
-            self._note_down(report)
+            self._relay.send_all_on()  # replies that the ended nodes had sent
+            self._note_down(reports)
 
         self._loop.run(note)
-        frame = pack(Down(self._routes.own.node, report), (), self._limit)
+        frame = pack(Down(self._routes.own.node, list(reports)), (), self._limit)
         for peer in to:
             with contextlib.suppress(PeerGone):
                 self._routes.send(peer, frame)
@@ -135,7 +139,7 @@ class Peers:
         return None
 
     def on_down(self, down: Down, body: Body) -> None:
-        self._note_down(down.report)
+        self._note_down(down.reports)
 
     def on_handover(self, handover: HoldRequest, body: Body) -> None:
         """Send nothing to a node after the reply to this, until another process is that node."""
@@ -154,34 +158,39 @@ class Peers:
         """Send Down to `sender` if this node has ended."""
         if (report := self.report_of(node)) is not None:
             with contextlib.suppress(PeerGone):
-                self._routes.send(sender, pack(Down(self._routes.own.node, report), (), self._limit))
+                self._routes.send(sender, pack(Down(self._routes.own.node, [report]), (), self._limit))
 
     # -- changes ------------------------------------------------------------------------
 
-    def _note_down(self, report: ExitReport) -> None:
-        node = report.node
-        if self._routes.is_former(report):
-            # The node has restarted, and its Hello has arrived before this Down. Calls to the earlier incarnation fail.
-            self._flow.forget(node)
-            return self.fail_calls(node, lambda: loss(report))
-        if self.report_of(node) is not None:
-            return None
-        self._casts.note_end(report)
-        self._routes.end(report)
-        self._flow.forget(node)
-        self._bulk.forget(node)
-        receipts = self._table.receipts(node)
-        self.fail_calls(node, lambda: loss(report))
-        lose = functools.partial(self._supervision.lose, receipts=receipts)
-        notify_all((lambda report: self._actors.lose_spawner(report.node), lose, *self.when_down), report)
-        return None
+    def _note_down(self, reports: Sequence[ExitReport]) -> None:
+        # By node: the table of calls is read once for all of them.
+        news: dict[str, ExitReport] = {}
+        for report in reports:
+            # A former node has restarted, and its Hello has arrived before this Down. Calls to the earlier incarnation
+            # fail.
+            if self._routes.is_former(report):
+                self._flow.forget({report.node})
+                self._fail_calls({report.node: report})
+            elif self.report_of(report.node) is None:
+                self._casts.note_end(report)
+                self._routes.end(report)
+                self._bulk.forget(report.node)
+                news[report.node] = report
+        if not news:
+            return
+        self._flow.forget(news.keys())
+        receipts = self._table.receipts(news.keys())
+        self._fail_calls(news)
+        for node, report in news.items():
+            lose = functools.partial(self._supervision.lose, receipts=receipts.get(node, ()))
+            notify_all((lambda report: self._actors.lose_spawner(report.node), lose, *self.when_down), report)
 
     def _note_restarted(self, address: Address, incarnation: int) -> bool:
         node = address.node
         if not self._routes.is_new(node, incarnation):
             return False
         if self.report_of(node) is None:  # the restart was reported before the end
-            self._note_down(ExitReport(node, 0, None, hint="it has exited and was restarted"))
+            self._note_down([ExitReport(node, 0, None, hint="it has exited and was restarted")])
         self._actors.early.expect(node, incarnation * ACTORS_PER_INCARNATION)
         self._bulk.forget(node)
         self._casts.forget(node)
@@ -197,11 +206,18 @@ class Peers:
             self._casts.forget(node)
         if not self._routes.succeed(address, incarnation):
             return
-        self._flow.forget(node)
-        self.fail_calls(node, lambda: SupervisionError(f"{node} was handed over while the call was pending"))
+        self._flow.forget({node})
+        for reply_handler, index, _ in self._table.take_all({node}):
+            error = SupervisionError(f"{node} was handed over while the call was pending")
+            notify(functools.partial(reply_handler.refuse, index), error)
         self._actors.close_early(node, incarnation * ACTORS_PER_INCARNATION - 1)
 
-    def fail_calls(self, node: str | None, error: Callable[[], BaseException]) -> None:
-        """Fail the pending calls to a node, or all pending calls."""
-        for reply_handler, index in self._table.take_all(node):
+    def _fail_calls(self, reports: Mapping[str, ExitReport]) -> None:
+        """Fail the pending calls to these nodes, which have ended."""
+        for reply_handler, index, node in self._table.take_all(reports.keys()):
+            notify(functools.partial(reply_handler.refuse, index), loss(reports[node]))
+
+    def fail_all_calls(self, error: Callable[[], BaseException]) -> None:
+        """Fail all pending calls, each with its own error."""
+        for reply_handler, index, _ in self._table.take_all():
             notify(functools.partial(reply_handler.refuse, index), error())

@@ -30,7 +30,7 @@ class Routes:
         self._transport = transport
         self._book: dict[str, Address] = {self.own.node: self.own}
         self.knows: Callable[[str], bool] = self._book.__contains__  # whether a node is in the book
-        self._incarnations: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
+        self.incarnation_by_node: dict[str, int] = {}  # the current incarnation of each known node, counted from 0
         self._of_ended_runs: set[str] = set()  # URLs of nodes of ended runs that handles still refer to
         self._requested: set[str] = {self.own.node}
         self._ready: set[str] = set()  # other nodes whose state was requested and that have not ended
@@ -79,9 +79,9 @@ class Routes:
     def greet(self, peer: Address, incarnation: int) -> bool:
         """Register a node from its Hello; return whether it may be a restart of a node that was known before."""
         self._book[peer.node] = peer
-        if peer.node in self._incarnations or peer.node in self.down:
+        if peer.node in self.incarnation_by_node or peer.node in self.down:
             return True
-        self._incarnations[peer.node] = incarnation
+        self.incarnation_by_node[peer.node] = incarnation
         if incarnation:
             # This node may have written to the previous incarnation, which never answered. Then the connection reaches
             # the new incarnation by itself, which accepts nothing from this node before its Hello.
@@ -92,11 +92,11 @@ class Routes:
 
     def is_former(self, report: ExitReport) -> bool:
         """Whether this is a late report about an incarnation before the current one."""
-        return 0 <= report.incarnation < self._incarnations.get(report.node, 0)
+        return 0 <= report.incarnation < self.incarnation_by_node.get(report.node, 0)
 
     def is_new(self, node: str, incarnation: int) -> bool:
         """Whether this incarnation of a node is newer than the known one."""
-        return incarnation > self._incarnations.get(node, 0)
+        return incarnation > self.incarnation_by_node.get(node, 0)
 
     def end(self, report: ExitReport) -> None:
         """Mark a node as ended: nothing is sent there any more."""
@@ -106,7 +106,7 @@ class Routes:
 
     def begin_again(self, address: Address, incarnation: int) -> None:
         """Register the restart of a node that had ended."""
-        self._incarnations[address.node] = incarnation
+        self.incarnation_by_node[address.node] = incarnation
         self._book[address.node] = address
         self.streams.pop(address.node, None)
         del self.down[address.node]
@@ -117,7 +117,7 @@ class Routes:
         is_news = self.is_new(address.node, incarnation)
         if is_news:
             self.streams.pop(address.node, None)
-            self._incarnations[address.node] = incarnation
+            self.incarnation_by_node[address.node] = incarnation
             self._book[address.node] = address
         self._transport.release(address, anew=is_news, incarnation=incarnation)
         return is_news
@@ -137,11 +137,11 @@ class Routes:
 
     def incarnation_of(self, node: str) -> int:
         """Return the current incarnation of a node."""
-        return self._incarnations.get(node, 0)
+        return self.incarnation_by_node.get(node, 0)
 
     def all_incarnations(self) -> dict[str, int]:
         """Return the current incarnation of each known node."""
-        return dict(self._incarnations)
+        return dict(self.incarnation_by_node)
 
     def greet_again(self, to: Address) -> None:
         """Send Hello to a node that may wait for it."""
@@ -152,14 +152,14 @@ class Routes:
         """Return the incarnations of the restarted nodes that have not ended."""
         return {
             node: incarnation
-            for node, incarnation in items_of(self._incarnations)
+            for node, incarnation in items_of(self.incarnation_by_node)
             if incarnation and node not in self.down
         }
 
     def expect(self, incarnations: dict[str, int]) -> None:
         """Register the incarnations of nodes before their first message."""
         for node, incarnation in incarnations.items():
-            self._incarnations[node] = incarnation
+            self.incarnation_by_node[node] = incarnation
             self._transport.remember(node, incarnation)
 
     def restore(self, incarnations: dict[str, int], down: dict[str, ExitReport]) -> None:
@@ -209,18 +209,18 @@ class Routes:
         """Return the stream to a peer, which begins with its first cast or gathered reply."""
         return self.streams.get(node) or self.streams.setdefault(node, SendOrder())
 
-    def expect_casts(self, nodes: Sequence[str], counted: list[SendOrder]) -> list[SendOrder]:
+    def expect_casts(self, nodes: Sequence[str], counted: list[SendOrder]) -> None:
         """Send later messages to these nodes after casts that the caller passes to the I/O thread now.
 
-        Adds each stream to `counted` once it expects the cast.
+        Adds the stream to each node to `counted` once it expects the cast.
         """
         find = self.streams.get
-        streams = [find(node) or self.stream_to(node) for node in nodes]
-        for stream in streams:
+        for node in nodes:
+            stream = find(node) or self.stream_to(node)
             stream.queued += 1
             counted.append(stream)
-        self._ready.difference_update(nodes)  # only now: see `_mark_ready`
-        return streams
+        if self._ready:
+            self._ready.difference_update(nodes)  # only now: see `_mark_ready`
 
     def give_up_casts(self, to: Address, stream: SendOrder) -> None:
         """Make a node wait no longer for the casts so far, some of which are lost."""

@@ -123,10 +123,10 @@ class HoldRequest(Message, frozen=True, tag="o"):
 
 
 class Down(Message, frozen=True, tag="d"):
-    """A node has ended, as observed by its agent: no more replies come from it."""
+    """Nodes have ended, as observed by their agent: no more replies come from them."""
 
     sender: str
-    report: ExitReport
+    reports: list[ExitReport]
 
 
 class CastTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):

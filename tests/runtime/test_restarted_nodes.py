@@ -45,7 +45,7 @@ def call_back(session: Any, node: Node) -> Any:
 
 
 def declare_down(session: Any) -> None:
-    session.controller.peers.on_down(Down("agent", BEFORE), ())
+    session.controller.peers.on_down(Down("agent", [BEFORE]), ())
 
 
 def test_notified_of_the_end_and_then_of_the_new_incarnation(session: Any, rebirth: Any) -> None:

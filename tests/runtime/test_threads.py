@@ -13,8 +13,9 @@ import pytest
 from meshbook.runtime.errors import ActorError, SupervisionError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts import worker_exit
-from meshbook.runtime.node.call_table import AllReplies, CallTable
+from meshbook.runtime.node.call_table import AllReplies, CallTable, Target
 from meshbook.runtime.threads import get_within, items_of
+from meshbook.runtime.wire.messages import Address
 
 PATIENCE = 60.0
 
@@ -74,11 +75,12 @@ class Taker:
 
 def test_waiters_for_a_process_are_notified_though_others_ask_meanwhile() -> None:
     calls, taker = CallTable(), Taker()
-    calls.open(taker, ["dead", "alive"] * 5_000)  # type: ignore[arg-type]  # it is only handed back
+    dead, alive = (Target(Address(node, node), "actor") for node in ("dead", "alive"))
+    calls.open(taker, [dead, alive] * 5_000)  # type: ignore[arg-type]  # it is only handed back
     gc.collect()
-    Finalized(lambda: calls.open(taker, ["alive"]))
-    found = calls.take_all("dead")
-    assert [index for _, index in found] == list(range(0, 10_000, 2))
+    Finalized(lambda: calls.open(taker, [alive]))
+    found = calls.take_all({"dead"})
+    assert [index for _, index, _ in found] == list(range(0, 10_000, 2))
 
 
 def test_the_errors_of_other_ranks_are_reported_though_one_more_comes_meanwhile() -> None:

@@ -24,7 +24,7 @@ MESSAGES: list[Message] = [
     Reply("w.0", 7, "lost"),
     Stop("w.0", 8, "trainer-0", "enough"),
     Credit("w.0", "trainer-0@controller", 2048, 1 << 20),
-    Down("agent", ExitReport("w.0", 12, -9, ("last words",), "a hint")),
+    Down("agent", [ExitReport("w.0", 12, -9, ("last words",), "a hint")]),
 ]
 BODIES = [[], [b"stream"], [b"stream", b"x" * 100], [b"s", b"", bytearray(b"abc"), memoryview(b"0123456789")]]
 

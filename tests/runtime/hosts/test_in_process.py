@@ -12,8 +12,10 @@ import pytest
 
 from meshbook import SupervisionError, context, this_host, this_proc
 from meshbook.runtime.hosts import session as sessions
+from meshbook.runtime.hosts import workers as agent_workers
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.wire.messages import Down
 from tests.support import PATIENCE, Probe, died
 
 
@@ -37,6 +39,17 @@ def test_ranks_are_nodes_of_this_process(run: InProcessSession) -> None:
     assert mesh.initialized.get(PATIENCE)
     found = list(mesh.spawn("probe", Probe).run.call(look).get(PATIENCE).values())
     assert found == [(os.getpid(), address.node) for address in mesh.nodes]
+
+
+def test_a_mesh_that_is_stopped_ends_in_one_message(run: InProcessSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_workers, "REPORT_SECONDS", 1e6)
+    mesh = spawn(16)
+    assert mesh.initialized.get(PATIENCE)
+    downs: list[Down] = []
+    handlers = run.node.dispatch._handlers
+    monkeypatch.setitem(handlers, Down, lambda down, body: (downs.append(down), run.node.peers.on_down(down, body)))
+    mesh.stop().get(PATIENCE)
+    assert [len(down.reports) for down in downs] == [16]
 
 
 def test_a_bootstrap_runs_as_its_worker(run: InProcessSession, gate: Any) -> None:

@@ -49,7 +49,7 @@ def test_output_is_kept_by_process_and_the_newest_of_it(tmp_path: Path) -> None:
 
 KEPT: dict[str, Message] = {
     "a wanted answer": Reply("mesh.0", 7, "ok"),
-    "an end": Down("agent", ExitReport("mesh.1", 4711, -9)),
+    "an end": Down("agent", [ExitReport("mesh.1", 4711, -9)]),
     "an actor that failed": Call("mesh.0", 0, CONTROL, "failed", NOWHERE, ""),
     "an event": Call("mesh.0", 0, TELEMETRY, "happened", NOWHERE, ""),
 }
@@ -75,7 +75,7 @@ def test_which_answers_are_still_to_come(tmp_path: Path) -> None:
     """None of a process that has ended; a second journal goes on where the first one stopped."""
     journal = Journal(tmp_path / "journal", {1: "mesh.0", 2: "mesh.1", 3: "mesh.2"})
     journal.note(frame(Reply("mesh.0", 1, "ok")))
-    journal.note(frame(Down("agent", ExitReport("mesh.1", 4711, -9))))
+    journal.note(frame(Down("agent", [ExitReport("mesh.1", 4711, -9)])))
     assert journal.wanted == {3: "mesh.2"}
     assert journal.down == {"mesh.1"}
     journal.close()

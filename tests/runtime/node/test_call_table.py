@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from typing import Any
@@ -14,6 +15,8 @@ from meshbook.runtime.actor.context import CURRENT, context, current_actor_name,
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ActorError, MessageTooLarge, PickleError
+from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
 
 
@@ -326,3 +329,60 @@ def test_an_argument_that_cannot_travel_is_an_error_at_the_call(make_session: An
         mesh.takes.call(value)
     assert not len(session.controller.table)
     assert mesh.add.call_one(1).get(PATIENCE) == 1
+
+
+# -- the table ---------------------------------------------------------------------
+
+
+class Noted:
+    """A reply handler that notes what it gets."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Any]] = []
+
+    def answer(self, index: int, decode: Any) -> None:
+        self.answers.append((index, decode()))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        self.answers.append((index, error))
+
+
+def targets_on(*nodes: str) -> list[Target]:
+    return [Target(Address(node, f"memory://{node}"), "actor") for node in nodes]
+
+
+def test_targets_of_a_call_are_taken_in_any_order_and_once() -> None:
+    table, noted = CallTable(), Noted()
+    single = table.open_one(noted, "c")
+    first, second, third = table.open(noted, targets_on("a", "b", "a"))
+    for call in (third, first, single, second, third):
+        if (found := table.take(call)) is not None:
+            noted.answer(found[1], lambda: found[0] is noted)
+    assert noted.answers == [(2, True), (0, True), (0, True), (1, True)]
+    assert len(table) == 0
+
+
+def test_the_calls_of_a_node_are_taken_together() -> None:
+    table, noted = CallTable(), Noted()
+    calls = table.open(noted, targets_on("a", "b", "a"))
+    table.open_one(noted, "a")
+    table.adopt(noted, [(1000, "b"), (1001, "a")])
+    port = table.open_port(noted, once=True)
+    assert [index for _, index, _ in table.take_all({"a"})] == [0, 2, 0, 1]
+    assert [table.is_open(call) for call in (*calls, 1000, port)] == [False, True, False, True, True]
+    assert len(table.take_all()) == 3
+
+
+def test_a_call_has_as_many_tracked_objects_for_a_thousand_targets_as_for_two() -> None:
+    """The garbage collector visits each of them, again and again, while the replies are pending."""
+    few, many = targets_on("a", "b"), targets_on(*["a"] * 1000)
+    gc.disable()
+    try:
+        counts = []
+        for targets in (few, many):
+            table, before = CallTable(), len(gc.get_objects())
+            table.open(Noted(), targets)
+            counts.append(len(gc.get_objects()) - before)
+    finally:
+        gc.enable()
+    assert counts[1] <= counts[0] + 2  # the ids and a larger table

@@ -15,10 +15,11 @@ from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, Exit
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
+from meshbook.runtime.node.casts import CastPlan
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
-from meshbook.runtime.wire.messages import Address, Cast
+from meshbook.runtime.wire.messages import Address, Cast, Down
 from tests.runtime.conftest import NOWHERE, Gate, Session
 from tests.support import PATIENCE, Probe
 
@@ -226,6 +227,22 @@ def test_a_full_queue_makes_the_caller_wait_and_loses_nothing(make_cluster: Call
     assert list(mesh.noted.call().get(PATIENCE).values()) == [list(range(100))] * 4
 
 
+def test_the_plan_of_the_targets_with_room_keeps_them_with_their_agents() -> None:
+    agents = [Address(f"agent-{name}", name) for name in "abc"]
+    plan = CastPlan(
+        [(agents[0], 2), (agents[1], 3), (agents[2], 2)],
+        [0, 2, 1, 3, 4, 5, 6],
+        [f"node-{index}" for index in range(7)],
+        [(f"node-{index}", "actor") for index in range(7)],
+        is_alike=True,
+    )
+    rest = plan.only([0, 1, 3, 4])
+    assert rest.agents == [(agents[0], 2), (agents[1], 2)]
+    assert rest.indices == [0, 2, 3, 4]
+    assert [node for node, _ in rest.queues] == rest.nodes == ["node-0", "node-1", "node-3", "node-4"]
+    assert plan.only([]).agents == []
+
+
 def test_a_cast_in_vain_gives_its_room_back(make_cluster: Callable[..., Cluster]) -> None:
     cluster, gate = make_cluster(4, cast_ranks=2, queue_messages=1), Gate()
     mesh = cluster.spawn()
@@ -251,6 +268,24 @@ def test_an_error_names_its_rank(make_cluster: Callable[..., Cluster]) -> None:
     assert error.results is not None
     assert len(error.results) == 7
     assert error.called_at is not None
+
+
+def test_the_end_of_a_host_of_workers_is_one_message(make_cluster: Callable[..., Cluster]) -> None:
+    cluster, gate = make_cluster(8, 4, cast_ranks=2), Gate()
+    mesh = cluster.spawn()
+    futures = mesh.run.call_each(Gate.pass_through, gate)
+    for _ in range(12):
+        gate.wait_entered()
+    cluster.watch()
+    reports = [ExitReport(node.address.node, 0, -9) for node in cluster.workers[:8]]
+    cluster.agents[0].peers.announce_all_down(reports, [cluster.controller.address])
+    for rank, future in enumerate(futures[:8]):
+        error = future.exception(PATIENCE)
+        assert isinstance(error, ProcessDied)
+        assert error.report.node == f"worker-0-{rank}"
+    assert sum(isinstance(message, Down) for message in cluster.received) == 1
+    gate.open(12)
+    assert [future.exception(PATIENCE) for future in futures[8:]] == [None] * 4
 
 
 def test_a_cancelled_cast_ends_at_each_rank(make_cluster: Callable[..., Cluster]) -> None:

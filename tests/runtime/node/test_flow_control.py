@@ -99,7 +99,7 @@ def test_a_node_that_ends_wakes_its_waiters() -> None:
     for queue in (QUEUE, OTHER, ("elsewhere", "sink-1@controller")):
         sending.spend(queue, 1)
         sending.spend(queue, 1, f"{queue[0]} {queue[1][:6]}")
-    assert sending.forget("worker") == ["worker sink-1", "worker sink-2"]
+    assert sending.forget({"worker"}) == ["worker sink-1", "worker sink-2"]
     assert sending.spend(QUEUE, 1)
     assert sending.close() == ["elsewhere sink-1"]
     assert all(sending.spend(QUEUE, 1) for _ in range(10))
