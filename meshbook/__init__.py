@@ -43,6 +43,8 @@ from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.rdma.action import RDMAAction
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.hardware import get_rdma_backend
+from meshbook.runtime.telemetry.loggable import Histogram
+from meshbook.runtime.telemetry.point_recorder import log
 from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"
@@ -58,6 +60,7 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "Histogram",
     "HostMesh",
     "MeshFailure",
     "MeshbookError",
@@ -85,6 +88,7 @@ __all__ = [
     "get_or_spawn_controller",
     "get_rdma_backend",
     "heal_mesh",
+    "log",
     "returns_future",
     "send",
     "shutdown_context",

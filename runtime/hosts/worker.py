@@ -98,7 +98,8 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     if ready:
         serve(node, spec, link)
     node.actors.release_all()
-    run_finalisers()  # they may still print and make calls
+    run_finalisers()  # they may still print, log and make calls
+    node.points.close()
     capture.close()
     heartbeat.close()
     node.data_plane.close(patience=0)  # the memory goes with the process
