@@ -38,7 +38,7 @@ class PointRecorder:
     """The queue of one process, and the thread that sends it. `place` returns the process's mesh and rank."""
 
     def __init__(self, send: Callable[[Logged], None], place: Callable[[], Place]) -> None:
-        self._send = send
+        self.send = send
         self._place = place
         self._rows: deque[LogRow] = deque()
         self._dropped = 0  # since the last message
@@ -81,7 +81,7 @@ class PointRecorder:
             try:
                 while rows := list(self._take(wait)):
                     for logged in self._messages(rows):
-                        self._send(logged)
+                        self.send(logged)
                 self._report_dropped()
             except Exception:  # a later message may succeed, and a reply that waits for this must leave
                 if not self._has_failed:
