@@ -43,6 +43,8 @@ class PointRecorder:
         self._rows: deque[LogRow] = deque()
         self._dropped = 0  # since the last message
         self._all_dropped = 0
+        self._names: set[str] = set()  # that were sent
+        self._own_names: set[str] = set()  # of values that the runtime has found, such as those in progress bars
         self._has_reported = False  # that points were dropped
         self._has_failed = False  # a message could not be sent
         self._is_asleep = False
@@ -69,6 +71,15 @@ class PointRecorder:
         elif self._thread.ident is None:
             with contextlib.suppress(RuntimeError):  # another thread started it
                 self._start()
+
+    def add_own(self, origin: str, step: float, values: Mapping[str, float]) -> None:
+        """Queue values that the program has not logged itself."""
+        self._own_names.update(values)
+        self.add(origin, step, values)
+
+    def is_logged(self, name: str) -> bool:
+        """Whether the program has logged values of this name itself, as far as they were sent."""
+        return name in self._names and name not in self._own_names
 
     def flush(self, *, wait: bool = False) -> None:
         """Send what has been logged, but not from the first value on that is still on a GPU, unless with `wait`.
@@ -155,6 +166,7 @@ class PointRecorder:
                 curve[1].append(at)
                 curve[2].append(value)
         for origin, curves in by_origin.items():
+            self._names.update(curves)
             if points := tuple(_pack(name, *columns) for name, columns in curves.items()):
                 yield LoggedPoints(origin, mesh, rank, points, dropped)
                 dropped = 0
