@@ -10,6 +10,7 @@ import importlib
 import sys
 import typing
 
+from meshbook import curves as curves  # a submodule: `meshbook.curves.SummaryWriter()`
 from meshbook import hosts as hosts  # a submodule: `meshbook.hosts.command(...)`
 from meshbook import metrics as metrics  # a submodule: `meshbook.metrics.serve()`
 from meshbook.runtime.actor.base import Actor

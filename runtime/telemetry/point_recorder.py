@@ -223,6 +223,12 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
     node.points.add(origin, number, named)
 
 
+def flush() -> None:
+    """Send what this process has logged; for code that does not wait for the background."""
+    here = CURRENT.get() or context()
+    here.actor_instance.node.points.flush()
+
+
 def _checked_step(step: Any) -> float:
     found = loggable("step", step)
     if not isinstance(found, float):
