@@ -1,7 +1,7 @@
 """Curves of metrics for programs that log by other libraries, and their history.
 
 `SummaryWriter` replaces torch.utils.tensorboard's; `LightningLogger`, `TransformersCallback` and `AccelerateTracker`
-are for the libraries of these names, which are imported with them. All of them call `meshbook.log`, on every rank.
+are for the libraries of these names, which are imported with them. All of them call `meshbook.log`.
 """
 
 from __future__ import annotations
@@ -246,7 +246,10 @@ def _make_accelerate_tracker() -> type:
     from accelerate.tracking import GeneralTracker
 
     class AccelerateTracker(GeneralTracker):
-        """A tracker for accelerate: `Accelerator(log_with=meshbook.curves.AccelerateTracker())`. Every rank logs."""
+        """A tracker for accelerate: `Accelerator(log_with=meshbook.curves.AccelerateTracker())`.
+
+        `accelerator.log()` does nothing except on the main process; other ranks can call `meshbook.log`.
+        """
 
         name = "meshbook"
         requires_logging_directory = False

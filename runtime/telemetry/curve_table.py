@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 class Curve:
     """The points of one metric, run and rank: rows of steps, times and values, in the order of arrival."""
 
-    __slots__ = ("_kept", "_tail", "_tail_count", "count", "group", "next_step")
+    __slots__ = ("_kept", "_tail", "_tail_count", "count", "group", "last", "next_step")
 
     def __init__(self) -> None:
         self._kept = np.empty((3, 0))
@@ -45,6 +45,7 @@ class Curve:
         self.count = 0  # points that were added
         self.group = 1  # points of which two are kept
         self.next_step = 0.0
+        self.last = np.nan  # the last value
 
     @property
     def size(self) -> int:
@@ -67,6 +68,7 @@ class Curve:
     def add(self, points: Any, capacity: int) -> None:
         """Add points of shape [3, n]; keep about `capacity` of all."""
         self.count += points.shape[1]
+        self.last = float(points[2, -1])
         self._tail.append(points)
         self._tail_count += points.shape[1]
         if self._tail_count >= max(TAIL_POINTS, 2 * self.group):

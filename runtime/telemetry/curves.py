@@ -128,6 +128,15 @@ class CurveStore:
             curve = self._curves(metric, run).get(rank)
             return curve.count if curve is not None else 0
 
+    def last_values(self) -> list[tuple[str, int, float]]:
+        """Return metric, rank and last value of all curves of the newest run of each metric."""
+        with self._lock:
+            return [
+                (metric, rank, curve.last)
+                for metric, by_run in (self._table.curves.items() if self._table is not None else ())
+                for rank, curve in sorted(by_run[next(reversed(by_run))].items())
+            ]
+
     def media(self) -> list[MediaKey]:
         """Return metric, run and rank of all histograms and images, in the order of their last change."""
         with self._lock:

@@ -152,6 +152,14 @@ def test_histograms_and_images_are_the_last_ones(store: CurveStore) -> None:
     assert store.image("weights", "cell 12", 0) is None
 
 
+def test_last_values_are_those_of_the_newest_run(store: CurveStore) -> None:
+    store.add(logged(points("a", [1, 2])))
+    store.add(logged(points("a", [3, 4]), origin="13.0.2", rank=1))
+    store.add(logged(points("b", [5])))
+    store.flush()
+    assert store.last_values() == [("a", 1, 4), ("b", 0, 5)]
+
+
 def test_dropped_points_are_counted(store: CurveStore) -> None:
     store.add(logged(points("a", [1]), dropped=5))
     store.add(logged(points("a", [1]), dropped=2))
