@@ -1,6 +1,6 @@
 """`meshbook.log` on a rank: calls append to a queue, and a thread sends what has been logged.
 
-    log -> rows -> thread, 25 times a second -> LoggedPoints -> the controller's TelemetryActor
+    log -> rows -> thread, 20 times a second -> LoggedPoints -> the controller's TelemetryActor
 
 The thread sleeps while nothing is logged. A call takes no lock and does no I/O, so it may also run in a signal handler.
 """
@@ -25,7 +25,7 @@ from meshbook.runtime.threads import may_block
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.04  # between two messages: a killed process loses less than a tenth of a second
+FLUSH_SECONDS = 0.05  # between two messages: a killed process loses less than a tenth of a second
 MOST_ROWS = 200_000  # that wait; more are dropped and counted
 ROWS_AT_ONCE = 2000  # in a message
 
