@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime.hosts.session import running_session
+from meshbook.runtime.hosts.session import CURVES, running_session
 from meshbook.runtime.telemetry.loggable import BINS, Histogram, loggable
 from meshbook.runtime.telemetry.point_recorder import flush, log
 from meshbook.runtime.telemetry.points import HistoryError
@@ -32,6 +32,7 @@ __all__ = [
     "SummaryWriter",
     "TransformersCallback",
     "export",
+    "folder",
     "history",
 ]
 
@@ -58,6 +59,17 @@ def export(path: str | Path, *metrics: str) -> int:
     """
     found, path = history(*metrics), Path(path)
     return found.write(path) if path.suffix else found.write_tensorboard(path)
+
+
+def folder() -> Path:
+    """Return the folder with the history of this process's run: DuckDB reads `part-*.parquet` there.
+
+    It is removed at the end of the run. Raises HistoryError if this process has no run.
+    """
+    session = running_session()
+    if session is None:
+        raise HistoryError("this process has no run, so it has no history")
+    return session.folder.path / CURVES
 
 
 class SummaryWriter:

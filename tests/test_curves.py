@@ -85,6 +85,8 @@ def test_the_history_of_a_script(run: InProcessSession, tmp_path: Path) -> None:
     meshbook.log(loss=2.0)
     assert meshbook.curves.history("loss").to_arrow().column("value").to_pylist() == [1, 2]
     assert meshbook.curves.export(tmp_path / "run.csv") == 3
+    run.curves.write_part()
+    assert [path.name for path in meshbook.curves.folder().glob("*.parquet")] == ["part-000000.parquet"]
     with pytest.raises(HistoryError, match="loss, lr"):
         meshbook.curves.history("los")
 
@@ -93,6 +95,8 @@ def test_a_process_without_a_run_has_no_history(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sessions._Current, "session", None)
     with pytest.raises(HistoryError, match="no run"):
         meshbook.curves.history()
+    with pytest.raises(HistoryError, match="no run"):
+        meshbook.curves.folder()
 
 
 def test_values_of_libraries_that_are_no_numbers_are_left_out() -> None:
