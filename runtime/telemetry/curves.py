@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ QUIET_SECONDS = 2.0  # without new points, after which a part is written
 # long run stays small.
 PART_SECONDS, LONGEST_PART_SECONDS, PART_FRACTION = 2.0, 60.0, 0.005
 MOST_MEDIA = 1024  # histograms and images that are kept
+MEDIA_BYTES = 64 << 20  # of all of them
 MediaKey = tuple[str, str, int]  # metric, run and rank
 
 
@@ -47,6 +49,11 @@ class MetricHistogram:
     counts: Any
     edges: Any
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return int(self.counts.nbytes + self.edges.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class MetricImage:
@@ -55,6 +62,11 @@ class MetricImage:
     step: float
     time: float
     png: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return len(self.png)
 
 
 class CurveStore:
@@ -80,6 +92,7 @@ class CurveStore:
         self._table: CurveTable | None = None
         self._files: CurveFiles | None = None
         self._media: dict[MediaKey, MetricHistogram | MetricImage] = {}
+        self._media_bytes = 0
         self._meshes: dict[str, str] = {}  # by run: the first mesh that logged in it
         self._began = self._part_began = 0.0
         self._warnings: set[str] = set()
@@ -185,7 +198,8 @@ class CurveStore:
             with self._lock:
                 for piece in files.restore():
                     table.add(*piece)
-                self._media.update(files.read_media())
+                for key, media in files.read_media():
+                    self._keep_media(key, media)
             self._note_change()
 
     def close(self) -> None:
@@ -199,6 +213,7 @@ class CurveStore:
     def discard(self) -> None:
         """End without writing more: the folder is about to be removed. Readers still see the curves."""
         self._end_thread()
+        self.flush()
         with self._handling:
             if self._files is not None:
                 self._files.close()
@@ -267,6 +282,8 @@ class CurveStore:
                 self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
             with self._lock:
                 pieces += table.take(run, logged)
+        if table.refused:
+            self._warn("there are more curves than are shown; log fewer names, and put numbers into steps instead")
         if files is not None and pieces:
             files.append(pieces)
             self._warn(files.trouble)
@@ -276,8 +293,8 @@ class CurveStore:
 
         key = logged.metric, run, logged.rank
         with self._lock:
-            last = self._media.pop(key, None)  # the order of the keys is that of their changes
-            step = logged.step if logged.step == logged.step else last.step + 1 if last is not None else 0.0
+            last = self._media.get(key)
+            step = logged.step if not math.isnan(logged.step) else last.step + 1 if last is not None else 0.0
             media: MetricHistogram | MetricImage
             if logged.kind == "image":
                 media = MetricImage(step, logged.time, logged.data)
@@ -285,11 +302,18 @@ class CurveStore:
                 numbers = numpy.frombuffer(logged.data)
                 bins = len(numbers) // 2
                 media = MetricHistogram(step, logged.time, numbers[:bins], numbers[bins:])
-            self._media[key] = media
-            if len(self._media) > MOST_MEDIA:
-                del self._media[next(iter(self._media))]
+            self._keep_media(key, media)
         if self._files is not None:
             self._files.write_media(key, media)
+
+    def _keep_media(self, key: MediaKey, media: MetricHistogram | MetricImage) -> None:
+        """Keep the last histogram or image of a metric, run and rank; drop the oldest where there are too many."""
+        if (last := self._media.pop(key, None)) is not None:
+            self._media_bytes -= last.size
+        self._media[key] = media  # now the last key: their order is that of their changes
+        self._media_bytes += media.size
+        while len(self._media) > MOST_MEDIA or (self._media_bytes > MEDIA_BYTES and len(self._media) > 1):
+            self._media_bytes -= self._media.pop(next(iter(self._media))).size
 
     def _run_of(self, logged: Logged) -> str:
         """Return the name of the run; that of a second mesh in the same cell names its mesh."""

@@ -127,8 +127,9 @@ class _Copy:
 
     def __init__(self, tensor: Any) -> None:
         torch = sys.modules["torch"]
-        # To the CPU without blocking, torch copies into pinned memory, on the current stream.
-        self._into = tensor.detach().to("cpu", torch.float64, non_blocking=True)
+        # Convert on the GPU first: in one step torch copies into memory that is not pinned, and waits. Without
+        # blocking, a copy to the CPU goes into pinned memory, on the current stream.
+        self._into = tensor.detach().double().to("cpu", non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(tensor.device))
 

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import threading
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ class PointRecorder:
         self.send = send
         self._place = place
         self._rows: deque[LogRow] = deque()
+        self._pid = os.getpid()
         self._dropped = 0  # since the last message
         self._all_dropped = 0
         self._names: set[str] = set()  # that were sent
@@ -111,8 +113,17 @@ class PointRecorder:
     # -- the thread ------------------------------------------------------------------
 
     def _start(self) -> None:
+        if os.getpid() != self._pid:
+            self._become_child()
+            return
         self._thread.start()
-        os.register_at_fork(after_in_child=self._become_child)
+        recorder = weakref.ref(self)  # a hook cannot be removed, and must not keep a closed node
+
+        def leave_child() -> None:
+            if (forked := recorder()) is not None:
+                forked._become_child()
+
+        os.register_at_fork(after_in_child=leave_child)
 
     def _become_child(self) -> None:
         """Drop what a forked child (a DataLoader's worker) logs: the connection to the controller is the parent's."""

@@ -100,6 +100,19 @@ def test_a_killed_rank_keeps_its_points_and_its_curve_goes_on(procs: ProcMesh, t
     assert (steps(1), steps(2)) == ([0, 1, 2, 3], [0])
 
 
+def test_what_a_forked_child_logs_is_dropped(procs: ProcMesh) -> None:
+    def log_in_child() -> None:
+        for value in (1.0, 2.0):
+            if not (child := os.fork()):
+                meshbook.log(forked=-1.0)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            meshbook.log(forked=value)  # from now on there is a thread, which a child does not have
+
+    trainers(procs).slice(gpus=0).run.call(log_in_child).get(PATIENCE)
+    assert list(curves().series("forked", "script", 0)[2]) == [1, 2]
+
+
 def test_curves_are_there_for_the_next_controller(procs: ProcMesh, tmp_path: Path) -> None:
     def train_later(count: int, begin: str, done: str) -> None:
         Path(begin).read_text()  # waits for the test to write

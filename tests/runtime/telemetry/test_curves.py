@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+from meshbook.runtime.telemetry import curves
 from meshbook.runtime.telemetry.curve_files import CurveFiles
 from meshbook.runtime.telemetry.curve_table import CurveTable, Piece
 from meshbook.runtime.telemetry.curves import CurveStore
@@ -246,6 +247,14 @@ def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     with pytest.raises(HistoryError, match="pyarrow"):
         list(second.saved().tables())
     second.close()
+
+
+def test_media_are_bounded(store: CurveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "MEDIA_BYTES", 10)
+    for rank in (0, 1, 0, 2):
+        store.add(LoggedMedia("12.0.1", "gpus", rank, "sample", "image", 0, 1e9, b"1234"))
+    store.flush()
+    assert store.media() == [("sample", "cell 12", 0), ("sample", "cell 12", 2)]
 
 
 def test_restored_media_are_the_last_ones(tmp_path: Path) -> None:

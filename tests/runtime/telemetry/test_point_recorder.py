@@ -212,6 +212,25 @@ def test_a_message_that_cannot_be_sent_does_not_stop_the_others(caplog: pytest.L
     assert len(sent) == 1
 
 
+@pytest.mark.gpu
+def test_logging_does_not_wait_for_a_gpu(sink: Sink) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    values = torch.arange(8.0, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sink.log(loss=values.mean(), weights=Histogram(values, bins=2))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    sink.recorder.flush(wait=True)
+    points, histogram = sink.messages()
+    assert isinstance(points, LoggedPoints)
+    assert list(array("d", points.points[0].values)) == [3.5]
+    assert isinstance(histogram, LoggedMedia)
+    assert list(array("d", histogram.data)) == [4, 4, 0, 3.5, 7]
+
+
 # -- histograms and images -----------------------------------------------------------
 
 
