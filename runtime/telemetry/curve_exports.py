@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshbook.runtime.telemetry.curve_files import COLUMNS, NO_PYARROW, Saved, arrow_table
-from meshbook.runtime.telemetry.curve_table import Piece
+from meshbook.runtime.telemetry.curve_table import CurvePiece
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError
 
 SUFFIXES = (".parquet", ".csv")
@@ -52,7 +52,7 @@ class MetricHistory:
         for table in self._saved.tables():
             yield self._select(table)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[CurvePiece]:
         """Yield the points by curve, the oldest first."""
         for piece in self._saved.all_pieces():
             if self._has(piece.metric, piece.rank):

@@ -23,7 +23,7 @@ MOST_CURVES = 1 << 18
 Series = tuple[Any, Any, Any]  # steps, times, values: float64 arrays of the same length
 
 
-class Piece(NamedTuple):
+class CurvePiece(NamedTuple):
     """Points of one curve: float64 arrays of one length, `times` in seconds since 1970."""
 
     metric: str
@@ -152,14 +152,14 @@ class CurveTable:
             pass
         return steps
 
-    def take(self, run: str, logged: LoggedPoints) -> list[Piece]:
+    def take(self, run: str, logged: LoggedPoints) -> list[CurvePiece]:
         """Add what a rank logged, and return it with the numbers of its steps."""
         pieces = []
         for new in logged.points:
             times, values = np.frombuffer(new.times), np.frombuffer(new.values)
             steps = np.frombuffer(new.steps) if new.steps else np.full(len(values), np.nan)
             numbered = self.add(new.metric, run, logged.rank, steps, times, values)
-            pieces.append(Piece(new.metric, run, logged.rank, numbered, times, values))
+            pieces.append(CurvePiece(new.metric, run, logged.rank, numbered, times, values))
         return pieces
 
     def _shrink(self, run: str) -> bool:

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, MetricHistogram, MetricImage
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedMedia, name_run
 
 if TYPE_CHECKING:  # weight: numpy
     from meshbook.runtime.telemetry.curve_files import CurveFiles, Saved
-    from meshbook.runtime.telemetry.curve_table import Curve, CurveTable, Piece, Series
+    from meshbook.runtime.telemetry.curve_table import Curve, CurvePiece, CurveTable, Series
 
 __all__ = ["NOTEBOOK", "CurveStore", "HistoryError", "MetricHistogram", "MetricImage"]
 
@@ -35,38 +34,6 @@ QUIET_SECONDS = 2.0  # without new points, after which a part is written
 # A part is written after this time, or after this fraction of the time since the first point: the number of parts of a
 # long run stays small.
 PART_SECONDS, LONGEST_PART_SECONDS, PART_FRACTION = 2.0, 60.0, 0.005
-MOST_MEDIA = 1024  # histograms and images that are kept
-MEDIA_BYTES = 64 << 20  # of all of them
-MediaKey = tuple[str, str, int]  # metric, run and rank
-
-
-@dataclass(frozen=True, slots=True)
-class MetricHistogram:
-    """A histogram that a rank logged: `counts` of bins, and their `edges` (one more), both float64 arrays."""
-
-    step: float
-    time: float
-    counts: Any
-    edges: Any
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        return int(self.counts.nbytes + self.edges.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricImage:
-    """An image that a rank logged."""
-
-    step: float
-    time: float
-    png: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        return len(self.png)
 
 
 class CurveStore:
@@ -91,8 +58,7 @@ class CurveStore:
         self._thread = threading.Thread(target=self._run, name="meshbook curves", daemon=True)
         self._table: CurveTable | None = None
         self._files: CurveFiles | None = None
-        self._media: dict[MediaKey, MetricHistogram | MetricImage] = {}
-        self._media_bytes = 0
+        self._media = MediaTable()
         self._meshes: dict[str, str] = {}  # by run: the first mesh that logged in it
         self._began = self._part_began = 0.0
         self._warnings: set[str] = set()
@@ -153,7 +119,7 @@ class CurveStore:
     def media(self) -> list[MediaKey]:
         """Return metric, run and rank of all histograms and images, in the order of their last change."""
         with self._lock:
-            return list(self._media)
+            return self._media.keys()
 
     def histogram(self, metric: str, run: str, rank: int) -> MetricHistogram | None:
         """Return the last histogram that a rank logged under this name, or None."""
@@ -198,8 +164,8 @@ class CurveStore:
             with self._lock:
                 for piece in files.restore():
                     table.add(*piece)
-                for key, media in files.read_media():
-                    self._keep_media(key, media)
+                for key, medium in files.read_media():
+                    self._media.keep(key, medium)
             self._note_change()
 
     def close(self) -> None:
@@ -270,12 +236,15 @@ class CurveStore:
 
     def _take_in(self) -> None:
         table, files = self._open()
-        pieces: list[Piece] = []
+        pieces: list[CurvePiece] = []
         while self._arrived:
             logged = self._arrived.popleft()
             run = self._run_of(logged)
             if isinstance(logged, LoggedMedia):
-                self._take_media(logged, run)
+                with self._lock:
+                    medium = self._media.take(run, logged)
+                if files is not None:
+                    files.write_media(*medium)
                 continue
             if logged.dropped:
                 writer = logged.mesh, logged.rank
@@ -287,33 +256,6 @@ class CurveStore:
         if files is not None and pieces:
             files.append(pieces)
             self._warn(files.trouble)
-
-    def _take_media(self, logged: LoggedMedia, run: str) -> None:
-        import numpy
-
-        key = logged.metric, run, logged.rank
-        with self._lock:
-            last = self._media.get(key)
-            step = logged.step if not math.isnan(logged.step) else last.step + 1 if last is not None else 0.0
-            media: MetricHistogram | MetricImage
-            if logged.kind == "image":
-                media = MetricImage(step, logged.time, logged.data)
-            else:
-                numbers = numpy.frombuffer(logged.data)
-                bins = len(numbers) // 2
-                media = MetricHistogram(step, logged.time, numbers[:bins], numbers[bins:])
-            self._keep_media(key, media)
-        if self._files is not None:
-            self._files.write_media(key, media)
-
-    def _keep_media(self, key: MediaKey, media: MetricHistogram | MetricImage) -> None:
-        """Keep the last histogram or image of a metric, run and rank; drop the oldest where there are too many."""
-        if (last := self._media.pop(key, None)) is not None:
-            self._media_bytes -= last.size
-        self._media[key] = media  # now the last key: their order is that of their changes
-        self._media_bytes += media.size
-        while len(self._media) > MOST_MEDIA or (self._media_bytes > MEDIA_BYTES and len(self._media) > 1):
-            self._media_bytes -= self._media.pop(next(iter(self._media))).size
 
     def _run_of(self, logged: Logged) -> str:
         """Return the name of the run; that of a second mesh in the same cell names its mesh."""

@@ -221,7 +221,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
         named = {**values, **named}
     number = math.nan
     if step is not None:
-        number = step if step.__class__ is float else _checked_step(step)
+        number = to_float(step) if step.__class__ in (int, float) else _checked_step(step)
     here = CURRENT.get() or context()
     node = here.actor_instance.node
     # Without an origin: a thread that was started before the cell.

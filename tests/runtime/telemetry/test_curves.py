@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from meshbook.runtime.telemetry import curves
+from meshbook.runtime.telemetry import curve_media
 from meshbook.runtime.telemetry.curve_files import CurveFiles
-from meshbook.runtime.telemetry.curve_table import CurveTable, Piece
+from meshbook.runtime.telemetry.curve_table import CurvePiece, CurveTable
 from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, LoggedMedia, LoggedPoints, MetricPoints, name_run
 
@@ -221,7 +221,7 @@ def test_a_part_that_was_written_before_a_crash_is_not_read_twice(tmp_path: Path
     pytest.importorskip("pyarrow")
     files = CurveFiles(tmp_path)
     one = numpy.ones(1)
-    files.append([Piece("loss", "cell 1", 0, one, one, one)])
+    files.append([CurvePiece("loss", "cell 1", 0, one, one, one)])
     newest = (tmp_path / "newest").read_bytes()
     files.write_part()
     (tmp_path / "newest").write_bytes(newest)
@@ -250,7 +250,7 @@ def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
 
 
 def test_media_are_bounded(store: CurveStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MEDIA_BYTES", 10)
+    monkeypatch.setattr(curve_media, "MEDIA_BYTES", 10)
     for rank in (0, 1, 0, 2):
         store.add(LoggedMedia("12.0.1", "gpus", rank, "sample", "image", 0, 1e9, b"1234"))
     store.flush()
