@@ -25,8 +25,9 @@ def detach(seconds: float = DAY) -> str:
 
     The processes and their actors continue, and their output is kept. After so many seconds they end, unless a process
     has attached. Actors in this process end, pending calls from here fail, and handles can no longer be used here.
-    Raises DetachError if the run has other hosts or a heal is in progress; RuntimeError if nothing was started,
-    ValueError for an invalid time.
+    Other hosts continue too, as their launchers' processes on this machine do. Raises DetachError if hosts are Ray's,
+    which ends them with this program, or if a heal is in progress; RuntimeError if nothing was started, ValueError for
+    an invalid time.
     """
 
     def leave(session: Session) -> str:

@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cast_ranks: int = 48
     launch_timeout: float = 60.0
     stop_timeout: float = 3.0  # a worker that has not exited by then is killed
-    host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s
+    host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s (`transport.host_link`)
+    host_idle: float = 0.0  # after which a notebook returns hosts that run nothing; 0: never
     stderr_lines: int = 20
     spans: int = 8192  # kept by each process for `%mesh trace`, with as many marks of calls; 0: none are recorded
     rdma_backends: str = (

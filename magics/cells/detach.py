@@ -9,7 +9,7 @@ import atexit
 import dataclasses
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.cells.jobs import Job
 from meshbook.magics.cells.push_pull import CellTransfers
+from meshbook.magics.meshes.idleness import watch_hosts
+from meshbook.magics.meshes.mesh_hosts import MeshHosts
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import publisher_for
@@ -29,6 +31,7 @@ from meshbook.runtime.hosts.detached_runs import remark
 from meshbook.runtime.hosts.detaching import ClientState, detach
 from meshbook.runtime.hosts.session import Session, close_session, leave_session
 from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.host_ownership import HostOwnership
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.wire import pickling
@@ -196,6 +199,7 @@ class AttachedNotebook:
             self.meshes.append(mesh)
         if self._saved.detaches_for is not None:
             plan_to_detach(self._notebook, self._saved.detaches_for)
+        _share_hosts(self.meshes)
         by_name = {mesh.name: mesh for mesh in self.meshes}
         self.jobs = [self._restore_job(job, session, by_name[job.mesh]) for job in self._saved.jobs]
 
@@ -218,6 +222,8 @@ class AttachedNotebook:
         """Set the variables that name meshes and jobs, unless the user has other variables of these names."""
         for mesh in self.meshes:
             self._notebook.bind(mesh)
+        for hosts in {id(mesh.hosts): mesh.hosts for mesh in self.meshes if mesh.hosts is not None}.values():
+            watch_hosts(self._notebook, hosts)
         names = self._notebook.shell.user_ns
         self.bound = [mesh.name for mesh in self.meshes if isinstance(names.get(mesh.name), ProcMesh)]
         for job in self.jobs:
@@ -240,6 +246,16 @@ class AttachedNotebook:
             self.bound.append(name)
         except Exception as error:  # any exception of the import of the user's module
             self.lost.append(f"{name} ({type(error).__name__}: {error})")
+
+
+def _share_hosts(meshes: Sequence[NotebookMesh]) -> None:
+    """Let meshes that were on the same hosts share these again."""
+    known: dict[HostOwnership, MeshHosts] = {}
+    for mesh in meshes:
+        if mesh.hosts is not None:
+            machines = mesh.procs.host_mesh
+            mesh.hosts = known.setdefault(machines.ownership, mesh.hosts)
+            mesh.hosts.machines = machines
 
 
 def _restore_mesh(saved: DetachedMesh, session: AttachedSession) -> NotebookMesh:

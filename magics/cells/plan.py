@@ -33,6 +33,8 @@ class CellPlanner:
         """Start a mesh if none is up, and print that."""
         if len(self._notebook.meshes):
             return
+        if self._notebook.meshes.ended_idle:
+            self._notebook.meshes.get()  # raises: a cell for other hosts must not run on this machine
         started = time.monotonic()
         interrupted = threading.Event()
 

@@ -29,6 +29,7 @@ class MeshHosts:
     is_started_here: bool = True  # by `%mesh up`; hosts that the user has started stay
     drained: list[str] = field(default_factory=list)  # the names of hosts that `%mesh drain` has removed
     joined: list[str] = field(default_factory=list)  # the values of `%mesh join`
+    idle: float = 0.0  # seconds without a cell or call, after which they are returned; 0: never
 
     def __str__(self) -> str:
         missing = f" without {', '.join(self.drained)}" if self.drained else ""

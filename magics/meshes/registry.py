@@ -18,7 +18,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.actor import CellActor, CellControl
 from meshbook.runtime.cells.inspection_actor import CellInspection
 from meshbook.runtime.errors import ExitReport, MeshbookError
-from meshbook.runtime.formats import name_ranks
+from meshbook.runtime.formats import format_elapsed, name_ranks
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -161,6 +161,7 @@ class MeshRegistry:
     def __init__(self) -> None:
         self._by_name: dict[str, NotebookMesh] = {}
         self._current = ""
+        self.ended_idle = ""  # why no mesh is up, if meshes were ended because they ran nothing
         self.open_dashboard: Callable[[str], Any] = lambda name: None  # by mesh name; set by the notebook
         self._lock = threading.Lock()  # guards both: meshes and cells may start on different threads
 
@@ -179,7 +180,7 @@ class MeshRegistry:
         """Return the mesh of this name, or the current one. Raises MeshError if there is none."""
         living = self._living()
         if not living:
-            raise MeshError("no mesh is up; start one with %mesh up --gpus 4")
+            raise MeshError(f"no mesh is up; {self.ended_idle or 'start one with %mesh up --gpus 4'}")
         wanted = name if name is not None else self._current
         if wanted not in living:
             raise MeshError(f"no mesh is named {wanted!r}; meshes: {', '.join(living)}")
@@ -271,6 +272,7 @@ class MeshRegistry:
             procs.stop("it did not start")
             raise
         with self._lock:
+            self.ended_idle = ""
             self._by_name = self._living() | {name: mesh}
             if self._current not in self._by_name:
                 self._current = name
@@ -346,6 +348,25 @@ class MeshRegistry:
         if mesh.hosts is not None:
             self._close_unused(mesh.hosts)
         return mesh
+
+    def end_idle(self, hosts: MeshHosts) -> str:
+        """Stop the meshes on idle hosts; return a line with the reason and the commands that start them again."""
+        meshes = self.sharing(hosts)
+        first = f"--hosts {hosts.text}"
+        commands = []
+        for mesh in meshes:
+            shape = ",".join(f"{label}={size}" for label, size in mesh.per_host.items())
+            named = "" if mesh.name == DEFAULT_NAME else f" --name {mesh.name}"
+            commands.append(f"%mesh up {first} --shape {shape} --idle {hosts.idle:g}s{named}")
+            first = f"--hosts {mesh.name}"  # the next ones share them
+        names = " and ".join(mesh.name for mesh in meshes)
+        for mesh in meshes:
+            self.down(mesh.name)
+        self.ended_idle = (
+            f"{names} ended after {format_elapsed(hosts.idle)} without a cell or call, and the hosts {hosts} were "
+            f"returned; start again: {'; '.join(commands)}"
+        )
+        return self.ended_idle
 
     def _close_unused(self, hosts: MeshHosts) -> None:
         if not self.sharing(hosts):

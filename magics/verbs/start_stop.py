@@ -9,13 +9,16 @@ from typing import Any
 
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.rank_errors import format_remedy
+from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
+from meshbook.magics.meshes.idleness import watch_hosts
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
 from meshbook.magics.meshes.registry import NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, count, hosts_text, mesh_name, variable
 from meshbook.magics.verbs import Verb, add_mesh_name, add_selection, add_size
+from meshbook.magics.verbs.detach import duration
 from meshbook.runtime.geometry import Extent
 
 
@@ -37,6 +40,7 @@ class UpVerb(Verb):
     name: str | None = None
     spares: int = 0
     hosts: str | None = None
+    idle: float | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
@@ -56,14 +60,25 @@ class UpVerb(Verb):
             help="start it on other machines: slurm:4, ssh:gpu1,gpu2, ray:4, local:2, cluster.toml, a name in "
             "hosts.toml, or the name of a mesh, to share its hosts (default: this machine)",
         )
+        parser.add_argument(
+            "--idle",
+            metavar="TIME",
+            type=duration,
+            help="end the meshes on these hosts, and return the hosts, once no cell, job, call or client has used them "
+            "for this time: 30m, 2h (default: MESHBOOK_HOST_IDLE in seconds, or never)",
+        )
 
     def run(self, notebook: Notebook) -> None:
         started = time.monotonic()
-        notebook.session()
+        session = notebook.session()
+        if self.idle is not None and self.hosts is None:
+            raise MeshError("--idle returns hosts: it needs --hosts")
         extent = self.shape if self.shape is not None else Extent.of(gpus=self.gpus) if self.gpus else None
         known = notebook.meshes.find(self.name)
         if known is not None and self._is_met_by(known, extent):
             notebook.bind(known)
+            if known.hosts is not None:
+                self._limit_idleness(notebook, known.hosts, 0.0)
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
             print(f"{known.format_summary()}; already up{remedy}")
             return
@@ -75,10 +90,19 @@ class UpVerb(Verb):
             bar.stop()
             raise
         notebook.bind(mesh)
+        if mesh.hosts is not None:
+            self._limit_idleness(notebook, mesh.hosts, session.settings.host_idle)
         current = notebook.meshes.get().name
         also = f"\nthe current mesh is {current}; choose this one with %mesh use {mesh.name}"
         bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
         print_detached_runs()
+
+    def _limit_idleness(self, notebook: Notebook, hosts: MeshHosts, default: float) -> None:
+        """End the meshes on hosts that this verb has started once they are idle. A later mesh may change the time."""
+        is_watched = hosts.idle > 0
+        hosts.idle = self.idle or hosts.idle or (default if hosts.is_started_here else 0.0)
+        if not is_watched:
+            watch_hosts(notebook, hosts)
 
     def _is_met_by(self, known: NotebookMesh, extent: Extent | None) -> bool:
         """Whether a mesh that is up already has this shape and these hosts."""
@@ -91,13 +115,16 @@ class UpVerb(Verb):
     def _open_hosts(self, notebook: Notebook, bar: StartProgress) -> MeshHosts:
         assert self.hosts is not None
         bar.count_hosts(0, 0)
-        return open_hosts(
+        hosts = open_hosts(
             self.hosts,
             in_use={mesh.name: mesh.hosts for mesh in notebook.meshes if mesh.hosts is not None},
             variables=notebook.shell.user_ns,
             gpus_per_host=self.gpus if self.shape is None else self.shape.nelements,
             progress=bar.count_hosts,
         )
+        if self.idle is not None and not hosts.is_started_here:
+            raise MeshError(f"--idle returns hosts that %mesh up has started; {self.hosts} is a variable of yours")
+        return hosts
 
 
 class StartProgress:

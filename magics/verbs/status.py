@@ -16,6 +16,8 @@ from meshbook.magics.verbs import Verb, add_mesh_name
 from meshbook.runtime.hosts.metrics import PORT
 from meshbook.runtime.telemetry.exporters.readings import MetricsError
 
+START_HINT = "%mesh up --gpus 4 starts one, as does the first %%mesh cell"
+
 
 @dataclass(frozen=True)
 class StatusVerb(Verb):
@@ -34,7 +36,7 @@ class StatusVerb(Verb):
     def run(self, notebook: Notebook) -> None:
         meshes = notebook.meshes
         if not len(meshes):
-            print("no mesh is up; %mesh up --gpus 4 starts one, as does the first %%mesh cell")
+            print(f"no mesh is up; {meshes.ended_idle or START_HINT}")
             print_detached_runs()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):

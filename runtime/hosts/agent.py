@@ -142,7 +142,11 @@ def serve(
     workers, clients = attend(node, spec, folder.path, make_workers, others)
     if gateway is None:
         clients.open()
-        workers.serve(RunLease(spec, line, node, lambda: [*workers.addresses(), *clients.addresses()], workers))
+
+        def here() -> list[Address]:
+            return [*workers.addresses(), *clients.addresses()]
+
+        workers.serve(RunLease(spec, line, node, here, workers, others.hand_over))
     else:
         others.open(gateway)
         gateway.link(home.first, dial=False)
@@ -385,6 +389,10 @@ class Agent(HostActor):
     @endpoint
     def kill(self, nodes: list[str], signal: int, sender: str = "") -> None:
         self._workers.signal(nodes, signal, sender)
+
+    @endpoint
+    def clients(self) -> int:
+        return len(self._clients.addresses())
 
     @endpoint
     def gpus(self) -> int:

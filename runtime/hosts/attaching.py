@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
-import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, current_settings, runtime_root
 from meshbook.runtime.hosts.detaching import ControllerState, DetachError, load
+from meshbook.runtime.hosts.host_handover import restore
 from meshbook.runtime.hosts.journal import read_logged, read_messages, read_output
 from meshbook.runtime.hosts.launch import RunFolder
-from meshbook.runtime.hosts.launchers import AgentProcess
+from meshbook.runtime.hosts.launchers import AgentProcess, ForeignProcess
 from meshbook.runtime.hosts.lifeline import (
     JOURNAL,
     STATE_FILE,
@@ -41,7 +38,6 @@ from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import BodyElsewhere, unpack
 
-UNKNOWN = -1  # exit status of a process that is not a child of this one
 _CREDENTIALS = struct.Struct("3i")
 
 Prepare = Callable[["AttachedSession"], None]
@@ -96,7 +92,7 @@ class AttachedSession(Session):
             self.curves.restore()
             for event in left.events:
                 self.events.add(event)
-            self.lost = restore_meshes(left.meshes, self.node, self.host)
+            self.lost = restore_meshes(left.meshes, self.node, restore(self.remote, left.hosts, self.host))
             prepare(self)
             self._replay()
         finally:
@@ -105,6 +101,7 @@ class AttachedSession(Session):
         self._agent.stdin.write(msgspec.json.encode(RunTaken()) + b"\n")
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
+        self.remote.watch_adopted()
 
     def _replay(self) -> None:
         journal = self._path / JOURNAL
@@ -137,37 +134,15 @@ class AttachedSession(Session):
         self.folder.close()
 
 
-class FoundAgent:
+class FoundAgent(ForeignProcess):
     """An agent that is not a child of this process, identified by the connection to its socket."""
-
-    stdout: IO[bytes] | None = None
 
     def __init__(self, connection: socket.socket) -> None:
         asked = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, _, _ = _CREDENTIALS.unpack(asked)
         self._process = os.pidfd_open(self.pid)  # while the agent holds the connection, its pid is not reused
         connection.settimeout(None)
-        self.stdin: IO[bytes] | None = os.fdopen(connection.detach(), "wb", buffering=0)
-
-    def poll(self) -> int | None:
-        return UNKNOWN if self._has_ended(0) else None
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not self._has_ended(timeout):
-            raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
-        return UNKNOWN
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-
-    def _has_ended(self, timeout: float | None) -> bool:
-        poll = select.poll()
-        poll.register(self._process, select.POLLIN)
-        return bool(poll.poll(None if timeout is None else timeout * 1000))
-
-    def __del__(self) -> None:
-        os.close(self._process)
+        self.stdin = os.fdopen(connection.detach(), "wb", buffering=0)
 
 
 def attach(run: Status, label: str, prepare: Prepare, settings: Settings | None = None) -> AttachedSession:

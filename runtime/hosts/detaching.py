@@ -19,6 +19,7 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings, open_private
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.hosts.detached_controller import wait_for_silence
+from meshbook.runtime.hosts.host_handover import RemoteHostsState, lifelines, save, undetachable
 from meshbook.runtime.hosts.lifeline import (
     STATE_FILE,
     MeshSummary,
@@ -31,6 +32,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, owned_meshes_of
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.logbook import LogState
+from meshbook.runtime.transport.home import host_of
 
 DAY = 24 * 3600.0
 
@@ -68,6 +70,7 @@ class ControllerState:
     events: list[RunEvent]
     output: dict[str, LogState]
     meshes: OwnedMeshes
+    hosts: RemoteHostsState
     part: bytes
 
 
@@ -105,6 +108,8 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
         version=present_version(),
         meshes=tuple(MeshSummary(mesh.name, tuple(mesh.ranks)) for mesh in left.meshes.procs),
         calls=part.calls,
+        peers=tuple(peer for peer in peers if host_of(peer) != host_of(node.address)),
+        lifelines=lifelines(left.hosts),
     )
     why = f"run {session.run} was detached; its calls continue without their caller"
     session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
@@ -112,6 +117,8 @@ def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDeta
         wait_until_attachable(session.folder.path)
     except RunUnreachable as error:
         raise DetachError(f"run {session.run} was detached, but no process can attach to it: {error}") from error
+    finally:
+        session.remote.hang_up()  # only now: the agent holds the lifelines
     return order
 
 
@@ -125,9 +132,10 @@ def check(session: Session, seconds: float) -> None:
         )
     if session.has_lost_agent:
         raise DetachError("the host agent of this run has ended, and all processes with it; nothing is left to detach")
-    if hosts := [host.name for host in session.remote]:
+    if hosts := undetachable(session.remote):
         raise DetachError(
-            f"this run has remote hosts ({', '.join(hosts)}), which end with this process; shut them down first"
+            f"the hosts {', '.join(hosts)} are Ray's, which ends them with this program; stop the meshes on them, or "
+            "start them by another launcher"
         )
     owned_meshes_of(session.node)  # raises now for a mesh that is being healed
 
@@ -155,6 +163,7 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
         events=list(session.events),
         output=session.output.log_states(),
         meshes=owned_meshes_of(node),
+        hosts=save(session.remote),
         part=part.data,
     )
 

@@ -43,6 +43,8 @@ class RunDetached(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     version: str
     meshes: tuple[MeshSummary, ...]
     calls: dict[int, str] = {}  # calls whose answers are to be kept: call number to the node that owes the answer
+    peers: tuple[Address, ...] = ()  # the nodes of the run on other hosts
+    lifelines: tuple[str, ...] = ()  # the FIFOs that keep other hosts while they are open
 
 
 class RunTaken(msgspec.Struct, frozen=True, tag=True):

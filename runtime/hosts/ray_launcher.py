@@ -40,6 +40,9 @@ class RayLauncher:
     does not have the nodes within `timeout` seconds. `gpus_if_any` GPUs of each are added if the cluster has GPUs.
     """
 
+    outlives_controller = False  # Ray ends the actors of a program with it
+    lifelines: Sequence[Path] = ()
+
     def __init__(
         self, num_hosts: int, resources: Mapping[str, float], *, address: str, timeout: float, gpus_if_any: int = 0
     ) -> None:

@@ -114,6 +114,11 @@ class RemoteAgents:
         if self._gateway is not None:
             self._gateway.remove_host(host, why)
 
+    def hand_over(self, incarnation: int) -> None:
+        """Forward the frames for the controller to the incarnation after this one."""
+        if self._gateway is not None:
+            self._gateway.forget(self._node.controller.node, incarnation)
+
     def forget(self, report: ExitReport) -> None:
         """Handle the end of a process of this host."""
         if self._gateway is not None:

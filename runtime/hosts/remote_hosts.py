@@ -29,7 +29,7 @@ from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WorkerRegistry
 from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec
-from meshbook.runtime.hosts.launchers import AgentProcess, Launcher
+from meshbook.runtime.hosts.launchers import UNKNOWN, AgentProcess, Launcher
 from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
@@ -87,7 +87,13 @@ class RemoteHosts:
         self._numbers = itertools.count(1)
         self._starting = threading.Lock()  # held while hosts are started
         self._closing = ""
+        self._has_left = False
         worker_registry.when_silent = self._handle_silence
+
+    @property
+    def keys(self) -> KeyPair | None:
+        """The keys of the run; None before its first remote host."""
+        return self._keys
 
     def __iter__(self) -> Iterator[RemoteHost]:
         """Iterate over the hosts that have not ended."""
@@ -263,11 +269,35 @@ class RemoteHosts:
         for host in hosts:
             host.mesh = mesh
             self._hosts.append(host)
-            if host.address is not None:
-                self._node.casts.add_agent(host.address)
-            host.watcher = threading.Thread(target=self._watch, args=(host,), name="meshbook host watcher", daemon=True)
-            host.watcher.start()
+            self._begin_to_watch(host)
         return mesh
+
+    def _begin_to_watch(self, host: RemoteHost) -> None:
+        if host.address is not None:
+            self._node.casts.add_agent(host.address)
+        host.watcher = threading.Thread(target=self._watch, args=(host,), name="meshbook host watcher", daemon=True)
+        host.watcher.start()
+
+    # -- a run that was detached (`host_handover`) ---------------------------------------------
+
+    def leave(self) -> None:
+        """Stop watching: the hosts continue without this process, whose lifelines `hang_up` closes."""
+        self._has_left = True
+        for host in self:
+            if host.mesh is not None:
+                host.mesh.note_end()
+
+    def adopt(self, hosts: Sequence[RemoteHost], keys: KeyPair | None) -> None:
+        """Add the hosts of the previous controller. `watch_adopted` watches them once messages arrive."""
+        self._keys = keys
+        self._hosts += hosts
+        self._numbers = itertools.count(max((host.number for host in hosts), default=0) + 1)
+
+    def watch_adopted(self) -> None:
+        """Watch the hosts of the previous controller; those that have ended since are reported."""
+        for host in self._hosts:
+            if host.watcher is None:
+                self._begin_to_watch(host)
 
     # -- ends ------------------------------------------------------------------------------
 
@@ -309,6 +339,8 @@ class RemoteHosts:
 
     def _watch(self, host: RemoteHost) -> None:
         returncode = host.process.wait()
+        if self._has_left:
+            return
         host.over = True
         stopped = ""
         if host.mesh is not None and host.mesh.was_drained(host.node):
@@ -318,7 +350,7 @@ class RemoteHosts:
         report = ExitReport(
             node=host.node,
             pid=host.process.pid,
-            returncode=None if host.trouble else returncode,
+            returncode=None if host.trouble or returncode == UNKNOWN else returncode,
             stderr=tuple(last_lines(host.log, self._settings.stderr_lines)) if not host.trouble else (),
             hint=host.trouble or f"the agent of host {host.where} has ended, and all processes there with it",
             stopped=self._closing or stopped,
@@ -371,8 +403,8 @@ class RemoteHosts:
             host.watcher.join(max(0.0, end - time.monotonic()))
             host.process.kill()
             host.watcher.join()
-            assert host.process.stdout is not None
-            host.process.stdout.close()
+            if host.process.stdout is not None:
+                host.process.stdout.close()
 
     # -- calls ---------------------------------------------------------------------------------
 

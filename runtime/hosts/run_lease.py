@@ -64,12 +64,15 @@ class RunLease:
         node: Node,
         others: Callable[[], list[Address]],
         workers: Workers,
+        handed_over: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         self._spec = spec
         self._line: LineReader | None = line
         self._node = node
         self._others = others  # the workers and clients of the run
         self._workers = workers
+        self._handed_over = handed_over  # called with an incarnation of the controller that has ended
+        self._lifelines: list[int] = []  # descriptors that keep other hosts while there is no controller
         self._folder = Path(spec.folder)
         # guards all below: the main thread reads the connection, the listener has its own thread
         self._lock = threading.Lock()
@@ -111,10 +114,16 @@ class RunLease:
     def _handle(self, line: Line) -> None:
         if isinstance(line, RunDetached):
             self._order = line
+            for path in line.lifelines:
+                with contextlib.suppress(OSError):  # the host has just ended: nothing reads there
+                    self._lifelines.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         elif isinstance(line, RunTaken):
             self._state, self._order = "held", None
             (self._folder / STATE_FILE).unlink(missing_ok=True)
             shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
+            for descriptor in self._lifelines:  # the new controller has its own
+                os.close(descriptor)
+            self._lifelines.clear()
 
     def _handle_disconnect(self) -> bool:
         """Handle the end of the connection; return whether the run continues without it."""
@@ -140,8 +149,9 @@ class RunLease:
         journal = Journal(self._folder / JOURNAL, order.calls if former is None else former.wanted)
         if former is not None:
             journal.down |= former.down
+        self._handed_over(incarnation - 1)
         controller = DetachedController(transport, self._spec.run, self._spec.settings, incarnation, journal)
-        controller.begin([self._node.address, *self._others()])
+        controller.begin([self._node.address, *self._others(), *order.peers])
         self._incarnation, self._journal, self._controller, self._state = incarnation, journal, controller, "detached"
 
     def _expire(self, order: RunDetached) -> None:
@@ -202,6 +212,7 @@ class RunLease:
             assert self._journal is not None
             peers = tuple(self._controller.leave())
             self._journal.close()
+            self._handed_over(self._incarnation)
             self._state, self._held_by = "offered", request.label
             self._line = LineReader(client.detach())
         run_state = RunState(self._incarnation + 1, peers, self._journal.dropped)

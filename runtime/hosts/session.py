@@ -250,6 +250,10 @@ class Session:
         known = [self.node.routes.find(name) for name in self.worker_registry.workers()]
         return [address for address in known if address is not None]
 
+    def count_clients(self) -> Future[int]:
+        """Return the number of other programs that have joined this run."""
+        return self._ask_agent("clients")
+
     @property
     def incarnation(self) -> int:
         """The number of controllers that this run has had before."""
@@ -322,6 +326,7 @@ class Session:
         self._faults.close()
         self.metrics.close()
         self.host.note_end()
+        self.remote.leave()
         self.node.data_plane.close()
         self.node.close(why)
         self.curves.close()  # before the agent lets another controller read the files

@@ -16,10 +16,18 @@ import subprocess
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from meshbook.runtime.errors import LaunchError
-from meshbook.runtime.hosts.launchers import DEVICES, AgentProcess, agent_environment, start_process
+from meshbook.runtime.hosts.launchers import (
+    DEVICES,
+    AgentProcess,
+    ForeignProcess,
+    LaunchedProcess,
+    ProcessReference,
+    agent_environment,
+    start_process,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +53,11 @@ class SlurmLauncher:
     `log` is for the messages of `salloc`. LaunchError if there are fewer nodes, or if Slurm refuses.
     """
 
+    outlives_controller = True
+
     def __init__(self, nodes: int | None, *, gpus_per_node: int | None, options: Sequence[str], log: Path) -> None:
         self._gpus = [f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []
-        self._holder: subprocess.Popen[bytes] | None = None
+        self._holder: LaunchedProcess | ForeignProcess | None = None
         try:
             if job := os.environ.get("SLURM_JOB_ID"):
                 node_list = os.environ.get("SLURM_JOB_NODELIST", "")
@@ -72,12 +82,24 @@ class SlurmLauncher:
         assert self._holder.stdin is not None
         # Otherwise the copy of a forked child would hold the allocation.
         os.register_at_fork(after_in_child=functools.partial(_close_copy, weakref.ref(self._holder.stdin)))
-        job, _, node_list = _output(self._holder).readline().decode().strip().partition(" ")
+        assert self._holder.stdout is not None
+        job, _, node_list = self._holder.stdout.readline().decode().strip().partition(" ")
         if not node_list:
             self._holder.wait()
             said = log.read_text(errors="replace").strip()
             raise LaunchError(f"Slurm granted no allocation of {nodes} nodes (`{' '.join(command)}`):\n{said}")
         return job, node_list
+
+    @property
+    def lifelines(self) -> Sequence[Path]:
+        return [] if self._holder is None else [self._holder.lifeline]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_holder": None if self._holder is None else ProcessReference.of(self._holder)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._holder = None if state["_holder"] is None else ForeignProcess(state["_holder"])
 
     def is_local(self, host: str) -> bool:
         return False
@@ -111,7 +133,8 @@ class SlurmLauncher:
         except subprocess.TimeoutExpired:
             holder.kill()
             holder.wait()
-        _output(holder).close()
+        if holder.stdout is not None:
+            holder.stdout.close()
 
 
 def can_request_gpus() -> bool:
@@ -129,11 +152,6 @@ def _close_copy(find_pipe: Callable[[], IO[bytes] | None]) -> None:
     if (pipe := find_pipe()) is not None:
         with contextlib.suppress(OSError):
             pipe.close()
-
-
-def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
 
 
 def _expand(node_list: str) -> list[str]:

@@ -224,6 +224,9 @@ class _LoopAgent:
 class AttachLauncher:
     """Starts agents by the worker loops at these addresses, by the names of their hosts."""
 
+    outlives_controller = True
+    lifelines: Sequence[Path] = ()
+
     def __init__(self, addresses: Mapping[str, str], timeout: float) -> None:
         self._addresses = {name: endpoint_of(address) for name, address in addresses.items()}
         self._timeout = timeout

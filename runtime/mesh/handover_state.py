@@ -6,7 +6,7 @@ Classes and functions of the user's are pickled one by one, so one that cannot b
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from meshbook.runtime.mesh.ownership import Ownership, own
 from meshbook.runtime.mesh.policies import Respawning
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.spawned import Spawned
-from meshbook.runtime.mesh.worker_specs import WorkerSpec, WorkerSpecs
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, WorkerSpecs
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.node.outbound import Creation
@@ -122,14 +122,14 @@ def _pickled(value: Any) -> bytes | None:
         return None
 
 
-def restore_meshes(owned: OwnedMeshes, node: Node, hosts: HostMesh) -> list[str]:
-    """Take over these meshes on these hosts. Return descriptions of the parts that could not be restored."""
+def restore_meshes(owned: OwnedMeshes, node: Node, find_hosts: Callable[[MeshSpec], HostMesh]) -> list[str]:
+    """Take over these meshes. Return descriptions of the parts that could not be restored."""
     lost: list[str] = []
     what = "the on_failure function; failures are raised instead"
     rules = [_loaded(rule, what, lost) for rule in owned.policies]
     policies = [None if rule is None else Respawning(*rule) for rule in rules]
     for procs in owned.procs:
-        _take_procs(procs, hosts, _pick(policies, procs.policy), lost)
+        _take_procs(procs, find_hosts(procs.specs[0].world), _pick(policies, procs.policy), lost)
     for actors in owned.actors:
         _take_actors(actors, node, _pick(policies, actors.policy), lost)
     return lost

@@ -98,6 +98,11 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
+    def clients(self) -> int:
+        """Return the number of processes that have joined the run as clients; only the first host has any."""
+        raise NotImplementedError
+
+    @endpoint
     def gpus(self) -> int:
         """Return the number of GPUs of the machine."""
         raise NotImplementedError
@@ -159,6 +164,11 @@ class HostMesh(MeshTrait):
         if self._ownership.is_over:
             return Future.failed(SupervisionError(f"{monarch_texts.HOSTS_SHUT_DOWN}: its session has ended"))
         return self._hosts().gpus.call().then(lambda gpus: True)
+
+    @property
+    def ownership(self) -> HostOwnership:
+        """The state that all handles of these hosts share in this process."""
+        return self._ownership
 
     @property
     def is_fake_in_process(self) -> bool:

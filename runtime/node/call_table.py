@@ -6,7 +6,7 @@ O(pending) when a node dies; deaths are rare, and a few hundred thousand entries
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -120,6 +120,10 @@ class CallTable:
             return found[0], rank if found[1] == NO_RANK else found[1]
         reply_handler = self._standing.get(call)
         return (reply_handler, rank) if reply_handler is not None else None
+
+    def awaits(self, nodes: Collection[str]) -> bool:
+        """Whether one of these nodes owes a reply."""
+        return any(owed_by in nodes for _, (_, _, owed_by) in items_of(self._pending))
 
     def receipts(self, node: str, actor: str = "") -> list[Receipt]:
         """Return the receipts of the pending calls to an actor on a node; without an actor, to all of its actors."""

@@ -110,6 +110,10 @@ class Outbound:
 
     # -- with a reply ------------------------------------------------------------
 
+    def awaits(self, nodes: Collection[str]) -> bool:
+        """Whether one of these nodes owes this process a reply."""
+        return self._table.awaits(nodes)
+
     def send(
         self,
         targets: Sequence[Target],

@@ -119,7 +119,7 @@ class Routes:
             self.streams.pop(address.node, None)
             self._incarnations[address.node] = incarnation
             self._book[address.node] = address
-        self._transport.release(address, anew=is_news)
+        self._transport.release(address, anew=is_news, incarnation=incarnation)
         return is_news
 
     def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:

@@ -55,8 +55,8 @@ class Transport(Protocol):
     def hold(self, to: Address, last: Buffer, keep: Callable[[Buffer], Buffer]) -> None:
         """Send this frame to a peer and hold the later ones, each converted by `keep`, until `release`."""
 
-    def release(self, to: Address, *, anew: bool) -> None:
-        """Send the held frames. With `anew`, another process is that peer now and gets the greeting first."""
+    def release(self, to: Address, *, anew: bool, incarnation: int = 0) -> None:
+        """Send the held frames. With `anew`, another process, of this incarnation, gets the greeting first."""
 
     def close(self) -> None:
         """Send the queued frames that peers accept at once, end the I/O thread, and release all resources."""

@@ -154,8 +154,8 @@ class DisturbedTransport:
         self.mend()
         self._inside.hold(to, last, keep)
 
-    def release(self, to: Address, *, anew: bool) -> None:
-        self._inside.release(to, anew=anew)
+    def release(self, to: Address, *, anew: bool, incarnation: int = 0) -> None:
+        self._inside.release(to, anew=anew, incarnation=incarnation)
 
     def close(self) -> None:
         self.mend()

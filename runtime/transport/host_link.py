@@ -26,7 +26,13 @@ from meshbook.runtime.transport.link import (
 from meshbook.runtime.transport.window import MissingPiece
 from meshbook.runtime.wire.frames import Buffer
 
-BEATS = 7  # heartbeats within the grace time
+# Heartbeats within the grace time. Two bounds decide on it, with the default of 1.7 s (`Settings.host_timeout`):
+# - A host that is gone is found at latest 1.7 s and one look (`gateway.LOOK_SECONDS`) after its last message, and so
+#   within 2 s, whatever its launcher notices: Ray takes 15 s, Slurm 27 s, and TCP minutes.
+# - A host that lives is not found lost by accident. A beat each 0.24 s, of which six in a row may be late, outlasts the
+#   retransmission of lost packets (0.2 s, then 0.4 s) and a new connection (after 0.6 s of silence, `BROKEN`). The
+#   agent's I/O thread sends them, which runs no user code. Time that the receiver did not run does not count (`STALL`).
+BEATS = 7
 BROKEN = 0.35  # fraction of the grace time: after such a silence the gateway replaces the connection
 FIRST_TRY = 0.2  # seconds until an attempt to connect is replaced by another one
 NEXT_TRY = 1.5  # factor for the time of the next attempt: the other host may be busy

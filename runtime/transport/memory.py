@@ -158,7 +158,7 @@ class MemoryTransport:
         self._held[to.node] = []
         self._send(to, last)
 
-    def release(self, to: Address, *, anew: bool) -> None:
+    def release(self, to: Address, *, anew: bool, incarnation: int = 0) -> None:
         held = self._held.pop(to.node, [])
         if anew:
             self._greeted.discard(to.node)

@@ -28,7 +28,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -301,13 +301,13 @@ class PeerConnection:
                 self.queue[index] = self._keep(frame)
         self._kept = len(self.queue) - 1
 
-    def reconnect(self, greeting: Buffer, *, anew: bool) -> None:
-        """Connect again if frames are held or the peer is another process (`anew`), and send the queued frames."""
+    def reconnect(self, first: Sequence[Buffer], *, anew: bool) -> None:
+        """Connect again if frames are held or the peer is another process (`anew`); send `first`, then the queue."""
         if not (anew or self._is_held) or self.is_gone:
             return
         self._disconnect()
         self._socket, self._packet, self._position = None, b"", 0
-        self.queue.appendleft(greeting)
+        self.queue.extendleft(reversed(first))
         if self._is_held:
             self._is_held = False
             self.queue.remove(HOLD)
@@ -573,12 +573,18 @@ class UnixTransport:
         peer = self._peers.get(to.node) or self._open(to)
         self.loop.run(lambda: peer.hold(last, keep))
 
-    def release(self, to: Address, *, anew: bool) -> None:
+    def release(self, to: Address, *, anew: bool, incarnation: int = 0) -> None:
+        if anew:
+            self._incarnations[to.node] = incarnation
         peer = self._peers.get(to.node)
         if peer is None and anew:
             self.loop.run(self._open(to).flush)
         elif peer is not None:
-            self.loop.run(functools.partial(peer.reconnect, self.greeting, anew=anew))
+            first = [self.greeting]
+            if peer.is_lane:
+                peer.incarnation = self._incarnations.get(to.node, 0)
+                first.insert(0, msgspec.msgpack.encode(LaneRequest(to, peer.incarnation, self.address)))
+            self.loop.run(functools.partial(peer.reconnect, first, anew=anew))
 
     def close(self) -> None:
         if self._closed:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -408,4 +410,92 @@ def test_a_killed_controller_that_had_attached_leaves_nothing(
     script = run_script(ATTACHER, MESHBOOK_RUNTIME_DIR=os.environ["MESHBOOK_RUNTIME_DIR"])
     assert script.read_line() == "attached"
     script.process.kill()
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+
+
+# -- runs on several hosts ---------------------------------------------------------------------
+
+
+def family_of_hosts(session: Any) -> list[psutil.Process]:
+    """The agents of other hosts, and all processes there."""
+    agents = [psutil.Process(host.process.pid) for host in session.remote]
+    return [each for agent in agents for each in (agent, *agent.children(recursive=True))]
+
+
+@pytest.fixture
+def spread() -> ProcMesh:
+    """A mesh with a counter on each of two hosts."""
+    procs = meshbook.hosts.command({"h1": [], "h2": []}).spawn_procs(name="spread")
+    procs.spawn("counters", Counter)
+    return procs
+
+
+def test_a_run_on_several_hosts_is_detached_and_attached_to_again(spread: ProcMesh) -> None:
+    """Twice, and the hosts end with the last controller."""
+    assert counted(spread) == [1, 1]
+    before, family = pids(spread), family_of_hosts(current_session())
+    for count in (2, 3):
+        run = detach()
+        assert all(process.is_running() for process in family)
+        procs = attach(run)["spread"]
+        assert counted(procs) == [count, count]
+        assert pids(procs) == before
+        assert procs.host_mesh.names == ("h1", "h2")
+    more = procs.host_mesh.spawn_procs()
+    assert pids_of_new(more) not in ([], before)
+    one = procs.drain("h1")
+    assert one.initialized.get(PATIENCE) is True
+    assert counted(one) == [4]
+    late = meshbook.hosts.command({"h3": []})  # with the same keys
+    assert counted(one.join(late)) == [5, 1]
+    close_session()
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+
+
+def pids_of_new(procs: ProcMesh) -> list[int]:
+    return list(procs.spawn("new", Counter).run.call(os.getpid).get(PATIENCE).values())
+
+
+def test_hosts_of_a_detached_run_end_with_it(spread: ProcMesh) -> None:
+    counted(spread)
+    family = family_of_hosts(current_session())
+    end(detach())
+    assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []
+
+
+def test_a_host_that_ends_while_the_run_is_detached_is_reported(spread: ProcMesh) -> None:
+    counted(spread)
+    [agent] = [psutil.Process(host.process.pid) for host in current_session().remote if host.name == "h2"]
+    run = detach()
+    agent.kill()
+    agent.wait(PATIENCE)
+    procs = attach(run)["spread"]
+    with pytest.raises(ProcessDied, match="h2"):
+        counters(procs).slice(hosts=1).add.call_one().get(PATIENCE)
+    assert counters(procs).slice(hosts=0).add.call_one().get(PATIENCE) == 2
+    rest = procs.drain("h2")
+    assert rest.initialized.get(PATIENCE) is True
+    assert counted(rest) == [3]
+
+
+def test_a_killed_attached_controller_takes_its_hosts_with_it(spread: ProcMesh) -> None:
+    """What keeps the hosts while there is no controller does not keep them after that."""
+    counted(spread)
+    family = family_of_hosts(current_session())
+    run = detach()
+    program = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, meshbook.runs as r; r.attach(sys.argv[1]); print(1, flush=True); input()",
+            run,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"1\n"
+        assert all(process.is_running() for process in family)
+        program.kill()
     assert psutil.wait_procs(family, timeout=AT_ONCE)[1] == []

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import pickle
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from meshbook import HostMesh
+from meshbook import ActorError, HostMesh, this_host
 from meshbook.monarch.commands import exec_command, shell
 from meshbook.monarch.jobs import JobState, LocalJob, ProcessJob, SlurmJob, job_load, job_loads
+from meshbook.monarch.port_forwarding import PortForwarder
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session
 from tests.support import PATIENCE, Probe, environment, pids
@@ -115,3 +124,66 @@ def test_a_shell_on_a_host(tmp_path: Path, session: Session) -> None:
     )
     assert f"found in {tmp_path}" in process.stdout
     assert process.stdout.endswith("code 5\n")
+
+
+@contextlib.contextmanager
+def echo_server() -> Iterator[int]:
+    """A server that sends each connection back what it has received, once that has ended; yields its port."""
+
+    class Echo(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"from there: " + self.rfile.read())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def ask(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(functools.partial(connection.recv, 1 << 16), b""))
+
+
+def is_refused(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
+        return False
+    return True
+
+
+def test_ports_are_forwarded_until_the_job_ends(job: ProcessJob) -> None:
+    state = job.state()
+    host = state.trainers.slice(hosts=0)
+    with echo_server() as server:
+        with PortForwarder.forward(this_host(), host, connect_port=server) as forwarder:
+            data = os.urandom(700_000)  # more than one message
+            assert ask(forwarder.port, data) == b"from there: " + data
+            with ThreadPoolExecutor(4) as pool:
+                assert list(pool.map(lambda word: ask(forwarder.port, word), [b"a", b"b", b"c", b"d"])) == [
+                    b"from there: " + word for word in (b"a", b"b", b"c", b"d")
+                ]
+        assert is_refused(forwarder.port)
+        with pytest.raises(ActorError, match="address already in use"):
+            PortForwarder.forward(this_host(), host, connect_port=server, listen_port=server)
+        again = PortForwarder.forward(this_host(), host, connect_port=server)
+    assert ask(again.port, b"nobody listens there") == b""
+    job.kill()
+    end = time.monotonic() + PATIENCE
+    while not is_refused(again.port):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    again.close()
+
+
+def test_ports_that_cannot_be_forwarded(session: Session) -> None:
+    hosts = HostMesh(session.host.agents * 2, Extent.of(hosts=2).region)
+    with pytest.raises(ValueError, match="one shape"):
+        PortForwarder.forward(this_host(), hosts, connect_port=80)
+    with pytest.raises(ValueError, match="invalid port"):
+        PortForwarder.forward(hosts, hosts, connect_port=0)

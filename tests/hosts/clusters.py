@@ -20,6 +20,7 @@ from meshbook.runtime.hosts.ray_launcher import AgentRunner
 from tests.end_to_end.faults.test_network import Network
 
 PATIENCE = 60.0
+START_SECONDS = 100  # for a node of Ray and its agent on a busy machine; the defaults are 30 and 15
 SSH_OPTIONS = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
 
 
@@ -254,12 +255,23 @@ class RayCluster:
     def __init__(self, scratch: Path) -> None:
         pytest.importorskip("ray")
         self._server = subprocess.Popen(
-            [sys.executable, "-c", RAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", RAY],
+            env=os.environ
+            | {
+                "RAY_raylet_start_wait_time_s": str(START_SECONDS),
+                "RAY_agent_register_timeout_ms": str(START_SECONDS * 1000),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         assert self._server.stdout is not None
         self.address = self._server.stdout.readline().decode().strip()
         if not self.address:
             self._server.communicate(timeout=PATIENCE)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)  # what Ray leaves behind when it fails to start
             pytest.skip("a Ray cluster cannot be started here")
 
     environment: dict[str, str] = {}

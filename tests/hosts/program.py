@@ -1,8 +1,9 @@
 """A user's program on several hosts: python program.py LAUNCHER '{"arguments": ...}', with two ranks on each host.
 
 It prints a line of JSON about its ranks. On `train` it trains the quick-start's network with DistributedDataParallel.
-On `watch` it waits for a call that the loss of a host ends, and prints what the call raised and which hosts still
-answer. On `drain` it drains the second host. With `job` as the launcher it runs a `SlurmJob` of one host.
+On `drain` it drains the second host. On `detach` it leaves the run to a program with `attach RUN`. On `watch`, for each
+line "watch", it waits for a call that the loss of a host ends, and prints what the call raised, when, and which hosts
+still answer. With `job` as the launcher it runs a `SlurmJob` of one host.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import meshbook
 from meshbook import Actor, endpoint
 from meshbook.monarch.jobs import SlurmJob
+from meshbook.runs import DetachError, attach, detach
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook
 
 SHOWN = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "RAY_", "SLURMD_NODENAME")
@@ -57,6 +59,18 @@ class Trainer(Actor):
         return {**describe(), "first": losses[0], "last": losses[-1], "weights": weights}
 
     @endpoint
+    def total(self) -> float:
+        """Return the sum of 1 over all ranks of this mesh."""
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        dist.destroy_process_group()
+        return one.item()
+
+    @endpoint
     def look(self) -> dict[str, Any]:
         return describe()
 
@@ -72,37 +86,58 @@ class Trainer(Actor):
 def main() -> None:
     set_unhandled_fault_hook(lambda failure: None)  # otherwise the loss of a host ends this program
     launcher, arguments = sys.argv[1], json.loads(sys.argv[2])
+    if "attach" in sys.argv:
+        trainers = attach(sys.argv[-1])["trainers"].actors["trainers"]
+        say(ranks=list(trainers.look.call().get(100).values()))
+        sys.stdin.readline()
+        meshbook.close_session()
+        say(closed=True)
+        return
     if launcher == "job":
         run_job(**arguments)
         return
     hosts = getattr(meshbook.hosts, launcher)(**arguments)
-    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="trainers")
     trainers = procs.spawn("trainers", Trainer)
     if "train" in sys.argv:
         from sklearn.datasets import load_digits  # its import takes a second
 
-        ranks = list(trainers.train.call(*load_digits(return_X_y=True)).get(200).values())
+        training = trainers.train.call(*load_digits(return_X_y=True))
+        # Meanwhile, on the same hosts: each mesh has a rendezvous of its own.
+        parts = [hosts, hosts.slice(hosts=slice(1, 3)), hosts.slice(hosts=0)]
+        others = [part.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer) for part in parts]
+        totals = [other.total.call() for other in others]
+        ranks = list(training.get(200).values())
+        found = [list(total.get(200).values()) for total in totals]
+        say(hosts=dict(hosts.extent), ranks=ranks, totals=found)
     else:
         ranks = list(trainers.look.call().get(100).values())
-    say(hosts=dict(hosts.extent), ranks=ranks)
+        say(hosts=dict(hosts.extent), ranks=ranks)
+    if "detach" in sys.argv:
+        try:
+            say(run=detach())
+            return
+        except DetachError as error:
+            say(error=str(error))
     if "drain" in sys.argv:
         rest = procs.drain(hosts.names[1])
         rest.initialized.get(100)
         found = list(rest.all_of(trainers).look.call().get(100).values())
         say(ranks=[each["rank"] for each in found], pids=[each["pid"] for each in found])
     if "watch" in sys.argv:
-        waiting = [(index, trainers.slice(hosts=index, gpus=0).wait.call_one()) for index in range(hosts.size())]
+        waiting = {index: trainers.slice(hosts=index, gpus=0).wait.call_one() for index in range(hosts.size())}
         say(waits=len(waiting))
-        sys.stdin.readline()  # the test has taken a host away
-        began = time.monotonic()
-        ended: dict[int, str] = {}
-        while not ended:
-            ended |= {index: str(future.exception()) for index, future in waiting if future.done()}
-            time.sleep(0.01)
-        seconds = time.monotonic() - began
-        rest = [index for index in range(hosts.size()) if index not in ended]
-        say(lost=ended, seconds=seconds, rest=[trainers.slice(hosts=i, gpus=1).answer.call_one().get(60) for i in rest])
-    sys.stdin.readline()
+        while sys.stdin.readline() == "watch\n":  # the test is about to take a host away
+            ended: dict[int, str] = {}
+            while not ended:
+                ended |= {index: str(future.exception()) for index, future in waiting.items() if future.done()}
+                time.sleep(0.01)
+            at = time.monotonic()  # of the machine: the test has the same clock
+            waiting = {index: future for index, future in waiting.items() if index not in ended}
+            rest = [trainers.slice(hosts=index, gpus=1).answer.call_one().get(60) for index in waiting]
+            say(lost=ended, at=at, rest=rest)
+    else:
+        sys.stdin.readline()
     meshbook.close_session()
     say(closed=True)
 

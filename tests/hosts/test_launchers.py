@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,19 @@ import psutil
 import pytest
 
 from meshbook.runtime.hosts.launch import sweep
-from tests.hosts.clusters import PATIENCE, RayCluster, SlurmCluster, SshCluster, free_ports, wait_until
+from tests.hosts.clusters import (
+    PATIENCE,
+    RayCluster,
+    SlurmCluster,
+    SshCluster,
+    family_of_agent,
+    free_ports,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).with_name("program.py")
-AT_ONCE = 10.0  # seconds; two are promised, and a busy machine has its time
+AT_ONCE = 10.0  # seconds; two are promised and printed, and a busy machine has its time
 
 
 class Program:
@@ -48,10 +57,21 @@ class Program:
         assert self.process.stderr is not None
         raise AssertionError(self.process.stderr.read())
 
-    def go_on(self) -> None:
+    def go_on(self, word: str = "") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
+
+    def watch(self, cluster: Any, what: str, lose: Callable[[], object]) -> dict[str, Any]:
+        """Take a host away; return what the program reports, and print after how many seconds."""
+        self.go_on("watch")
+        began = time.monotonic()
+        lose()
+        report = self.read()
+        seconds = report["at"] - began
+        print(f"{cluster.launcher}: {what}: reported after {seconds:.2f} s")
+        assert seconds < AT_ONCE
+        return report
 
     def error(self) -> str:
         """Wait for the end of a program that fails, and return its last words."""
@@ -100,10 +120,11 @@ def of_this_run() -> list[int]:
     return found
 
 
-def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
+def test_training_beside_other_meshes_and_an_orderly_end(cluster: Any, start: Any) -> None:
     program = start("train")
     trained = program.read()
     assert trained["hosts"] == {"hosts": 3}
+    assert trained["totals"] == [[3.0] * 3, [2.0] * 2, [1.0]]
     ranks = trained["ranks"]
     assert [each["rank"] for each in ranks] == list(range(6))
     assert all(each["last"] < each["first"] / 3 for each in ranks)
@@ -123,21 +144,26 @@ def test_training_and_an_orderly_end(cluster: Any, start: Any) -> None:
 
 @pytest.mark.parametrize("is_cut_off", [True, False], ids=["host", "launcher"])
 def test_a_lost_host_is_reported_and_the_others_continue(cluster: Any, start: Any, is_cut_off: bool) -> None:
-    """Its machine is cut off or stops, or its launcher is killed, which ends its agent."""
+    """Its machine is cut off or stops, or its launcher is killed, which ends its agent; or the agent is killed."""
     program = start("watch")
     ranks = program.read()["ranks"]
     assert program.read() == {"waits": 3}
     pids = [each["pid"] for each in ranks[2:4]]
     if is_cut_off:
-        cluster.lose_second(pids)
+        report = program.watch(cluster, "host cut off", lambda: cluster.lose_second(pids))
+        # Not by the launcher, which takes longer to notice.
+        assert "received nothing from it for" in report["lost"]["1"]
     else:
-        cluster.launcher_of_second(program.process.pid, pids).kill()
-    program.go_on()
-    report = program.read()
+        launcher = cluster.launcher_of_second(program.process.pid, pids)
+        report = program.watch(cluster, "launcher killed", launcher.kill)
     assert list(report["lost"]) == ["1"]
     assert cluster.second in report["lost"]["1"]
-    assert report["seconds"] < AT_ONCE
     assert report["rest"] == [1, 5]
+    if is_cut_off:
+        agent = family_of_agent([ranks[4]["pid"]])[0]
+        report = program.watch(cluster, "agent killed", agent.kill)
+        assert list(report["lost"]) == ["2"]
+        assert report["rest"] == [1]
     cluster.restore()
     for each in ranks[2:4]:  # its agent is stopped or cut off; it ends when it continues or looks again
         with contextlib.suppress(psutil.Error):
@@ -213,6 +239,26 @@ def test_a_host_that_is_drained_goes_back_and_the_others_continue(cluster: Any, 
     program.go_on()
     assert program.read() == {"closed": True}
     wait_until(lambda: not of_this_run())
+
+
+def test_a_run_is_detached_and_another_program_attaches_to_it(cluster: Any, start: Any) -> None:
+    """Ray cannot: it ends the actors of a program that has ended."""
+    program = start("detach")
+    ranks = program.read()["ranks"]
+    detached = program.read()
+    if isinstance(cluster, RayCluster):
+        assert "are Ray's" in detached["error"]
+        program.go_on()
+        assert program.read() == {"closed": True}
+        return
+    assert program.process.wait(PATIENCE) == 0
+    attached = start("attach", detached["run"])
+    assert attached.read()["ranks"] == ranks
+    attached.go_on()
+    assert attached.read() == {"closed": True}
+    wait_until(lambda: not of_this_run())
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: not cluster.jobs())
 
 
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)

@@ -25,29 +25,38 @@ def agents(notebook: Notebook) -> list[psutil.Process]:
 
 
 def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> None:
-    up = bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
+    """Two meshes on three hosts at once."""
+    up = bare_notebook.run("%mesh up --hosts local:3 --gpus 1")
     first, last = up.displays[0]["text/plain"], up.updates[-1]["text/plain"]
     assert first == "waiting for hosts"
     assert any("starting hosts" in each["text/plain"] for each in up.updates)
-    assert last.startswith("mesh: 2 ranks (hosts=2, gpus=1), on CPU (no GPU there), on local:2; ranks 0-1 up in ")
-    assert bare_notebook.run("%mesh up --hosts local:2 --gpus 1").stdout.endswith("; already up\n")
+    assert last.startswith("mesh: 3 ranks (hosts=3, gpus=1), on CPU (no GPU there), on local:3; ranks 0-2 up in ")
+    assert bare_notebook.run("%mesh up --hosts local:3 --gpus 1").stdout.endswith("; already up\n")
     started = agents(bare_notebook)
-    assert len(started) == 2
+    assert len(started) == 3
 
     bare_notebook.run("%mesh up --hosts mesh --name judge --shape a=2")
-    assert len(agents(bare_notebook)) == 2, "no new ones"
+    assert len(agents(bare_notebook)) == 3, "no new ones"
     here = bare_notebook.run("%%mesh judge\nimport os, psutil\npsutil.Process().ppid(), dict(point)").result or ""
     assert "judge[3]" in here
     assert "{'hosts': 1, 'a': 1}" in here
     status = bare_notebook.run("%mesh status judge").stdout.splitlines()
-    assert status[1] == "  hosts: local-0 (ranks 0-1), local-1 (ranks 2-3)"
+    assert status[1] == "  hosts: local-0 (ranks 0-1), local-1 (ranks 2-3), local-2 (ranks 4-5)"
 
     shown = str(bare_notebook.run("%mesh dash judge").displays)
     assert "local-0" in shown
     assert "local-1" in shown
+    assert "local-2" in shown
+    # Beside the dashboard of a large mesh, which is simulated.
+    large = str(
+        bare_notebook.run("from meshbook.testing import fake_mesh\nfake_mesh(512, per_host=8).dashboard()").displays
+    )
+    assert "node000" in large
+    assert "512" in large
+    assert bare_notebook.run("%%mesh judge\nrank").result.count("\n") == 5
 
     bare_notebook.run("%mesh down mesh")
-    assert len(agents(bare_notebook)) == 2, "the other mesh needs them"
+    assert len(agents(bare_notebook)) == 3, "the other mesh needs them"
     bare_notebook.run("%mesh down judge")
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
@@ -80,6 +89,23 @@ def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: Notebook, signs: S
     started = agents(bare_notebook)
     assert len(started) == 2
     bare_notebook.run("%mesh down")
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+
+
+def test_meshes_on_hosts_are_detached_with_a_job_and_attached_to_again(bare_notebook: Notebook, signs: Signs) -> None:
+    bare_notebook.run("%mesh up --hosts local:2 --gpus 1\n%mesh up --hosts mesh --gpus 1 --name judge")
+    started, gate = agents(bare_notebook), signs.path.with_name("gate")
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)\nprint('released')\nrank + 1"
+    bare_notebook.run(f"%%mesh mesh -a -o job\n{wait}")
+    assert "is detached: mesh (2 ranks), judge (2 ranks); 1 job continues" in bare_notebook.run("%mesh detach").stdout
+    gate.touch()
+    attached = bare_notebook.run("%mesh attach").stdout
+    assert attached.count("  hosts: local-0 (rank 0), local-1 (rank 1)") == 2
+    assert bare_notebook.run("(await job).values").result == "[1, 2]"
+    bare_notebook.run("%mesh down mesh")
+    assert all(agent.is_running() for agent in started), "the other mesh needs them"
+    assert bare_notebook.run("%%mesh judge\nrank").result == "[0] 0\n[1] 1"
+    bare_notebook.run("%mesh down judge")
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
@@ -117,3 +143,14 @@ def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: Notebook) -> Non
     [agent] = agents(bare_notebook)
     bare_notebook.run("mine.shutdown().get()")
     assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
+
+
+def test_idle_hosts_are_returned_with_a_line_that_starts_them_again(bare_notebook: Notebook) -> None:
+    assert "needs --hosts" in bare_notebook.run_failing("%mesh up --idle 30m").error["evalue"]
+    up = bare_notebook.start("%mesh up --hosts local:1 --gpus 1 --idle 2s")
+    bare_notebook.wait(up)
+    [agent] = agents(bare_notebook)
+    bare_notebook.wait_until(lambda: "start again" in up.stdout)
+    assert up.stdout.endswith("start again: %mesh up --hosts local:1 --shape gpus=1 --idle 2s\n")
+    assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
+    assert "ended after 00:02 without a cell" in bare_notebook.run_failing("%%mesh 0\n1").error["evalue"]

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import RefusedMessage
-from meshbook.runtime.transport.host_link import HeartbeatState
+from meshbook.runtime.transport.gateway import LOOK_SECONDS
+from meshbook.runtime.transport.host_link import BEATS, HeartbeatState
 from meshbook.runtime.transport.link import Link, StreamAck, StreamPart, pack, unpack
 from meshbook.runtime.transport.window import Inflow, MissingPiece, Outflow, StreamPiece
 
@@ -262,3 +264,18 @@ def test_a_beat_is_due_once_an_interval() -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.1, 0.2])
+def test_a_host_that_ends_is_found_within_two_seconds(phase: float) -> None:
+    """With the default settings, wherever its end falls between two beats and two looks. Six late beats are no end."""
+    grace = Settings().host_timeout
+    pulse, looks = HeartbeatState(0.0), 0
+    last = 10 * grace / BEATS  # its last beat; it ends `phase` seconds later
+    for beat in range(11):
+        pulse.note_message(beat * grace / BEATS)
+    pulse.silence(last)
+    while pulse.silence(now := last + looks * LOOK_SECONDS) <= grace:
+        looks += 1
+    assert now - (last + phase) < 2.0
+    assert now - last >= 6 * grace / BEATS

@@ -3,14 +3,19 @@ with it. What only a network can do to them is in `test_network.py`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +194,56 @@ def test_thousands_of_silent_connections(hosts: HostMesh, session: Session, spaw
     while session.remote._ask(address, "refused").get(PATIENCE) < connected:
         pass
     late.shutdown().get(PATIENCE)
+
+
+GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE" + bytes(15) + b"\0" + bytes(31)  # of ZeroMQ
+COMMANDS = (b"\x04\x5a\x05READY", b"\x04\xc8\x05HELLO\1\0", b"\x06\0\0\0\0\0\0\0\xff\x08INITIATE", b"\0\x05hello")
+
+
+def make_garbage(random: Random) -> bytes:
+    """What a client without the keys may send: the greeting and commands of the protocol, whole or not, and noise."""
+    parts = [random.choice((GREETING, GREETING[:64], b"GET / HTTP/1.1\r\n\r\n", b""))]
+    parts += [random.choice(COMMANDS) + random.randbytes(random.randrange(300)) for _ in range(random.randrange(4))]
+    data = bytearray(b"".join(parts))
+    for _ in range(random.randrange(4) if data else 0):
+        data[random.randrange(len(data))] = random.randrange(256)
+    return bytes(data[: random.randrange(len(data) + 1)] if random.random() < 0.2 else data)
+
+
+def test_clients_without_keys_that_send_garbage(hosts: HostMesh, session: Session, spawn):
+    """For a second, or MESHBOOK_FUZZ_SECONDS; MESHBOOK_FUZZ_SEED repeats what a failed run has sent."""
+    _, probe = spawn()
+    living, agent = pids(probe), agent_of("h1", session)
+    [address] = [each.address for each in session.remote if each.name == "h1"]
+    assert address is not None
+    ip, _, port = describe(host_of(address)).rpartition(":")
+    seed = int(os.environ.get("MESHBOOK_FUZZ_SEED", "0")) or secrets.randbits(32)
+    print(f"MESHBOOK_FUZZ_SEED={seed}")
+    random = Random(seed)
+    fds, memory = agent.num_fds(), agent.memory_info().rss
+    end, sent = time.monotonic() + float(os.environ.get("MESHBOOK_FUZZ_SECONDS", "1")), 0
+    while time.monotonic() < end or sent < 100:
+        stranger = socket.create_connection((ip, int(port)), timeout=PATIENCE)
+        with stranger, contextlib.suppress(ConnectionError):
+            stranger.sendall(make_garbage(random))
+            if random.random() < 0.5:
+                with contextlib.suppress(OSError):  # it has been hung up on
+                    stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+        sent += 1
+        if not sent % 100:
+            assert pids(probe) == living, "the mesh works meanwhile"
+    assert pids(probe) == living
+    late = meshbook.hosts.command({"h4": []})  # a host with the keys is let in
+    assert late.spawn_procs().spawn("late", Probe).run.call_one(ask_all, probe).get(PATIENCE) == living
+    late.shutdown().get(PATIENCE)
+    until = time.monotonic() + PATIENCE
+    while agent.num_fds() > fds + MOST_UNKNOWN + UNREAD_EVENTS:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert agent.memory_info().rss < memory + (64 << 20)
+    print(f"{sent} connections")
 
 
 def test_what_an_actor_owns_on_another_host_ends_with_it(hosts: HostMesh, spawn):

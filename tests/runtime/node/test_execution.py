@@ -330,6 +330,7 @@ sys.settrace(lambda *event: None)
 """
 
 
+@pytest.mark.process
 def test_code_can_be_traced_after_a_cancelled_endpoint() -> None:
     """A flag that stayed set in the interpreter made traced code loop forever on Python 3.11."""
     subprocess.run([sys.executable, "-c", CANCELLED_THEN_TRACED], timeout=PATIENCE, check=True)

@@ -11,6 +11,7 @@ from meshbook.monarch.jobs import SlurmJob as SlurmJob
 from meshbook.monarch.jobs import job_load as job_load
 from meshbook.monarch.jobs import job_loads as job_loads
 from meshbook.monarch.modules import AliasModule
+from meshbook.monarch.port_forwarding import PortForwarder as PortForwarder
 
 __path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
 AliasModule.adopt(__name__)
