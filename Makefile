@@ -76,7 +76,7 @@ $(JS_READY): widgets/package.json widgets/package-lock.json | $(READY)
 	@$(NPM) ci --silent && touch $@ || echo "npm cannot install them: the dashboard's JavaScript is not checked" >&2
 
 bench: setup ## run the benchmarks
-	@for name in spawn calls broadcast payloads transfer maps cells completion faults dashboard vitals tensors scale; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in spawn calls broadcast payloads transfer maps cells completion faults dashboard vitals curves tensors scale; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 soak: setup ## ten minutes of random work: fails if a message is lost or anything accumulates
 	$(BIN)/python benchmarks/soak.py

@@ -10,6 +10,7 @@ import importlib
 import sys
 import typing
 
+from meshbook import curves as curves  # a submodule: `meshbook.curves.SummaryWriter()`
 from meshbook import hosts as hosts  # a submodule: `meshbook.hosts.command(...)`
 from meshbook import metrics as metrics  # a submodule: `meshbook.metrics.serve()`
 from meshbook.runtime.actor.base import Actor
@@ -43,6 +44,8 @@ from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.rdma.action import RDMAAction
 from meshbook.runtime.rdma.buffer import RDMABuffer
 from meshbook.runtime.rdma.hardware import get_rdma_backend
+from meshbook.runtime.telemetry.loggable import Histogram
+from meshbook.runtime.telemetry.point_recorder import log
 from meshbook.runtime.telemetry.spans import span
 
 __version__ = "0.1.0"
@@ -58,6 +61,7 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "Histogram",
     "HostMesh",
     "MeshFailure",
     "MeshbookError",
@@ -85,6 +89,7 @@ __all__ = [
     "get_or_spawn_controller",
     "get_rdma_backend",
     "heal_mesh",
+    "log",
     "returns_future",
     "send",
     "shutdown_context",

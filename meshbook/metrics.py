@@ -1,8 +1,9 @@
 """Vitals of ranks for monitoring systems: `meshbook.metrics.serve()` for Prometheus, `.send()` for OpenTelemetry.
 
 Memory, CPU, GPUs, queues, step times, message rates and heartbeats of all ranks of the meshes that this process has
-spawned, labelled by mesh, rank and host. Needs `pip install 'meshbook[metrics]'`. Nothing is exported without a call of
-these functions; exports end with the session. In a notebook: `%mesh metrics`.
+spawned, labelled by mesh, rank and host; and the last values that ranks have logged by `meshbook.log`. Needs
+`pip install 'meshbook[metrics]'`. Nothing is exported without a call of these functions; exports end with the session.
+In a notebook: `%mesh metrics`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import meshbook
 from meshbook.runtime.hosts import faults
 
-MOST_NAMES = 44
+MOST_NAMES = 46
 NOT_FOR_USERS = {"install_client", "load_ipython_extension"}  # the latter is IPython's hook
 
 

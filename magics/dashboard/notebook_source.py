@@ -16,9 +16,9 @@ import numpy
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.ansi import strip_colours
-from meshbook.magics.output.progress_bars import MergedBar as RankBar
-from meshbook.magics.output.progress_bars import merge_bars, parse_bar
+from meshbook.magics.output.progress_bars import merge_bars
 from meshbook.runtime.mesh.procs import ProcMesh
+from meshbook.runtime.telemetry.bar_lines import BarLine, parse_bar
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import (
@@ -232,7 +232,7 @@ MOST = 12  # bars shown
 
 def bars_of(rows: Mapping[int, str]) -> list[ProgressBar]:
     """Return the merged bars in the ranks' rows that may still change, in the order of the ranks."""
-    alike: dict[str, dict[int, RankBar]] = {}
+    alike: dict[str, dict[int, BarLine]] = {}
     for rank, text in sorted(rows.items()):
         for line in text.splitlines():
             if (bar := parse_bar(strip_colours(line).rstrip())) is not None and bar.total:

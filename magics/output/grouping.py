@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshbook.magics.output.ansi import strip_colours
-from meshbook.magics.output.progress_bars import MergedBar, merge_bars, parse_bar
+from meshbook.magics.output.progress_bars import merge_bars
 from meshbook.runtime.formats import format_label
+from meshbook.runtime.telemetry.bar_lines import BarLine, parse_bar
 
 GroupMode = Literal["auto", "same", "rank", "order", "none"]
 StreamName = Literal["stdout", "stderr"]
@@ -100,7 +101,7 @@ def _align(singles: Sequence[OutputGroup]) -> list[OutputGroup]:
     """Keep bars in place if they are at the same places on all ranks; otherwise put them below the text."""
     parts = {single.ranks[0]: _split_at_bars(single.block.lines) for single in singles}
     places = {
-        rank: tuple(f"bar {part.key}" if isinstance(part, MergedBar) else "" for part in each)
+        rank: tuple(f"bar {part.key}" if isinstance(part, BarLine) else "" for part in each)
         for rank, each in parts.items()
     }
     if not any(any(each) for each in places.values()):
@@ -110,9 +111,9 @@ def _align(singles: Sequence[OutputGroup]) -> list[OutputGroup]:
     return [group for index in range(len(places[singles[0].ranks[0]])) for group in _align_part(parts, index)]
 
 
-def _split_at_bars(lines: Sequence[str]) -> list[MergedBar | tuple[str, ...]]:
+def _split_at_bars(lines: Sequence[str]) -> list[BarLine | tuple[str, ...]]:
     """Return the bars, and the lines between them."""
-    parts: list[MergedBar | tuple[str, ...]] = []
+    parts: list[BarLine | tuple[str, ...]] = []
     start = 0
     for index, line in enumerate(lines):
         if (bar := _bar_of(line)) is not None:
@@ -121,7 +122,7 @@ def _split_at_bars(lines: Sequence[str]) -> list[MergedBar | tuple[str, ...]]:
     return [*parts, tuple(lines[start:])] if start < len(lines) else parts
 
 
-def _bar_of(line: str) -> MergedBar | None:
+def _bar_of(line: str) -> BarLine | None:
     return parse_bar(strip_colours(line)) if line.endswith("]") else None
 
 
@@ -134,30 +135,30 @@ def _without_bars(singles: Iterable[OutputGroup]) -> Iterator[OutputGroup]:
             yield replace(single, block=replace(block, lines=lines, cut=cut))
 
 
-def _align_part(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]], index: int) -> list[OutputGroup]:
+def _align_part(parts: Mapping[int, Sequence[BarLine | tuple[str, ...]]], index: int) -> list[OutputGroup]:
     bars, texts = {}, []
     for rank, each in parts.items():
         part = each[index]
-        if isinstance(part, MergedBar):
+        if isinstance(part, BarLine):
             bars[rank] = part
         else:
             texts.append(OutputGroup((rank,), Block(part)))
     return [_merge_bars(bars)] if bars else _align_families(_join_same(texts))
 
 
-def _merge_all_bars(parts: Mapping[int, Sequence[MergedBar | tuple[str, ...]]]) -> list[OutputGroup]:
+def _merge_all_bars(parts: Mapping[int, Sequence[BarLine | tuple[str, ...]]]) -> list[OutputGroup]:
     """Merge the n-th bars of all ranks that have the same title."""
-    alike: dict[tuple[str, int], dict[int, MergedBar]] = {}
+    alike: dict[tuple[str, int], dict[int, BarLine]] = {}
     for rank, each in parts.items():
         counts: Counter[str] = Counter()
         for bar in each:
-            if isinstance(bar, MergedBar):
+            if isinstance(bar, BarLine):
                 alike.setdefault((bar.key, counts[bar.key]), {})[rank] = bar
                 counts[bar.key] += 1
     return [_merge_bars(bars) for bars in alike.values()]
 
 
-def _merge_bars(bars: Mapping[int, MergedBar]) -> OutputGroup:
+def _merge_bars(bars: Mapping[int, BarLine]) -> OutputGroup:
     same = _join_same([OutputGroup((rank,), Block((bar.line,)), is_bar=True) for rank, bar in bars.items()])
     members = tuple(replace(group, is_bar=True) for group in same)
     if len(members) == 1:

@@ -24,6 +24,7 @@ from meshbook.runtime.mesh.runners import Runner
 from meshbook.runtime.wire.messages import Address
 
 if TYPE_CHECKING:
+    from meshbook.runtime.telemetry.curve_exports import MetricHistory
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
 
 _NOT_GIVEN: Any = object()  # no data is given; None would be data that cannot be split
@@ -96,6 +97,17 @@ class NotebookProcMesh(ProcMesh):
             raise VariableError(f"mesh {name} is down; start it with %mesh up --name {name}")
         self.current_ranks()  # raises if these ranks no longer exist
         return self.notebook_mesh.open_dashboard()
+
+    def history(self, *metrics: str) -> MetricHistory:
+        """Return all points of these metrics, which `meshbook.log` has logged here; without names, of all metrics.
+
+        `mesh.history("loss").to_pandas()` has the columns metric, run, rank, step, time (UTC) and value; there are
+        `.to_arrow()` and `.to_polars()` as well. A slice has the points of its ranks only, and the whole mesh also
+        those that the notebook itself has logged (rank -1). Raises HistoryError for a metric without points, or if
+        pyarrow is not installed.
+        """
+        ranks = self.current_ranks() if self._whole is not None else None
+        return self.notebook_mesh.session.metric_history(metrics, ranks)
 
     def _ipython_display_(self) -> None:
         """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""

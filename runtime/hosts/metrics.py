@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.node.ledger import OwnedMesh
-from meshbook.runtime.telemetry.exporters.readings import MeshReading, MetricsError, Read
+from meshbook.runtime.telemetry.exporters.readings import LoggedValue, MeshReading, MetricsError, Read, ReadLogged
 
 if TYPE_CHECKING:  # their libraries are loaded only on demand
     from meshbook.runtime.hosts.session import Session
@@ -60,8 +60,9 @@ class Readings:
 class MetricsExport:
     """The exports of a session; `close` ends all of them."""
 
-    def __init__(self, read: Read, run: str) -> None:
+    def __init__(self, read: Read, run: str, logged: ReadLogged = tuple) -> None:
         self._read = read
+        self._logged = logged
         self._run = run
         self._sendings = 0
         self._lock = threading.Lock()  # guards the two exports
@@ -75,7 +76,7 @@ class MetricsExport:
         with self._lock:
             if self._prometheus is not None:
                 raise MetricsError(f"metrics are already served at {self._prometheus.url}{_OFF}")
-            self._prometheus = PrometheusEndpoint(self._read, port)
+            self._prometheus = PrometheusEndpoint(self._read, port, logged=self._logged)
             return self._prometheus.url
 
     def send(self, provider: Any = None) -> str:
@@ -87,7 +88,9 @@ class MetricsExport:
                 raise MetricsError(f"metrics are already exported to {self._opentelemetry.target}{_OFF}")
             # A provider makes no gauge twice, so each time uses another meter.
             self._sendings += 1
-            self._opentelemetry = OpenTelemetryExport(self._read, provider, f"{self._run}.{self._sendings}")
+            self._opentelemetry = OpenTelemetryExport(
+                self._read, provider, f"{self._run}.{self._sendings}", logged=self._logged
+            )
             return self._opentelemetry.target
 
     def status(self) -> list[str]:
@@ -115,7 +118,10 @@ def export_of(session: Session) -> MetricsExport:
     def owned_meshes() -> list[OwnedMesh]:
         return [owned_mesh for owned_mesh in session.node.ledger.processes() if own not in owned_mesh.ranks]
 
-    export = MetricsExport(Readings(owned_meshes, session.history), session.run)
+    def logged() -> list[LoggedValue]:
+        return [LoggedValue(*last) for last in session.curves.last_values()]
+
+    export = MetricsExport(Readings(owned_meshes, session.history), session.run, logged)
     if session.settings.prometheus_port:
         try:
             export.serve(session.settings.prometheus_port)

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -46,6 +46,7 @@ from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
+from meshbook.runtime.telemetry.points import HistoryError
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, QuestionRouter
 from meshbook.runtime.telemetry.stderr_tail import last_lines
 from meshbook.runtime.telemetry.vitals import VITALS
@@ -54,6 +55,9 @@ from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
+
+if TYPE_CHECKING:  # weight: numpy
+    from meshbook.runtime.telemetry.curve_exports import MetricHistory
 
 S = TypeVar("S", bound="Session")
 T = TypeVar("T")
@@ -126,6 +130,7 @@ class Session:
         node.actors.host_inline(QUESTIONS, self.questions)
         node.actors.host_inline(WORKER_REGISTRY, self.worker_registry)
         node.actors.host(CONTROLLERS, Controllers, class_name="Controllers").start(lambda error: None)
+        node.points.send = self.curves.add
         node.peers.when_down += [self.worker_registry.ended, self.output.ended, self.history.ended]
         node.peers.when_restarted.append(self.output.restarted)
         node.on_fault = self._faults.report
@@ -227,6 +232,18 @@ class Session:
             targets = [Target(agent, VITALS_SENDER) for agent in (self._agent_address, *others)]
             # The answers are dropped: an agent that has ended needs no interval, and a later one requests it.
             self.node.calls.send(targets, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(targets)))
+
+    def metric_history(self, metrics: Collection[str] = (), ranks: Collection[int] | None = None) -> MetricHistory:
+        """Return all points of these metrics and ranks; by default of all. HistoryError for an unknown metric."""
+        from meshbook.runtime.telemetry.curve_exports import MetricHistory  # weight: numpy
+
+        self.node.points.flush(wait=True)
+        saved = self.curves.saved()
+        known = self.curves.metrics()
+        if unknown := [name for name in metrics if name not in known]:
+            there = f"there are {', '.join(known)}" if known else "no metric was logged; call meshbook.log(loss=...)"
+            raise HistoryError(f"no metric {unknown[0]!r} was logged: {there}")
+        return MetricHistory(saved, metrics, ranks)
 
     def workers(self) -> list[Address]:
         """Return the addresses of all processes of this run that have not ended and that this process can reach."""

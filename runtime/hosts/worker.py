@@ -46,6 +46,7 @@ from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
+from meshbook.runtime.telemetry.bar_lines import BarPoints
 from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
 from meshbook.runtime.telemetry.collective_spans import watch_collectives
 from meshbook.runtime.telemetry.logs import Prefix, print_logs
@@ -98,7 +99,8 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     if ready:
         serve(node, spec, link)
     node.actors.release_all()
-    run_finalisers()  # they may still print and make calls
+    run_finalisers()  # they may still print, log and make calls
+    node.points.close()
     capture.close()
     heartbeat.close()
     node.data_plane.close(patience=0)  # the memory goes with the process
@@ -153,8 +155,11 @@ def client_of(node: Node, spec: WorkerSpec) -> Context:
 def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
     """Capture the output of this process, and send it to the controller."""
     target = [Target(node.controller, TELEMETRY)]
+    bars = BarPoints(node.points.add_own, node.points.is_logged)
 
     def send(chunk: OutputChunk) -> None:
+        if chunk.live is not None:  # progress bars, or their last state
+            bars.take(chunk.origin, chunk.live or chunk.text)
         node.calls.send(target, "output", ((chunk,), {}), NOWHERE, None)
 
     # A character has at most four bytes; the rest is for the other fields of the message.

@@ -33,18 +33,17 @@ class HostOwnership:
         is_watched = mesh.name in self.meshes
         self.meshes[mesh.name] = mesh
         if not is_watched:
-            self._watch(mesh)
+            self._watch(mesh, current_node())
 
-    def _watch(self, mesh: ProcMesh) -> None:
+    def _watch(self, mesh: ProcMesh, node: Node) -> None:
         def look() -> None:
             newest = self.meshes[mesh.name]
             # True if the mesh was resized or healed meanwhile.
             if any(node.peers.report_of(address.node) is None for address in newest.nodes):
-                self._watch(newest)
+                self._watch(newest, node)  # this thread has no context: looking for one would start a session
             else:
                 del self.meshes[mesh.name]
 
-        node = current_node()
         when_ended(node, [address.node for address in mesh.nodes]).when_done(look)
 
     def uses(self, agent: Address) -> bool:

@@ -420,6 +420,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
+        self._node.points.flush()  # first, so that a caller with the reply has all points
         if not call.call or self._endpoints.is_ported(call):
             return
         if self.reasons and self._lost is not None and self._cause is not None:  # the endpoint aborted and returned
@@ -434,6 +435,7 @@ class HostedActor:
                 self._node.replies.reply_error(call.sender, call.call, format_raised(where, error), error)
 
     def raised(self, call: Call, error: Exception) -> None:
+        self._node.points.flush()
         where = name_place(self.instance, call.endpoint)
         if self._lost is not None:
             if call.call:

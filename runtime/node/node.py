@@ -29,6 +29,8 @@ from meshbook.runtime.node.supervision import ACTORS_PER_INCARNATION, OnFault, S
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Kind, RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.telemetry.point_recorder import PointRecorder
+from meshbook.runtime.telemetry.points import NOTEBOOK, Logged
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.status_page import Traffic
 from meshbook.runtime.telemetry.status_writer import StatusWriter
@@ -100,6 +102,7 @@ class Node:
         self.recorder = recorder = Recorder(settings.spans)
         recorder.quiet.add(TELEMETRY)
         self.status = StatusWriter()
+        self.points = PointRecorder(self._send_logged, self._place_of_points)
         self.loop = loop = transport.loop
         self._transport = transport
         self._closed = False
@@ -181,6 +184,7 @@ class Node:
         """Stop receiving; every pending call fails with a SupervisionError, or with the error from `why`."""
         if self._closed:
             return
+        self.points.close()
         self._closed = True
         self.routes.close()
         self._transport.close()
@@ -208,8 +212,15 @@ class Node:
         event = RunEvent(time.time(), kind, mesh, procs, tuple(ranks), text)
         self.calls.send([Target(self.controller, TELEMETRY)], "happened", ((event,), {}), Extent((), ()), None)
 
+    def _send_logged(self, logged: Logged) -> None:
+        self.calls.send([Target(self.controller, TELEMETRY)], "logged", ((logged,), {}), Extent((), ()), None)
+
+    def _place_of_points(self) -> tuple[str, int]:
+        return (self.place.world.mesh, self.place.rank) if self.place is not None else ("", NOTEBOOK)
+
     def move(self, place: Any, at: Place, keys: Collection[str]) -> None:
         """Apply a resize: set the new place of this process, and the new point of these actors in their mesh."""
+        self.points.flush()  # under the rank that has logged them
         self.place = self.take_place(place)
         self.actors.move(self.place, at, keys)
 

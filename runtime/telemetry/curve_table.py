@@ -16,13 +16,14 @@ from meshbook.runtime.telemetry.points import LoggedPoints
 CURVE_POINTS = 2048  # kept of each curve at most
 FEWEST_POINTS = 64  # kept of each curve, however many curves there are
 ALL_POINTS = 4 << 20  # kept of all curves together, 24 bytes each
-TAIL_POINTS = 64  # the latest points of a curve, which are grouped together
+TAIL_POINTS = 64  # of the latest points of a curve, which are grouped together: at least so many,
+TAIL_FRACTION = 0.25  # or this fraction of the points that are kept
 MOST_CURVES = 1 << 18
 
 Series = tuple[Any, Any, Any]  # steps, times, values: float64 arrays of the same length
 
 
-class Piece(NamedTuple):
+class CurvePiece(NamedTuple):
     """Points of one curve: float64 arrays of one length, `times` in seconds since 1970."""
 
     metric: str
@@ -36,7 +37,7 @@ class Piece(NamedTuple):
 class Curve:
     """The points of one metric, run and rank: rows of steps, times and values, in the order of arrival."""
 
-    __slots__ = ("_kept", "_tail", "_tail_count", "count", "group", "next_step")
+    __slots__ = ("_kept", "_tail", "_tail_count", "count", "group", "last", "next_step")
 
     def __init__(self) -> None:
         self._kept = np.empty((3, 0))
@@ -45,6 +46,7 @@ class Curve:
         self.count = 0  # points that were added
         self.group = 1  # points of which two are kept
         self.next_step = 0.0
+        self.last = np.nan  # the last value
 
     @property
     def size(self) -> int:
@@ -67,9 +69,10 @@ class Curve:
     def add(self, points: Any, capacity: int) -> None:
         """Add points of shape [3, n]; keep about `capacity` of all."""
         self.count += points.shape[1]
+        self.last = float(points[2, -1])
         self._tail.append(points)
         self._tail_count += points.shape[1]
-        if self._tail_count >= max(TAIL_POINTS, 2 * self.group):
+        if self._tail_count >= max(TAIL_POINTS, int(TAIL_FRACTION * capacity), 2 * self.group):
             self.shrink(capacity)
 
     def shrink(self, capacity: int) -> None:
@@ -140,21 +143,23 @@ class CurveTable:
             self._count += 1
         before = curve.size
         steps = curve.number(steps)
-        curve.add(np.stack((steps, times, values)), self._capacity)
+        points = np.empty((3, len(values)))  # a third of the time of `stack`
+        points[0], points[1], points[2] = steps, times, values
+        curve.add(points, self._capacity)
         self._size += curve.size - before
         self.versions[metric, run] = self.versions.get((metric, run), 0) + 1
         while self._size > self._all_points and self._shrink(run):
             pass
         return steps
 
-    def take(self, run: str, logged: LoggedPoints) -> list[Piece]:
+    def take(self, run: str, logged: LoggedPoints) -> list[CurvePiece]:
         """Add what a rank logged, and return it with the numbers of its steps."""
         pieces = []
         for new in logged.points:
             times, values = np.frombuffer(new.times), np.frombuffer(new.values)
             steps = np.frombuffer(new.steps) if new.steps else np.full(len(values), np.nan)
             numbered = self.add(new.metric, run, logged.rank, steps, times, values)
-            pieces.append(Piece(new.metric, run, logged.rank, numbered, times, values))
+            pieces.append(CurvePiece(new.metric, run, logged.rank, numbered, times, values))
         return pieces
 
     def _shrink(self, run: str) -> bool:

@@ -14,16 +14,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, MetricHistogram, MetricImage
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedMedia, name_run
 
 if TYPE_CHECKING:  # weight: numpy
     from meshbook.runtime.telemetry.curve_files import CurveFiles, Saved
-    from meshbook.runtime.telemetry.curve_table import Curve, CurveTable, Piece, Series
+    from meshbook.runtime.telemetry.curve_table import Curve, CurvePiece, CurveTable, Series
 
 __all__ = ["NOTEBOOK", "CurveStore", "HistoryError", "MetricHistogram", "MetricImage"]
 
@@ -34,27 +34,6 @@ QUIET_SECONDS = 2.0  # without new points, after which a part is written
 # A part is written after this time, or after this fraction of the time since the first point: the number of parts of a
 # long run stays small.
 PART_SECONDS, LONGEST_PART_SECONDS, PART_FRACTION = 2.0, 60.0, 0.005
-MOST_MEDIA = 1024  # histograms and images that are kept
-MediaKey = tuple[str, str, int]  # metric, run and rank
-
-
-@dataclass(frozen=True, slots=True)
-class MetricHistogram:
-    """A histogram that a rank logged: `counts` of bins, and their `edges` (one more), both float64 arrays."""
-
-    step: float
-    time: float
-    counts: Any
-    edges: Any
-
-
-@dataclass(frozen=True, slots=True)
-class MetricImage:
-    """An image that a rank logged."""
-
-    step: float
-    time: float
-    png: bytes
 
 
 class CurveStore:
@@ -79,7 +58,7 @@ class CurveStore:
         self._thread = threading.Thread(target=self._run, name="meshbook curves", daemon=True)
         self._table: CurveTable | None = None
         self._files: CurveFiles | None = None
-        self._media: dict[MediaKey, MetricHistogram | MetricImage] = {}
+        self._media = MediaTable()
         self._meshes: dict[str, str] = {}  # by run: the first mesh that logged in it
         self._began = self._part_began = 0.0
         self._warnings: set[str] = set()
@@ -128,10 +107,19 @@ class CurveStore:
             curve = self._curves(metric, run).get(rank)
             return curve.count if curve is not None else 0
 
+    def last_values(self) -> list[tuple[str, int, float]]:
+        """Return metric, rank and last value of all curves of the newest run of each metric."""
+        with self._lock:
+            return [
+                (metric, rank, curve.last)
+                for metric, by_run in (self._table.curves.items() if self._table is not None else ())
+                for rank, curve in sorted(by_run[next(reversed(by_run))].items())
+            ]
+
     def media(self) -> list[MediaKey]:
         """Return metric, run and rank of all histograms and images, in the order of their last change."""
         with self._lock:
-            return list(self._media)
+            return self._media.keys()
 
     def histogram(self, metric: str, run: str, rank: int) -> MetricHistogram | None:
         """Return the last histogram that a rank logged under this name, or None."""
@@ -176,7 +164,8 @@ class CurveStore:
             with self._lock:
                 for piece in files.restore():
                     table.add(*piece)
-                self._media.update(files.read_media())
+                for key, medium in files.read_media():
+                    self._media.keep(key, medium)
             self._note_change()
 
     def close(self) -> None:
@@ -190,6 +179,7 @@ class CurveStore:
     def discard(self) -> None:
         """End without writing more: the folder is about to be removed. Readers still see the curves."""
         self._end_thread()
+        self.flush()
         with self._handling:
             if self._files is not None:
                 self._files.close()
@@ -246,41 +236,26 @@ class CurveStore:
 
     def _take_in(self) -> None:
         table, files = self._open()
-        pieces: list[Piece] = []
+        pieces: list[CurvePiece] = []
         while self._arrived:
             logged = self._arrived.popleft()
             run = self._run_of(logged)
             if isinstance(logged, LoggedMedia):
-                self._take_media(logged, run)
+                with self._lock:
+                    medium = self._media.take(run, logged)
+                if files is not None:
+                    files.write_media(*medium)
                 continue
             if logged.dropped:
                 writer = logged.mesh, logged.rank
                 self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
             with self._lock:
                 pieces += table.take(run, logged)
+        if table.refused:
+            self._warn("there are more curves than are shown; log fewer names, and put numbers into steps instead")
         if files is not None and pieces:
             files.append(pieces)
             self._warn(files.trouble)
-
-    def _take_media(self, logged: LoggedMedia, run: str) -> None:
-        import numpy
-
-        key = logged.metric, run, logged.rank
-        with self._lock:
-            last = self._media.pop(key, None)  # the order of the keys is that of their changes
-            step = logged.step if logged.step == logged.step else last.step + 1 if last is not None else 0.0
-            media: MetricHistogram | MetricImage
-            if logged.kind == "image":
-                media = MetricImage(step, logged.time, logged.data)
-            else:
-                numbers = numpy.frombuffer(logged.data)
-                bins = len(numbers) // 2
-                media = MetricHistogram(step, logged.time, numbers[:bins], numbers[bins:])
-            self._media[key] = media
-            if len(self._media) > MOST_MEDIA:
-                del self._media[next(iter(self._media))]
-        if self._files is not None:
-            self._files.write_media(key, media)
 
     def _run_of(self, logged: Logged) -> str:
         """Return the name of the run; that of a second mesh in the same cell names its mesh."""

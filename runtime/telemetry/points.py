@@ -5,6 +5,7 @@ A rank sends one message per flush and execution. Numbers travel as float64 in t
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import msgspec
@@ -63,6 +64,7 @@ class LoggedMedia(msgspec.Struct, frozen=True, array_like=True):
 Logged = LoggedPoints | LoggedMedia
 
 
+@functools.lru_cache(maxsize=1024)
 def name_run(origin: str, incarnation: int = 0) -> str:
     """Return the name of the run that an execution belongs to, such as `cell 12`.
 

@@ -372,3 +372,42 @@ def test_a_line_without_end_is_bounded(notebook: Notebook) -> None:
     cell = notebook.run("%%mesh 0 -o flood\nprint('x' * 3_000_000)")
     assert len(cell.as_notebook()) < 600_000
     assert notebook.evaluate("len(flood[0].stdout)") == 3_000_001
+
+
+# --- curves ---
+
+HISTORY = "[(row['metric'], row['rank'], row['step'], row['value']) for row in mesh.history({}).to_arrow().to_pylist()]"
+
+
+def test_what_cells_log_is_the_history_of_the_mesh(notebook: Notebook) -> None:
+    pytest.importorskip("pyarrow")
+    notebook.run("import meshbook\nmeshbook.log(step=7, local=0.5)")
+    notebook.run("%%mesh 1-2\nimport meshbook\nfor step in range(2):\n    meshbook.log(step=step, loss=rank + step)")
+    assert notebook.evaluate(HISTORY.format("'local'")) == [("local", -1, 7.0, 0.5)]
+    found = notebook.evaluate(HISTORY.format("'loss'"))
+    assert sorted(found, key=lambda row: row[1:]) == [
+        *[("loss", 1, step, 1.0 + step) for step in (0.0, 1.0)],
+        *[("loss", 2, step, 2.0 + step) for step in (0.0, 1.0)],
+    ]
+    rest = notebook.evaluate("[row['step'] for row in mesh.slice(gpus=2).history('loss').to_arrow().to_pylist()]")
+    assert rest == [0.0, 1.0]
+    runs = notebook.evaluate("{row['run'] for row in mesh.history('loss').to_arrow().to_pylist()}")
+    assert [run.split()[0] for run in runs] == ["cell"]
+
+
+def test_the_error_of_a_value_that_is_no_number_has_its_name(notebook: Notebook) -> None:
+    cell = notebook.run_failing("%%mesh 0\nimport meshbook\nmeshbook.log(loss='low')")
+    assert cell.error["ename"] == "TypeError"
+    assert "loss is a str: 'low'" in cell.traceback
+
+
+def test_numbers_in_the_postfix_of_a_bar_are_points(notebook: Notebook) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("tqdm")
+    notebook.run(
+        "%%mesh 0\nfrom tqdm.auto import tqdm\n"
+        "with tqdm(range(3), desc='train', mininterval=0) as bar:\n"
+        "    for step in bar: bar.set_postfix(accuracy=step / 4)"
+    )
+    found = notebook.evaluate(HISTORY.format("'train/accuracy'"))
+    assert found[-1] == ("train/accuracy", 0, 3.0, 0.5)

@@ -58,6 +58,20 @@ PROGRAMS = [
     for name in NEEDS
 ]
 BUT_RPC = [each for each in PROGRAMS if each.values != ("rpc",)]
+# The loggers of meshbook for the programs that use a logger, and the metric that these then have: its steps by rank.
+LOGGERS: dict[str, tuple[str, str, dict[int, list[int]]]] = {
+    "lightning_trainer": ("LightningLogger", "loss", {0: [0, 1], 1: [0, 1]}),
+    "accelerate_loop": ("AccelerateTracker", "loss", {0: [0, 1]}),  # accelerate logs on its main process only
+    "transformers_trainer": ("TransformersCallback", "train/loss", {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}),
+}
+CURVES = """
+import numpy
+table = mesh.history({metric!r}).to_pandas()
+table = table[table.run == table.run.iloc[-1]]
+found = {{rank: list(part.step) for rank, part in table.groupby("rank")}}
+assert found == {steps}, found
+assert numpy.isfinite(table.value).all()
+"""
 RUNNER = """
 import runpy
 from meshbook import Actor, endpoint
@@ -122,7 +136,11 @@ def test_as_a_script(errors: dict[str, str], program: str) -> None:
 
 @pytest.mark.parametrize("program", BUT_RPC)
 def test_in_a_cell(notebook: Notebook, program: str) -> None:
-    notebook.run(f"%%mesh\n{path_of(program).read_text()}", timeout=IN_NOTEBOOK)
+    logger, metric, steps = LOGGERS.get(program, ("", "", {}))
+    begin = f"import meshbook.curves\nLOGGER = meshbook.curves.{logger}()\n" if logger else ""
+    notebook.run(f"%%mesh\n{begin}{path_of(program).read_text()}", timeout=IN_NOTEBOOK)
+    if logger:
+        notebook.run(CURVES.format(metric=metric, steps=steps))
 
 
 @pytest.mark.parametrize("program", BUT_RPC)

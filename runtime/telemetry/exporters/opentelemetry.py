@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import threading
 import time
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from meshbook.runtime.telemetry.exporters.readings import (
+    LOGGED,
     MEASUREMENTS,
     Measurement,
     MeshReading,
     MetricsError,
     Read,
+    ReadLogged,
     samples_of,
 )
 
@@ -38,7 +41,7 @@ class OpenTelemetryExport:
     if a library is missing.
     """
 
-    def __init__(self, read: Read, provider: Any = None, scope: str = "") -> None:
+    def __init__(self, read: Read, provider: Any = None, scope: str = "", *, logged: ReadLogged = tuple) -> None:
         sdk = _import("opentelemetry.sdk.metrics", "opentelemetry-sdk")
         api = _import("opentelemetry.metrics", "opentelemetry-api")
         present = provider if provider is not None else api.get_meter_provider()
@@ -48,6 +51,7 @@ class OpenTelemetryExport:
         endpoint = next(filter(None, map(os.environ.get, variables)), "http://localhost:4318")
         self.target = "the program's own meter provider" if is_given else endpoint
         self._read = _Steady(read)
+        self._logged = logged
         self._observation = api.Observation
         used: Any = present if is_given else self._own
         meter = used.get_meter("meshbook", attributes={"meshbook.export": scope})
@@ -58,6 +62,9 @@ class OpenTelemetryExport:
                 unit=measurement.unit,
                 description=measurement.description,
             )
+        meter.create_observable_gauge(
+            LOGGED.dotted, callbacks=[self._observe_logged], unit=LOGGED.unit, description=LOGGED.description
+        )
         self._is_closed = False
 
     def close(self) -> None:
@@ -80,6 +87,11 @@ class OpenTelemetryExport:
                 )
 
         return observe
+
+    def _observe_logged(self, options: Any) -> Iterable[Any]:
+        for logged in () if self._is_closed else self._logged():
+            if math.isfinite(logged.value):
+                yield self._observation(logged.value, {"metric": logged.metric, "rank": logged.rank})
 
 
 class _Steady:

@@ -6,7 +6,15 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime.telemetry.exporters.readings import ACTIVITY, MEASUREMENTS, MetricsError, Read, samples_of
+from meshbook.runtime.telemetry.exporters.readings import (
+    ACTIVITY,
+    LOGGED,
+    MEASUREMENTS,
+    MetricsError,
+    Read,
+    ReadLogged,
+    samples_of,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -16,13 +24,13 @@ _LABELS = ("mesh", "rank", "host")
 
 
 class PrometheusEndpoint:
-    """Answers scrapes until `close`. Each scrape reads the current vitals.
+    """Answers scrapes until `close`. Each scrape reads the current vitals and the last logged values.
 
     It has its own registry: metrics of the user's program in `prometheus_client` are not shown here. Raises
     MetricsError if the library is missing or the port cannot be bound; port 0 is any free one.
     """
 
-    def __init__(self, read: Read, port: int, address: str = LOOPBACK) -> None:
+    def __init__(self, read: Read, port: int, address: str = LOOPBACK, *, logged: ReadLogged = tuple) -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
@@ -30,7 +38,7 @@ class PrometheusEndpoint:
                 "metrics for Prometheus require the package prometheus_client; run pip install 'meshbook[metrics]'"
             ) from error
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(read))
+        registry.register(_Collector(read, logged))
         self._server: Any
         self._thread: threading.Thread
         try:
@@ -58,8 +66,9 @@ class PrometheusEndpoint:
 class _Collector:
     """The collector that the library calls at each scrape."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, logged: ReadLogged) -> None:
         self._read = read
+        self._logged = logged
 
     def describe(self) -> list[GaugeMetricFamily]:
         """Return nothing: there are no metrics before a mesh is up."""
@@ -77,3 +86,8 @@ class _Collector:
                 family.add_metric(values[: len(labels)], sample.value)
             if family.samples:
                 yield family
+        family = GaugeMetricFamily(LOGGED.name, LOGGED.description, labels=("metric", "rank"))
+        for value in self._logged():
+            family.add_metric((value.metric, str(value.rank)), value.value)
+        if family.samples:
+            yield family

@@ -26,7 +26,16 @@ class MeshReading:
     vitals: Vitals
 
 
+class LoggedValue(NamedTuple):
+    """The last value that a rank has logged of a metric by `meshbook.log`; the notebook's own process is rank -1."""
+
+    metric: str
+    rank: int
+    value: float
+
+
 Read = Callable[[], Sequence[MeshReading]]
+ReadLogged = Callable[[], Sequence[LoggedValue]]
 
 
 class Measurement(NamedTuple):
@@ -104,6 +113,9 @@ OF_METRICS: Final[dict[Metric, Measurement]] = {
         "Bytes of messages received per second",
     ),
 }
+LOGGED: Final = Measurement(
+    "meshbook_logged_value", "meshbook.logged.value", "1", "Last value of a metric that the rank has logged"
+)
 MEASUREMENTS: Final = (UP, AGE, ACTIVITY, *OF_METRICS.values())
 _METRIC_OF: Final = {measurement: metric for metric, measurement in OF_METRICS.items()}
 

@@ -6,8 +6,8 @@ import pytest
 from tqdm import tqdm
 
 from meshbook.magics.output.grouping import OutputGroup, group_texts
-from meshbook.magics.output.progress_bars import parse_bar
 from meshbook.magics.output.render import render_text
+from meshbook.runtime.telemetry.bar_lines import parse_bar
 
 
 def bar(count: float, total: int | None, elapsed: float, title: str = "", **options: object) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +13,12 @@ from pathlib import Path
 import numpy
 import pytest
 
+from meshbook.runtime.telemetry import curve_media, curves
 from meshbook.runtime.telemetry.curve_files import CurveFiles
-from meshbook.runtime.telemetry.curve_table import CurveTable, Piece
+from meshbook.runtime.telemetry.curve_table import CurvePiece, CurveTable
 from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, LoggedMedia, LoggedPoints, MetricPoints, name_run
+from tests.support import PATIENCE
 
 
 def points(metric: str, values: list[float], steps: list[float] | None = None, start: float = 1e9) -> MetricPoints:
@@ -152,6 +157,14 @@ def test_histograms_and_images_are_the_last_ones(store: CurveStore) -> None:
     assert store.image("weights", "cell 12", 0) is None
 
 
+def test_last_values_are_those_of_the_newest_run(store: CurveStore) -> None:
+    store.add(logged(points("a", [1, 2])))
+    store.add(logged(points("a", [3, 4]), origin="13.0.2", rank=1))
+    store.add(logged(points("b", [5])))
+    store.flush()
+    assert store.last_values() == [("a", 1, 4), ("b", 0, 5)]
+
+
 def test_dropped_points_are_counted(store: CurveStore) -> None:
     store.add(logged(points("a", [1]), dropped=5))
     store.add(logged(points("a", [1]), dropped=2))
@@ -173,12 +186,10 @@ def test_listeners_and_versions_record_changes(store: CurveStore) -> None:
 
 
 def test_the_thread_handles_points_without_a_flush(store: CurveStore) -> None:
-    import threading
-
     changed = threading.Event()
     store.when_changed.append(changed.set)
     store.add(logged(points("a", [1])))
-    assert changed.wait(60)
+    assert changed.wait(PATIENCE)
     assert store.metrics() == ["a"]
 
 
@@ -208,11 +219,28 @@ def test_every_point_is_in_the_parts_and_another_controller_goes_on(tmp_path: Pa
     assert rows == [(0, 0), (1, 0.5), (2, 1), (3, 1.5), (4, 2), (5, 2.5), (6, 9)]
 
 
+@pytest.mark.parametrize("limit", ["QUIET_SECONDS", "PART_POINTS"])
+def test_parts_are_written_in_the_background(
+    store: CurveStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    # Each of the two reasons for a part, with the other one out of reach.
+    monkeypatch.setattr(curves, "QUIET_SECONDS", 0.01 if limit == "QUIET_SECONDS" else 1000.0)
+    monkeypatch.setattr(curves, "PART_POINTS", 1 if limit == "PART_POINTS" else 1000)
+    monkeypatch.setattr(curves, "PART_SECONDS", 1000.0)
+    monkeypatch.setattr(curves, "LONGEST_PART_SECONDS", 1000.0)
+    store.add(logged(points("loss", [1])))
+    deadline = time.monotonic() + PATIENCE
+    while not list((tmp_path / "curves").glob("part-*.parquet")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_part_that_was_written_before_a_crash_is_not_read_twice(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     files = CurveFiles(tmp_path)
     one = numpy.ones(1)
-    files.append([Piece("loss", "cell 1", 0, one, one, one)])
+    files.append([CurvePiece("loss", "cell 1", 0, one, one, one)])
     newest = (tmp_path / "newest").read_bytes()
     files.write_part()
     (tmp_path / "newest").write_bytes(newest)
@@ -222,8 +250,6 @@ def test_a_part_that_was_written_before_a_crash_is_not_read_twice(tmp_path: Path
 def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     first = CurveStore(tmp_path)
@@ -238,6 +264,14 @@ def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     with pytest.raises(HistoryError, match="pyarrow"):
         list(second.saved().tables())
     second.close()
+
+
+def test_media_are_bounded(store: CurveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve_media, "MEDIA_BYTES", 10)
+    for rank in (0, 1, 0, 2):
+        store.add(LoggedMedia("12.0.1", "gpus", rank, "sample", "image", 0, 1e9, b"1234"))
+    store.flush()
+    assert store.media() == [("sample", "cell 12", 0), ("sample", "cell 12", 2)]
 
 
 def test_restored_media_are_the_last_ones(tmp_path: Path) -> None:

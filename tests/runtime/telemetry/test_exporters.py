@@ -18,7 +18,7 @@ import pytest
 
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.hosts.metrics import MetricsExport, Readings
-from meshbook.runtime.telemetry.exporters.readings import MEASUREMENTS, MetricsError
+from meshbook.runtime.telemetry.exporters.readings import LOGGED, MEASUREMENTS, LoggedValue, MetricsError
 from meshbook.runtime.telemetry.history import History
 from meshbook.runtime.telemetry.vitals import COLUMNS, METRICS, Activity, ProcessReport, VitalsBatch
 
@@ -43,7 +43,8 @@ def metrics() -> Iterator[MetricsExport]:
     history.add(VitalsBatch("node1", ("t-1.0", "t-1.2"), (0, 0), np.stack([row, row]).tobytes(), words))
     read = Readings(lambda: [owned_mesh()], history)
     read()  # which knows the host of the dead one from now on
-    with closing(MetricsExport(read, "4f2a")) as metrics:
+    logged = [LoggedValue("train/loss", 0, 0.5), LoggedValue("train/loss", 2, math.nan)]
+    with closing(MetricsExport(read, "4f2a", lambda: logged)) as metrics:
         yield metrics
 
 
@@ -71,6 +72,10 @@ def test_prometheus_scrapes_what_is_known(metrics: MetricsExport) -> None:
     assert found["meshbook_rank_activity"][of_rank(0, activity="running")] == 1
     assert found["meshbook_rank_activity"][of_rank(0, activity="idle")] == 0
     assert "meshbook_rank_gpu_memory_bytes" not in found  # there is no GPU
+    of_loss = found["meshbook_logged_value"]
+    assert of_loss.pop((("metric", "train/loss"), ("rank", "0"))) == 0.5
+    assert math.isnan(of_loss.pop((("metric", "train/loss"), ("rank", "2"))))
+    assert of_loss == {}
     assert not any(name.startswith(("python_", "process_")) for name in found)
 
 
@@ -135,7 +140,9 @@ def test_opentelemetry_observes_the_same(metrics: MetricsExport) -> None:
         provider = ending.close.__self__
         assert metrics.send(provider) == "the program's own meter provider"
         found = observed(reader)
-        assert set(found) <= {measurement.dotted for measurement in MEASUREMENTS}
+        assert set(found) <= {measurement.dotted for measurement in (*MEASUREMENTS, LOGGED)}
+        (loss,) = found["meshbook.logged.value"]  # NaN is no value there
+        assert (loss.value, loss.attributes) == (0.5, {"metric": "train/loss", "rank": 0})
         (memory,) = found["meshbook.rank.memory"]
         assert (memory.value, memory.attributes) == (2e9, {"mesh": "trainers", "rank": 0, "host": "node1"})
         assert [(point.attributes["rank"], point.value) for point in found["meshbook.rank.up"]] == [(0, 1), (1, 0)]

@@ -1,0 +1,168 @@
+"""The history of curves as a table, and as files for other programs: Parquet, CSV, TensorBoard.
+
+Files are written part by part, so an export needs little memory, however long the run was.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from meshbook.runtime.telemetry.curve_files import COLUMNS, NO_PYARROW, Saved, arrow_table
+from meshbook.runtime.telemetry.curve_table import CurvePiece
+from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError
+
+SUFFIXES = (".parquet", ".csv")
+
+
+class MetricHistory:
+    """All points of metrics, as a table with the columns metric, run, rank, step, time (UTC) and value.
+
+    `metrics` and `ranks`: those to include; empty or None: all. pyarrow, Polars and DuckDB read it directly, by Arrow's
+    C interface.
+    """
+
+    def __init__(self, saved: Saved, metrics: Collection[str] = (), ranks: Collection[int] | None = None) -> None:
+        self._saved = saved
+        self._metrics = set(metrics)
+        self._ranks = None if ranks is None else set(ranks)
+        self._table: Any = None
+
+    def to_arrow(self) -> Any:
+        """Return a pyarrow.Table. HistoryError if pyarrow is not installed."""
+        if self._table is None:
+            self._table = _concatenate(self.tables())
+        return self._table
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return a polars.DataFrame."""
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
+
+    def tables(self) -> Iterator[Any]:
+        """Yield the points as one Arrow table per part, the oldest first."""
+        for table in self._saved.tables():
+            yield self._select(table)
+
+    def pieces(self) -> Iterator[CurvePiece]:
+        """Yield the points by curve, the oldest first."""
+        for piece in self._saved.all_pieces():
+            if self._has(piece.metric, piece.rank):
+                yield piece
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self.to_arrow().num_rows)
+
+    def __repr__(self) -> str:
+        names = ", ".join(sorted(self._metrics)) or "all metrics"
+        return f"<history of {names}; .to_arrow(), .to_pandas(), .to_polars()>"
+
+    def _has(self, metric: str, rank: int) -> bool:
+        return (not self._metrics or metric in self._metrics) and (self._ranks is None or rank in self._ranks)
+
+    def _select(self, table: Any) -> Any:
+        import pyarrow
+        import pyarrow.compute as compute
+
+        for column, wanted in (("metric", self._metrics or None), ("rank", self._ranks)):
+            if wanted is not None:
+                values = table.column(column)
+                if column == "metric":
+                    values = values.cast(pyarrow.string())
+                kind = pyarrow.string() if column == "metric" else pyarrow.int32()
+                table = table.filter(compute.is_in(values, value_set=pyarrow.array(sorted(wanted), kind)))
+        return table
+
+    # -- exports -------------------------------------------------------------------
+
+    def write(self, path: Path) -> int:
+        """Write the points to a new file, `.parquet` or `.csv`, and return their number.
+
+        An existing file is replaced. HistoryError for another ending, without pyarrow (a CSV file needs it only where
+        parts exist), or if the file cannot be written.
+        """
+        if path.suffix not in SUFFIXES:
+            raise HistoryError(f"cannot export curves to {path}: its name must end in {' or '.join(SUFFIXES)}")
+        try:
+            return self._write_parquet(path) if path.suffix == ".parquet" else self._write_csv(path)
+        except OSError as error:
+            raise HistoryError(f"curves cannot be exported to {path}: {error}") from error
+
+    def _write_parquet(self, path: Path) -> int:
+        try:
+            import pyarrow.parquet as parquet
+        except ImportError:
+            raise HistoryError(NO_PYARROW) from None
+        count = 0
+        with parquet.ParquetWriter(path, _plain(arrow_table(())).schema, compression="zstd") as writer:
+            for table in self.tables():
+                writer.write_table(_plain(table))
+                count += table.num_rows
+        return count
+
+    def _write_csv(self, path: Path) -> int:
+        count = 0
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            for piece in self.pieces():
+                names = piece.metric, piece.run, piece.rank
+                points = zip(piece.steps.tolist(), piece.times.tolist(), piece.values.tolist(), strict=True)
+                writer.writerows([*names, *point] for point in points)
+                count += len(piece.values)
+        return count
+
+    def write_tensorboard(self, folder: Path) -> int:
+        """Write the points as event files for TensorBoard, a folder for each run and rank; return their number.
+
+        HistoryError if the package `tensorboard` is not installed, or the files cannot be written.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise HistoryError("an export to TensorBoard needs its package; run: pip install tensorboard") from None
+        writers: dict[tuple[str, int], Any] = {}
+        count = 0
+        try:
+            for piece in self.pieces():
+                key = piece.run, piece.rank
+                if key not in writers:
+                    rank = "notebook" if piece.rank == NOTEBOOK else f"rank {piece.rank}"
+                    writers[key] = SummaryWriter(str(folder / piece.run / rank))
+                points = zip(piece.steps.tolist(), piece.times.tolist(), piece.values.tolist(), strict=True)
+                for step, at, value in points:
+                    writers[key].add_scalar(piece.metric, value, math.floor(step), walltime=at)
+                count += len(piece.values)
+        except OSError as error:
+            raise HistoryError(f"curves cannot be exported to {folder}: {error}") from error
+        finally:
+            for writer in writers.values():
+                writer.close()
+        return count
+
+
+def _concatenate(tables: Iterator[Any]) -> Any:
+    import pyarrow
+
+    return pyarrow.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _plain(table: Any) -> Any:
+    """Return the table with names as strings: the dictionaries of parts differ."""
+    import pyarrow
+
+    for column in ("metric", "run"):
+        place = table.schema.get_field_index(column)
+        table = table.set_column(place, column, table.column(column).cast(pyarrow.string()))
+    return table
