@@ -137,6 +137,7 @@ class MeshSnapshot:
     bars: Sequence[ProgressBar] = ()
     events: Sequence[MeshEvent] = ()  # the newest last
     stacks: Stacks | None = None
+    curves: int = 0  # the version of the curves
 
 
 class Source(Protocol):

@@ -17,6 +17,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
+from meshbook.widgets.curve_charts import answer_curves
 from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.snapshot import at_rest, snapshot_text
 from meshbook.widgets.source import BackendReply, DashboardBackend
@@ -62,6 +63,9 @@ class NotebookBackend:
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
         """Answer a request, on the request's own thread; there the notebook's client sends the calls."""
+        if request.get("kind") == "curves" and (curves := self.source.curves) is not None:
+            chosen = frozenset(self.select(str(request["sel"]))) if request.get("sel") else None
+            return answer_curves(curves, chosen, request)
         mesh = self._mesh()
         CURRENT.set(Context(mesh.session.context.actor_instance))
         selector = str(request.get("sel") or "").strip()

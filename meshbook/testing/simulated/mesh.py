@@ -234,6 +234,7 @@ class FakeMesh:
             bars=[ProgressBar(text, done, range(len(self)), done, done)] if runs else [],
             events=tuple(self._events),
             stacks=self._stacks,
+            curves=self.curves.version,
         )
 
     @alone
