@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
@@ -18,6 +18,7 @@ from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
 from meshbook.widgets.curve_charts import answer_curves
+from meshbook.widgets.curve_picture import curves_picture
 from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.snapshot import at_rest, snapshot_text
 from meshbook.widgets.source import BackendReply, DashboardBackend
@@ -113,11 +114,16 @@ def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], 
 class TextDashboard:
     """A dashboard that takes a new snapshot each time it is displayed."""
 
-    def __init__(self, board: DashboardBackend) -> None:
+    def __init__(self, board: DashboardBackend, metrics: Sequence[str] | None = None) -> None:
         self._board = board
+        self._metrics = metrics  # to show as curves; None: the mesh
 
     def __repr__(self) -> str:
-        return snapshot_text(at_rest(self._board.source.snapshot()))
+        source = self._board.source
+        snapshot = source.snapshot()
+        if self._metrics is None:
+            return snapshot_text(at_rest(snapshot))
+        return curves_picture(source.curves, self._metrics).text
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"text/plain": repr(self)}, {}

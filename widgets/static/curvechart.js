@@ -286,7 +286,10 @@ export class CurveChart {
 
   #describe() {
     const present = this.#curves[this.#curves.length - 1]?.entry;
-    setText(this.#count, present ? `${present.run} · ${asCounted(present.ranks, "rank")}` : "");
+    setText(
+      this.#count,
+      present ? `${present.run} · ${present.ranks ? asCounted(present.ranks, "rank") : "notebook"}` : "",
+    );
     const lines = present?.lines ?? [];
     this.#showKeys(lines, present?.more ?? 0);
     this.#read();
@@ -318,7 +321,7 @@ export class CurveChart {
    */
   #keyOf(line, place) {
     const style = { background: `var(--meshbook-curve-${place % COLOURS})` };
-    const link = line.kind === "notebook" ? "notebook" : makeRanksLink(String(line.rank), this.#context.selection);
+    const link = line.rank < 0 ? "notebook" : makeRanksLink(String(line.rank), this.#context.selection);
     return element(
       "span",
       { class: "meshbook-curve-key", dataset: { kind: line.kind } },
@@ -330,8 +333,8 @@ export class CurveChart {
 }
 
 /** @param {CurveLine} line */
-function nameOf({ rank, kind }) {
-  return kind === "notebook" ? "notebook" : `rank ${rank}`;
+function nameOf({ rank }) {
+  return rank < 0 ? "notebook" : `rank ${rank}`;
 }
 
 /**

@@ -65,6 +65,7 @@ class CurvesPanel {
   #note = element("p", { class: "meshbook-note", role: "status" }, NONE);
   #charts = element("div", { class: "meshbook-curves" });
   #zoomed = this.#button("Show all", "Show the whole range again (key 0, or double-click)", () => this.#zoom(null));
+  #everyRank = this.#button("All ranks", "", () => void this.#context.selection.clear());
   #rows = new Rows(this.#charts, (/** @type {string} */ name) => this.#makeCard(name));
   #sizes = new ResizeObserver(() => this.#drawSoon(this.#visible));
   #sight = new IntersectionObserver((entries) => this.#look(entries), { rootMargin: "100px" });
@@ -77,6 +78,7 @@ class CurvesPanel {
     this.#context = context;
     this.#patterns = patterns;
     setAttribute(this.#zoomed, "hidden", true);
+    setAttribute(this.#everyRank, "hidden", true);
     this.element = element("div", { class: "meshbook-pane" }, this.#tools(), this.#note, this.#charts);
     this.#sizes.observe(this.#charts);
   }
@@ -90,6 +92,8 @@ class CurvesPanel {
       this.#sel = selection.sel;
       this.#startAnew();
     }
+    setAttribute(this.#everyRank, "hidden", selection.size === 0);
+    setAttribute(this.#everyRank, "title", `Show all ranks again, not only ${selection.text}`);
     if (changed.has("curves") || changed.has("shown") || changed.has("mesh")) this.#askSoon();
   }
 
@@ -153,6 +157,7 @@ class CurvesPanel {
       this.#toggle("log x", "Logarithmic horizontal axes", (isLogX) => this.#draw({ isLogX })),
       element("label", { class: "meshbook-curve-smoothing" }, "smooth", smoothing),
       this.#zoomed,
+      this.#everyRank,
     );
   }
 

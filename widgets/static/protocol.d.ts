@@ -377,7 +377,9 @@ export interface CurveLine {
 }
 
 /**
- * The curve of a metric in a run, over `ranks` ranks. `more` ranks that leave the others have no line.
+ * The curve of a metric in a run, over `ranks` ranks; 0: of the notebook alone.
+ *
+ * `more` ranks that leave the others have no line.
  *
  * Two buffers: x (float64), then float32 of the shape [3 + lines, points]: mean, lowest, highest and the lines, NaN
  * where nothing is known. Diverging ranks and the notebook are not in the first three.
