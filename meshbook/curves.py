@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+SUFFIXES = (".parquet", ".csv", "")  # of exports; a name without one is a folder for TensorBoard
 
 
 def history(*metrics: str) -> MetricHistory:

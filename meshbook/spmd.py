@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from meshbook import hosts
+from meshbook import curves, hosts
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, ProcessDied
@@ -40,6 +40,7 @@ from meshbook.runtime.spmd.spmd_actor import (
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
+from meshbook.runtime.telemetry.points import HistoryError
 from meshbook.runtime.threads import get_within
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -83,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 Run(session, machines, per_host, policy, events).follow(script)
             finally:
+                if args.curves is not None:
+                    write_curves(args.curves)
                 close_session()  # its last request to the agents: earlier output has arrived with the reply
     except LaunchError as error:
         print_line(str(error))
@@ -115,6 +118,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="run on other hosts, which have the script at the same path: slurm:4, slurm (this allocation), "
         "ssh:gpu1,gpu2, ray:4, local:2, cluster.toml or a name in hosts.toml (default: this host)",
     )
+    parser.add_argument(
+        "--curves",
+        type=_path_of_curves,
+        metavar="PATH",
+        help="write what the ranks log by meshbook.log to PATH: a .parquet or .csv file, or a folder for TensorBoard",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="run SCRIPT as a module")
     parser.add_argument("script", metavar="SCRIPT", help="a file, or with -m a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments")
@@ -125,6 +134,12 @@ def _positive_int(text: str) -> int:
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, not {text!r}")
     return int(text)
+
+
+def _path_of_curves(text: str) -> Path:
+    if Path(text).suffix not in curves.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"a file must be .parquet or .csv, not {text!r}")
+    return Path(text)
 
 
 def choose_size() -> int:
@@ -160,6 +175,14 @@ def print_line(text: str) -> None:
     with contextlib.suppress(OSError):
         for line in text.splitlines():
             print(f"meshbook.spmd: {line}", file=sys.stderr, flush=True)
+
+
+def write_curves(path: Path) -> None:
+    """Export the curves of the run, and print how many points there were, or why that failed."""
+    try:
+        print_line(f"{curves.export(path):,} points of curves written to {path}")
+    except HistoryError as error:
+        print_line(str(error))
 
 
 @contextlib.contextmanager

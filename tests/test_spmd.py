@@ -34,6 +34,7 @@ def test_the_command_line(given: list[str], expected: tuple[int | None, bool, st
         (["--procs", "0", "train.py"], "an integer of at least 1, not '0'"),
         (["--procs", "many", "train.py"], "an integer of at least 1, not 'many'"),
         (["nowhere.py"], "no such file: nowhere.py"),
+        (["--curves", "run.txt", "train.py"], ".parquet or .csv, not 'run.txt'"),
     ],
 )
 def test_mistakes_on_it(capsys: pytest.CaptureFixture[str], given: list[str], said: str) -> None:

@@ -111,7 +111,7 @@ class Execution:
         with self._guard:
             key, self._key = self._key, None
             if self._broken and self._task is None:
-                _set_async_exception(get_ident(), None)
+                _discard_async_exception()
         if key is not None and (spans := self._spans) is not None:
             spans.add(spans.row(self._since, now(), self._thread, self.endpoint, self._origin, key))
 
@@ -247,7 +247,20 @@ def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
     return found
 
 
-def _set_async_exception(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise in a thread before its next bytecode; None discards an exception that is not raised yet."""
-    exception = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+def _set_async_exception(thread: int, kind: type[BaseException]) -> None:
+    """Raise in a thread before its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _discard_async_exception() -> None:
+    """Discard the exception that is set for the calling thread, if it has not been raised yet.
+
+    It is raised here. Setting None instead would leave a flag in the interpreter until an exception is raised: all code
+    would be slower, and on Python 3.11 code that is traced, by a debugger for example, would loop forever.
+    """
+    try:
+        _set_async_exception(get_ident(), asyncio.CancelledError)
+        while True:
+            pass
+    except asyncio.CancelledError:
+        return

@@ -66,8 +66,7 @@ class MetricHistory:
 
     def __repr__(self) -> str:
         names = ", ".join(sorted(self._metrics)) or "all metrics"
-        count = sum(len(piece.values) for piece in self.pieces())
-        return f"<history of {names}: {count:,} points; .to_arrow(), .to_pandas(), .to_polars()>"
+        return f"<history of {names}; .to_arrow(), .to_pandas(), .to_polars()>"
 
     def _has(self, metric: str, rank: int) -> bool:
         return (not self._metrics or metric in self._metrics) and (self._ranks is None or rank in self._ranks)

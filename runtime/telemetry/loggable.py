@@ -28,6 +28,12 @@ class Pending(Protocol):
 class Picture(bytes):
     """An image as PNG."""
 
+    def has_arrived(self) -> bool:
+        return True
+
+    def read(self) -> bytes:
+        return self
+
 
 class Histogram:
     """The distribution of values for `meshbook.log`: `meshbook.log(weights=meshbook.Histogram(layer.weight))`.
@@ -81,7 +87,7 @@ class Histogram:
             self._edges = _edges(low, high, self._bins)
 
 
-def loggable(name: str, value: Any) -> float | Pending | Picture:
+def loggable(name: str, value: Any) -> float | Pending:
     """Return a value in the form in which it is sent, or a copy of it that is on its way from a GPU.
 
     TypeError for anything else than a number, a tensor or an array with one element, a histogram or an image.

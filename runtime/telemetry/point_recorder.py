@@ -20,7 +20,7 @@ from time import time
 from typing import Any
 
 from meshbook.runtime.actor.context import CURRENT, context
-from meshbook.runtime.telemetry.loggable import Pending, Picture, loggable, to_float
+from meshbook.runtime.telemetry.loggable import Picture, loggable, to_float
 from meshbook.runtime.telemetry.points import Logged, LoggedMedia, LoggedPoints, MediaKind, MetricPoints
 from meshbook.runtime.threads import may_block
 
@@ -35,6 +35,10 @@ LogRow = tuple[str, float, float, Mapping[str, Any]]
 Place = tuple[str, int]  # mesh and rank
 
 
+class _OwnValues(dict[str, float]):
+    """Values that the runtime has found, such as those in progress bars."""
+
+
 class PointRecorder:
     """The queue of one process, and the thread that sends it. `place` returns the process's mesh and rank."""
 
@@ -45,8 +49,7 @@ class PointRecorder:
         self._pid = os.getpid()
         self._dropped = 0  # since the last message
         self._all_dropped = 0
-        self._names: set[str] = set()  # that were sent
-        self._own_names: set[str] = set()  # of values that the runtime has found, such as those in progress bars
+        self._names: set[str] = set()  # that the program has logged, and that were sent
         self._has_reported = False  # that points were dropped
         self._has_failed = False  # a message could not be sent
         self._is_asleep = False
@@ -76,12 +79,11 @@ class PointRecorder:
 
     def add_own(self, origin: str, step: float, values: Mapping[str, float]) -> None:
         """Queue values that the program has not logged itself."""
-        self._own_names.update(values)
-        self.add(origin, step, values)
+        self.add(origin, step, _OwnValues(values))
 
     def is_logged(self, name: str) -> bool:
         """Whether the program has logged values of this name itself, as far as they were sent."""
-        return name in self._names and name not in self._own_names
+        return name in self._names
 
     def flush(self, *, wait: bool = False) -> None:
         """Send what has been logged, but not from the first value on that is still on a GPU, unless with `wait`.
@@ -153,8 +155,8 @@ class PointRecorder:
         for _ in range(ROWS_AT_ONCE):
             if not rows:
                 return
-            pending = [value for value in rows[0][3].values() if value.__class__ is not float]
-            if pending and not (wait or all(_has_arrived(value) for value in pending)):
+            values = rows[0][3].values()
+            if not wait and any(value.__class__ is not float and not value.has_arrived() for value in values):
                 return
             yield rows.popleft()
 
@@ -166,18 +168,20 @@ class PointRecorder:
         media: list[Logged] = []
         for origin, step, at, values in rows:
             curves = by_origin.setdefault(origin, {})
+            if values.__class__ is not _OwnValues:
+                self._names.update(values)
             for name, value in values.items():
-                if value.__class__ is not float and isinstance(value := _read(value), bytes):
+                if value.__class__ is not float and isinstance(data := value.read(), bytes):
                     kind: MediaKind = "image" if isinstance(value, Picture) else "histogram"
-                    media.append(LoggedMedia(origin, mesh, rank, name, kind, step, at, bytes(value)))
+                    media.append(LoggedMedia(origin, mesh, rank, name, kind, step, at, bytes(data)))
                     continue
+                number = value if value.__class__ is float else data
                 if (curve := curves.get(name)) is None:
                     curve = curves[name] = array("d"), array("d"), array("d")
                 curve[0].append(step)
                 curve[1].append(at)
-                curve[2].append(value)
+                curve[2].append(number)
         for origin, curves in by_origin.items():
-            self._names.update(curves)
             if points := tuple(_pack(name, *columns) for name, columns in curves.items()):
                 yield LoggedPoints(origin, mesh, rank, points, dropped)
                 dropped = 0
@@ -189,17 +193,8 @@ def _number(name: str, value: Any) -> Any:
     return value if kind is float else to_float(value) if kind is int else loggable(name, value)
 
 
-def _has_arrived(value: Any) -> bool:
-    return isinstance(value, Picture) or bool(value.has_arrived())
-
-
-def _read(value: Picture | Pending) -> float | bytes:
-    return value if isinstance(value, Picture) else value.read()
-
-
 def _pack(name: str, steps: array[float], times: array[float], values: array[float]) -> MetricPoints:
-    is_numbered = any(map(math.isnan, steps))
-    has_steps = not is_numbered or not all(map(math.isnan, steps))
+    has_steps = not all(map(math.isnan, steps))
     return MetricPoints(name, steps.tobytes() if has_steps else b"", times.tobytes(), values.tobytes())
 
 

@@ -245,6 +245,21 @@ def test_arguments_and_a_module_beside_the_script(launch: Launch) -> None:
     assert run.status == 0
 
 
+def test_what_ranks_log_is_written_at_the_end(launch: Launch, tmp_path: Path) -> None:
+    source = """
+        import os, meshbook
+        for step in range(3):
+            meshbook.log(step=step, loss=float(os.environ["RANK"]))
+    """
+    run = finish(launch("--procs", "2", "--curves", "run.csv", "train.py", train=source))
+    assert run.status == 0
+    assert run.told == ["6 points of curves written to run.csv"]
+    rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines()[1:]]
+    assert {(row[0], row[1], row[2], float(row[5])) for row in rows} == {
+        ("loss", "script", str(rank), float(rank)) for rank in range(2)
+    }
+
+
 def test_a_module(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()

@@ -63,17 +63,17 @@ def restart(notebook: Notebook) -> None:
 
 
 def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
-    """With its variables, its actors, and a cell that runs on: its output and its result come to the next kernel."""
+    """With its variables, its actors, and a cell that runs on: output, curve and result come to the next kernel."""
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
     notebook.run(
-        f"%%mesh\n{signs.definition}\nx = rank * 10\nfrom meshbook import RDMABuffer\nlent = RDMABuffer(b'lent')"
+        f"%%mesh\n{signs.definition}\nx = rank * 10\nfrom meshbook import RDMABuffer, log\nlent = RDMABuffer(b'lent')"
     )
     notebook.run(CLASS.format(sign=""))
     assert notebook.run(ACTORS).result == "[1, 1]"
     notebook.start(
-        f"%%mesh -a -o late\nprint('before')\ntell('begun')\nopen({str(go_on)!r}).read()\n"
-        "print('after')\ntell('ended')\nx + 1"
+        f"%%mesh -a -o late\nprint('before')\nlog(loss=2)\ntell('begun')\nopen({str(go_on)!r}).read()\n"
+        "print('after')\nlog(loss=1)\ntell('ended')\nx + 1"
     )
     signs.wait_for("begun", 2)
     assert "will be detached when its kernel shuts down" in notebook.run("%mesh detach --at-exit --for 30m").stdout
@@ -91,6 +91,9 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     signs.wait_for("ended", 2)
     assert notebook.evaluate("late.result().values") == [1, 11]
     assert notebook.evaluate("late.result()[1].stdout") == "before\nafter\n"
+    notebook.run("curve = mesh.slice(gpus=1).history('loss').to_pandas()")
+    assert notebook.evaluate("curve.run.nunique(), list(curve.step), list(curve.value)") == (1, [0, 1], [2, 1])
+    notebook.run("del curve")
     assert notebook.run("%%mesh\nx").result == "[0] 0\n[1] 10"
     assert notebook.evaluate("list(counters.add.call().get().values())") == [2, 2]
     assert notebook.run("mesh.actors").result.startswith("{'counters': <ActorMesh counters of Counter")

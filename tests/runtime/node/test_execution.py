@@ -6,6 +6,8 @@ How a thread is broken off in the midst of the user's code is tested where there
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -313,3 +315,21 @@ def test_a_task_is_cancelled_before_what_it_waits_for(running: Execution) -> Non
     asyncio.run(cancel_it())
     assert order == ["its question", "its question", "the task"]
     assert running.is_broken
+
+
+CANCELLED_THEN_TRACED = """
+import sys
+from meshbook.runtime.node.execution import Execution
+
+running = Execution(lambda target: False, describe=str, call_later=lambda *_: None, watch=lambda: None)
+running.enter(("asker", 1), "run")
+running.cancel(("asker", 1))
+running.leave()
+sys.settrace(lambda *event: None)
+(lambda: None)()
+"""
+
+
+def test_code_can_be_traced_after_a_cancelled_endpoint() -> None:
+    """A flag that stayed set in the interpreter made traced code loop forever on Python 3.11."""
+    subprocess.run([sys.executable, "-c", CANCELLED_THEN_TRACED], timeout=PATIENCE, check=True)

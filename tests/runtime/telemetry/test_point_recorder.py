@@ -186,6 +186,16 @@ def test_points_beyond_the_limit_are_dropped_and_counted(sink: Sink, monkeypatch
     assert sink.curves() == {"a": [9.0]}
 
 
+def test_names_that_the_program_logs_are_known(sink: Sink) -> None:
+    sink.recorder.add_own("cell", 1.0, {"loss": 1.0})
+    sink.log(lr=1.0)
+    assert sink.curves() == {"loss": [1.0], "lr": [1.0]}
+    assert not sink.recorder.is_logged("loss")
+    sink.log(loss=2.0)
+    sink.messages()
+    assert sink.recorder.is_logged("loss")
+
+
 def test_the_thread_sends_by_itself() -> None:
     sink = Sink()
     sink.log(loss=1.0)
