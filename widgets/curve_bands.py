@@ -117,16 +117,18 @@ def _within(samples: Samples, low: float, high: float) -> Samples:
 
 
 def _group(x: Any, groups: int) -> tuple[Any, Any]:
-    """Return the group of each point, and the x of each group: the mean of its points. All groups have points."""
+    """Return the group of each point, and the x of each group: that of its last point. All groups have points."""
     if not len(x):
         return np.empty(0, np.intp), np.empty(0)
     span = float(x.max() - x.min())
     width = 2.0 ** math.ceil(math.log2(span / (groups - 1))) if span else 1.0
     numbers = np.floor(x / width)
     numbers = (numbers - numbers.min()).astype(np.intp)
-    counts = np.bincount(numbers)
-    places = (np.cumsum(counts > 0) - 1)[numbers]
-    return places, np.bincount(places, weights=x) / counts[counts > 0]
+    has_points = np.bincount(numbers) > 0
+    places = (np.cumsum(has_points) - 1)[numbers]
+    ends = np.full(int(has_points.sum()), -np.inf)
+    np.maximum.at(ends, places, x)
+    return places, ends
 
 
 def _spread(samples: Samples, places: Any, groups: int) -> tuple[Any, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from meshbook.widgets.source import CurveSource
 
 MOST_CHARTS = 12
 EARLIER_RUNS = 3  # shown beside the present one
-POINTS = 80  # of a curve
-WIDTH, HEIGHT = 320, 150  # of a chart
+FEW_CHARTS = 2  # that are large
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 20, 18  # margins of its plot
 MARKS = "▁▂▃▄▅▆▇█"
 MARKED = 32  # characters of a curve in text
@@ -32,9 +32,22 @@ _STYLE = (
 )
 
 
+class _ChartSize(NamedTuple):
+    """The size of a chart in pixels, and the number of points of its curves."""
+
+    width: int
+    height: int
+    points: int
+
+
+SMALL, LARGE = _ChartSize(320, 150, 80), _ChartSize(620, 240, 160)
+
+
 @dataclass(frozen=True)
 class _Chart:
     """A metric with its present run and the earlier ones, the oldest first."""
+
+    size: _ChartSize
 
     metric: str
     run: str
@@ -60,7 +73,7 @@ def curves_picture(source: CurveSource | None, patterns: Sequence[str] = ()) -> 
     wide = max((len(chart.metric) for chart in charts), default=0)
     lines = [line for chart in charts for line in _text_lines(chart, wide)]
     figures = "".join(
-        f'<figure style="display:inline-block;vertical-align:top;margin:4px 10px 4px 0;width:{WIDTH}px">'
+        f'<figure style="display:inline-block;vertical-align:top;margin:4px 10px 4px 0;width:{chart.size.width}px">'
         f"{_svg(chart)}{''.join(_keys(chart))}</figure>"
         for chart in charts
     )
@@ -69,13 +82,15 @@ def curves_picture(source: CurveSource | None, patterns: Sequence[str] = ()) -> 
 
 
 def _charts_of(source: CurveSource, patterns: Sequence[str]) -> list[_Chart]:
-    request = CurvesRequest(points=POINTS)
+    metrics = match_metrics(source.metrics(), patterns)
+    size = LARGE if len(metrics) <= FEW_CHARTS else SMALL
+    request = CurvesRequest(points=size.points)
     charts = []
-    for metric in match_metrics(source.metrics(), patterns)[:MOST_CHARTS]:
+    for metric in metrics[:MOST_CHARTS]:
         runs = list(source.runs(metric))
         bands = [band_of(source, metric, run, None, request) for run in runs[-1 - EARLIER_RUNS :]]
         if bands:
-            charts.append(_Chart(metric, runs[-1], bands[-1], tuple(bands[:-1])))
+            charts.append(_Chart(size, metric, runs[-1], bands[-1], tuple(bands[:-1])))
     return charts
 
 
@@ -134,17 +149,26 @@ def _marks(values: Any) -> str:
 class _Plane:
     """The range of values in the plot of a chart."""
 
+    size: _ChartSize
     left: float
     right: float
     low: float
     high: float
 
+    def across(self, x: Any) -> Any:
+        """Return the pixels of places on x."""
+        return LEFT + (x - self.left) / (self.right - self.left) * (self.size.width - LEFT - RIGHT)
+
+    def down(self, y: Any) -> Any:
+        """Return the pixels of values."""
+        bottom = self.size.height - BOTTOM
+        return bottom - (y - self.low) / (self.high - self.low) * (bottom - TOP)
+
     def path(self, x: Any, y: Any) -> str:
         """Return the known points as coordinates of an SVG."""
         known = ~np.isnan(y)
-        across = LEFT + (x[known] - self.left) / (self.right - self.left) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - (y[known] - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
-        return " ".join(f"{one:.1f},{other:.1f}" for one, other in zip(across.tolist(), down.tolist(), strict=True))
+        pairs = zip(self.across(x[known]).tolist(), self.down(y[known]).tolist(), strict=True)
+        return " ".join(f"{one:.1f},{other:.1f}" for one, other in pairs)
 
 
 def _plane_of(chart: _Chart) -> _Plane | None:
@@ -155,9 +179,12 @@ def _plane_of(chart: _Chart) -> _Plane | None:
     y = y[~np.isnan(y)]
     if not len(x) or not len(y):
         return None
-    margin = 0.05 * float(y.max() - y.min()) or abs(float(y.max())) * 0.1 or 1.0
+    low, high = float(y.min()), float(y.max())
+    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
     widen = 0.5 if x.min() == x.max() else 0.0
-    return _Plane(float(x.min()) - widen, float(x.max()) + widen, float(y.min()) - margin, float(y.max()) + margin)
+    # Values that are never negative need no room below zero.
+    bottom = 0.0 if 0 <= low < margin else low - margin
+    return _Plane(chart.size, float(x.min()) - widen, float(x.max()) + widen, bottom, high + margin)
 
 
 def _svg(chart: _Chart) -> str:
@@ -165,23 +192,32 @@ def _svg(chart: _Chart) -> str:
     parts = [] if plane is None else [*_axes(plane), *_lines(chart, plane)]
     title = f"{chart.metric} · {chart.run}"
     label = html.escape(f"{chart.metric}, {_summary(chart)}")
+    width, height, _ = chart.size
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" width="{WIDTH}" height="{HEIGHT}"'
-        f' viewBox="0 0 {WIDTH} {HEIGHT}" style="max-width:100%;display:block"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" width="{width}" height="{height}"'
+        f' viewBox="0 0 {width} {height}" style="max-width:100%;display:block"'
         f' font-family="system-ui,sans-serif" font-size="10" fill="currentColor">'
         f'<text x="2" y="11" font-size="11" font-weight="600">{html.escape(title)}</text>{"".join(parts)}</svg>'
     )
 
 
 def _axes(plane: _Plane) -> Iterator[str]:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    yield (
-        f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
-        f'<text x="{LEFT}" y="{HEIGHT - 5}">{plane.left:,.6g}</text>'
-        f'<text x="{right}" y="{HEIGHT - 5}" text-anchor="end">{plane.right:,.6g}</text>'
-        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{plane.low:.3g}</text>'
-        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{plane.high:.3g}</text>'
-    )
+    bottom, right = plane.size.height - BOTTOM, plane.size.width - RIGHT
+    across, down = _ticks(plane.left, plane.right), _ticks(plane.low, plane.high)
+    lines = [f"M{plane.across(each):.1f} {TOP}V{bottom}" for each in across]
+    lines += [f"M{LEFT} {plane.down(each):.1f}H{right}" for each in down]
+    yield f'<path d="{"".join(lines)}" fill="none" stroke="currentColor" stroke-opacity="0.15"/>'
+    for each in across:
+        yield f'<text x="{plane.across(each):.1f}" y="{bottom + 13}" text-anchor="middle">{each:,.6g}</text>'
+    for each in down:
+        yield f'<text x="{LEFT - 4}" y="{plane.down(each) + 3:.1f}" text-anchor="end">{each:.4g}</text>'
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return two to seven places from `low` to `high` that are 1, 2 or 5 of a unit apart."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= (high - low) / 6)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _lines(chart: _Chart, plane: _Plane) -> Iterator[str]:
@@ -204,6 +240,7 @@ def _keys(chart: _Chart) -> Iterator[str]:
     yield f"<figcaption>{html.escape(_summary(chart))}</figcaption>"
     for place, line in enumerate(chart.band.lines):
         colour = COLOURS[place % len(COLOURS)]
-        yield f'<div><span style="color:{colour}">■</span> {html.escape(f"{line.name} {line.text}".strip())}</div>'
+        words = html.escape(f"{line.name} {line.text}".strip())
+        yield f'<span style="margin-right:12px"><span style="color:{colour}">■</span> {words}</span>'
     if chart.band.more:
-        yield f"<div>{chart.band.more} more ranks differ</div>"
+        yield f"<span>{chart.band.more} more ranks differ</span>"

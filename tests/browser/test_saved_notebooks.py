@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # it may be missing
 pytestmark = [pytest.mark.browser, pytest.mark.kernel]
 MESHES, ONE, TWO, KILL, KILL_AGAIN, CHARTS = range(6)
 CELLS = (
-    "from meshbook.testing import fake_mesh\none, two = fake_mesh(8, faults=0), fake_mesh(4, faults=0)\n_ = two.advance(90)",
+    "from meshbook.testing import fake_mesh\none, two = fake_mesh(8, faults=0), fake_mesh(4, faults=0)\n"
+    "two.advance(90)",
     "print('before')\none.dashboard()",
     "two.dashboard()",
     "one.kill(3)",
