@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshbook.runtime.telemetry.curves import MetricHistogram, MetricImage
 from meshbook.testing.simulated.logged_curves import METRICS, FakeCurves
 from meshbook.widgets import assets
 from tests.browser.harness import BarePage
@@ -17,6 +19,8 @@ if TYPE_CHECKING:  # it may be missing
 
 pytestmark = pytest.mark.browser
 STEPS = 100  # of a simulated cell
+# One black pixel.
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 # Whether the canvas has a pixel of the colour that the style sheet gives this name.
 HAS_COLOUR = """([plot, name]) => {
   const canvas = plot.querySelector("canvas");
@@ -42,13 +46,15 @@ RECORD = """() => {
 
 
 class Charts:
-    """The panel with the curves of a simulated mesh, brought into view."""
+    """The charts of a simulated mesh: the panel in its tab, brought into view, or the view that has them alone."""
 
-    def __init__(self, bare: BarePage, simulation: Simulation) -> None:
+    def __init__(self, bare: BarePage, simulation: Simulation, *, alone: bool = False) -> None:
         self.bare = bare
         self.simulation = simulation
-        bare.page.get_by_role("tab", name="Curves").click()
-        self.panel = bare.page.get_by_role("tabpanel", name="Curves")
+        self.panel = bare.page.locator(".meshbook-dashboard")
+        if not alone:
+            bare.page.get_by_role("tab", name="Curves").click()
+            self.panel = bare.page.get_by_role("tabpanel", name="Curves")
 
     def advance(self, seconds: float) -> None:
         """Let so much time pass, and send what has changed."""
@@ -116,6 +122,8 @@ def test_curves_of_ranks_appear_and_go_on_and_the_ranks_that_differ_are_named(ch
     loss.get_by_role("button", name=f"Select rank {curves.straggler}").click()
     charts.wait_for_request(sel=str(curves.straggler))
     loss.get_by_text("cell 2 · 1 rank").wait_for()
+    charts.panel.get_by_role("button", name="All ranks").click()
+    charts.wait_for_request(sel="")
 
 
 def test_values_show_under_the_mouse_and_by_keys_and_a_drag_zooms(charts: Charts) -> None:
@@ -166,6 +174,41 @@ def test_axes_smoothing_runs_and_names_can_be_chosen(charts: Charts) -> None:
     charts.panel.get_by_text("None of 4 metrics has such a name.").wait_for()
 
 
+class CurvesWithMedia(FakeCurves):
+    """Histograms of two ranks, and an image, beside the curves."""
+
+    def media(self) -> Sequence[tuple[str, str, int]]:
+        return [("weights", "cell 1", 0), ("weights", "cell 1", 1), ("sample", "cell 1", 0)]
+
+    def histogram(self, metric: str, run: str, rank: int) -> Any:
+        medium = MetricHistogram(3.0, 5.0, [1.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0])
+        return medium if metric == "weights" else None
+
+    def image(self, metric: str, run: str, rank: int) -> Any:
+        return MetricImage(4.0, 6.0, PNG) if metric == "sample" else None
+
+
+def test_histograms_and_images_stand_beside_the_charts_of_a_cell_of_their_own(
+    open_bare: Callable[..., BarePage],
+) -> None:
+    simulation = Simulation(4, faults=0)
+    simulation.mesh.curves = CurvesWithMedia(4, 0, STEPS)
+    simulation.mesh.advance(30)
+    traits = {"metrics": ["weights", "sample", "*rate"]}
+    bare = open_bare(assets.script(), assets.style(), simulation, theme="dark", traits=traits)
+    charts = Charts(bare, simulation, alone=True)
+    charts.plot("learning rate")
+    weights = charts.chart("weights")
+    weights.get_by_role("img", name="rank 1 · cell 1 · step 3: 0 to 3").wait_for()
+    image = charts.chart("sample").get_by_role("img", name="rank 0 · cell 1 · step 4")
+    image.wait_for()
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
+    assert charts.panel.get_by_role("region").count() == 3
+    assert charts.panel.get_by_role("tab").count() == 0
+    bare.narrow(400)
+    assert bare.sticking_out() == []
+
+
 class ManyCurves(FakeCurves):
     """Twenty metrics instead of four."""
 
@@ -180,11 +223,11 @@ def test_a_frame_of_20_metrics_on_4096_ranks_draws_few_charts(open_bare: Callabl
     simulation = Simulation(4096, faults=0)
     simulation.mesh.curves = ManyCurves(4096, 0, STEPS)
     simulation.mesh.advance(30)
-    bare = open_bare(assets.script(), assets.style(), simulation)
+    window = {"width": 1600, "height": 1600}
+    bare = open_bare(assets.script(), assets.style(), simulation, traits={"metrics": []}, viewport=window)
     bare.page.evaluate(RECORD)
-    charts = Charts(bare, simulation)
+    charts = Charts(bare, simulation, alone=True)
     for metric in simulation.mesh.curves.metrics():
-        charts.chart(metric).scroll_into_view_if_needed()
         charts.plot(metric)
     charts.advance(2)
     last = charts.chart("learning rate 4").locator(".meshbook-curve-readout")

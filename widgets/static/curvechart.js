@@ -251,11 +251,12 @@ export class CurveChart {
     this.#zoom([middle - (middle - min) * factor, middle + (max - middle) * factor]);
   }
 
-  /** Shows the values at the cursor, or of the last point. */
+  /** Shows the values at the cursor, or of the last point of the present run. */
   #read() {
     const plot = this.#plot;
     if (!plot) return;
-    const index = plot.cursor.idx ?? plot.data[0].length - 1;
+    const mean = plot.data[this.#roles.findIndex(({ kind }) => kind === "mean") + 1] ?? [];
+    const index = plot.cursor.idx ?? mean.findLastIndex((value) => typeof value === "number");
     setText(this.#readout, index < 0 ? "" : this.#textAt(plot.data, index));
     setAttribute(this.#readout, "data-pointed", plot.cursor.idx !== null && plot.cursor.idx !== undefined);
   }
@@ -270,10 +271,12 @@ export class CurveChart {
     const parts = [axis === "step" ? `step ${placeText(x[index], axis)}` : placeText(x[index], axis)];
     /** @param {Role["kind"]} kind */
     const valueIn = (kind) => columns[this.#roles.findIndex((role) => role.kind === kind)]?.[index];
-    const [mean, low, high] = [valueIn("mean"), valueIn("low"), valueIn("high")];
+    const [smooth, raw, low, high] = [valueIn("mean"), valueIn("raw"), valueIn("low"), valueIn("high")];
+    const mean = raw ?? smooth;
     if (mean !== null && mean !== undefined) {
       const isOne = low === high;
       parts.push(isOne ? asNumber(mean) : `mean ${asNumber(mean)} (${asNumber(low)} to ${asNumber(high)})`);
+      if (raw !== undefined) parts.push(`smooth ${asNumber(smooth)}`);
     }
     for (const [place, role] of this.#roles.entries()) {
       const value = columns[place][index];

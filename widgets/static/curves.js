@@ -79,7 +79,13 @@ class CurvesPanel {
     this.#patterns = patterns;
     setAttribute(this.#zoomed, "hidden", true);
     setAttribute(this.#everyRank, "hidden", true);
-    this.element = element("div", { class: "meshbook-pane" }, this.#tools(), this.#note, this.#charts);
+    this.element = element(
+      "div",
+      { class: "meshbook-pane meshbook-curve-pane" },
+      this.#tools(),
+      this.#note,
+      this.#charts,
+    );
     this.#sizes.observe(this.#charts);
   }
 
