@@ -1,7 +1,8 @@
 """`make demo`: runs quickstart.ipynb through the real kernel and says what came out.
 
 Writes the executed notebook and an HTML page of it to demo-output/. The exit status is not 0 when a cell
-fails that should not, when the cell that should fail does not, or when an accuracy is under 95 %.
+fails that should not, when the cell that should fail does not, when the curves are missing, or when an accuracy is
+under 95 %.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,8 @@ def check(notebook: nbformat.NotebookNode) -> list[str]:
         if "raises-exception" in cell.metadata.get("tags", ())
         and not any(output.output_type == "error" for output in cell.outputs)
     ]
+    if not any("<svg" in output.get("data", {}).get("text/html", "") for output in outputs_of(notebook)):
+        complaints.append("the notebook has no curves")
     summary = find_summary(notebook)
     if summary is None:
         return [*complaints, "the notebook printed no line that begins with `summary:`"]
@@ -111,13 +115,18 @@ def check(notebook: nbformat.NotebookNode) -> list[str]:
 
 def find_summary(notebook: nbformat.NotebookNode) -> dict[str, Any] | None:
     """What the notebook says of itself in its line `summary: {...}`."""
-    for cell in reversed(notebook.cells):
-        for output in cell.get("outputs", ()):
-            for line in output.get("text", "").splitlines():
-                if line.startswith("summary: "):
-                    found: dict[str, Any] = json.loads(line.removeprefix("summary: "))
-                    return found
+    for output in outputs_of(notebook):
+        for line in output.get("text", "").splitlines():
+            if line.startswith("summary: "):
+                found: dict[str, Any] = json.loads(line.removeprefix("summary: "))
+                return found
     return None
+
+
+def outputs_of(notebook: nbformat.NotebookNode) -> Iterator[Any]:
+    """Yield the outputs of all cells."""
+    for cell in notebook.cells:
+        yield from cell.get("outputs", ())
 
 
 def report(summary: dict[str, Any]) -> None:

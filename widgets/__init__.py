@@ -38,4 +38,10 @@ the reader scrolls. Only visible lines are in the page (`virtual.js`): with 97,0
 second cost 6 to 23 ms, a scroll 5 ms. Filters run in the kernel, marks in the page. Text of ranks becomes text nodes,
 or goes through ansi_up, which escapes it; profiles show in a frame without scripts. A colour that a line does not reset
 applies to the next line of that rank and stream; filters may lose it.
+
+Curves (`curves.js`) are drawn by uPlot. `curve_bands` (pure) makes of thousands of ranks a mean, a band and at most
+eight lines of ranks that leave it. A view asks for the charts in sight, and gets the curves that have changed since its
+last question, in replies of a bounded size (`curve_charts`); zooming asks for more points of a range. Smoothing and
+logarithmic axes are the view's own. At most four charts are drawn in a frame. `%mesh curves` is the same widget with
+this panel alone. Its picture for saved notebooks and terminals comes from `curve_picture`.
 """

@@ -38,9 +38,11 @@ def script() -> str:
 
 @cache
 def style() -> str:
-    """Return all style sheets as one, for `_css` of the widget; in the order of their names."""
-    sheets = (item for item in files(__package__).joinpath("static").iterdir() if item.name.endswith(".css"))
-    return "\n".join(sheet.read_text("utf-8") for sheet in sorted(sheets, key=lambda sheet: sheet.name))
+    """Return all style sheets as one, for `_css` of the widget; those of libraries, then ours, by their names."""
+    static = files(__package__).joinpath("static")
+    folders = [static.joinpath("vendor"), static]
+    sheets = [sorted((item for item in folder.iterdir() if item.name.endswith(".css")), key=str) for folder in folders]
+    return "\n".join(sheet.read_text("utf-8") for of_folder in sheets for sheet in of_folder)
 
 
 def join_modules(read: Callable[[str], str], entry: str) -> str:

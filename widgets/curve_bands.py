@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from meshbook.runtime.telemetry.points import NOTEBOOK
 from meshbook.widgets.protocol import LineKind
 
 MOST_LINES = 8  # ranks that have a line of their own
@@ -50,13 +51,18 @@ class NamedLine:
     kind: LineKind
     text: str = ""
 
+    @property
+    def name(self) -> str:
+        """The rank for people."""
+        return "notebook" if self.rank == NOTEBOOK else f"rank {self.rank}"
+
 
 @dataclass(frozen=True)
 class Band:
     """Arrays of the length of `x`, NaN where nothing is known; `values` has the shape [lines, points].
 
-    Ranks of the kinds `diverging` and `notebook` are in `values` only. `ranks`: how many are in the band. `more`: how
-    many ranks that leave the others have no line.
+    Ranks of the kinds `diverging` and `notebook` are in `values` only. `ranks`: how many are in the band; none if it is
+    that of the notebook alone. `more`: how many ranks that leave the others have no line.
     """
 
     x: Any
@@ -98,7 +104,7 @@ def make_band(samples: Samples, points: int, low: float = -math.inf, high: float
         highest,
         known[[row_of[line.rank] for line in lines]],
         lines,
-        int(inside.sum()),
+        sum(rank != NOTEBOOK and rank not in apart for rank in samples.ranks),
         len({line.rank for line in found} - {line.rank for line in lines}),
     )
 
@@ -111,16 +117,18 @@ def _within(samples: Samples, low: float, high: float) -> Samples:
 
 
 def _group(x: Any, groups: int) -> tuple[Any, Any]:
-    """Return the group of each point, and the x of each group: the mean of its points. All groups have points."""
+    """Return the group of each point, and the x of each group: that of its last point. All groups have points."""
     if not len(x):
         return np.empty(0, np.intp), np.empty(0)
     span = float(x.max() - x.min())
     width = 2.0 ** math.ceil(math.log2(span / (groups - 1))) if span else 1.0
     numbers = np.floor(x / width)
     numbers = (numbers - numbers.min()).astype(np.intp)
-    counts = np.bincount(numbers)
-    places = (np.cumsum(counts > 0) - 1)[numbers]
-    return places, np.bincount(places, weights=x) / counts[counts > 0]
+    has_points = np.bincount(numbers) > 0
+    places = (np.cumsum(has_points) - 1)[numbers]
+    ends = np.full(int(has_points.sum()), -np.inf)
+    np.maximum.at(ends, places, x)
+    return places, ends
 
 
 def _spread(samples: Samples, places: Any, groups: int) -> tuple[Any, Any]:
@@ -161,8 +169,8 @@ def _summarize(filled: Any, places: Any, values: Any) -> tuple[Any, Any, Any]:
 def _choose_lines(ranks: Sequence[int], found: Sequence[NamedLine]) -> tuple[NamedLine, ...]:
     """Return at most eight lines, each rank once: the notebook's, those found, and if all fit those of all ranks."""
     lines: dict[int, NamedLine] = {}
-    if ranks[:1] == (-1,) and len(ranks) > 1:
-        lines[-1] = NamedLine(-1, "notebook")
+    if ranks[:1] == (NOTEBOOK,) and len(ranks) > 1:
+        lines[NOTEBOOK] = NamedLine(NOTEBOOK, "notebook")
     for line in found:
         lines.setdefault(line.rank, line)
     if len(ranks) <= MOST_LINES and len(ranks) > 1:

@@ -191,6 +191,7 @@ class DashboardModel:
             "events": events_section(snapshot.events),
             "stacks": stacks_section(snapshot.stacks),
             "selected": self.selected.section(),
+            "curves": snapshot.curves,
         }
 
     def _slow(self, snapshot: MeshSnapshot, states: States, now: float) -> Sections:

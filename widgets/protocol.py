@@ -196,7 +196,7 @@ class Sections(TypedDict, total=False):
 
     `ranks` in them are texts such as "0-2,5", for people; they are selectors as well. `counts` has the number of ranks
     by the lower-case name of their `RankState`, without zeros. `topology` has at most 64 processes: the selected ones,
-    or else the first. `events` has the last ten.
+    or else the first. `events` has the last ten. `curves` is a number that grows while ranks log metrics.
     """
 
     mesh: MeshSection
@@ -211,6 +211,7 @@ class Sections(TypedDict, total=False):
     bars: list[BarEntry]
     events: list[EventEntry]
     selected: SelectedSection
+    curves: int
 
 
 class StateMessage(Sections):
@@ -432,7 +433,9 @@ class CurveLine(TypedDict):
 
 
 class CurveEntry(TypedDict):
-    """The curve of a metric in a run, over `ranks` ranks. `more` ranks that leave the others have no line.
+    """The curve of a metric in a run, over `ranks` ranks; 0: of the notebook alone.
+
+    `more` ranks that leave the others have no line.
 
     Two buffers: x (float64), then float32 of the shape [3 + lines, points]: mean, lowest, highest and the lines, NaN
     where nothing is known. Diverging ranks and the notebook are not in the first three.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
 from meshbook.widgets.host_sums import roll_up
@@ -40,6 +41,13 @@ _HIDDEN = (
 )
 
 
+class StaticPicture(NamedTuple):
+    """A picture as text and as HTML."""
+
+    text: str
+    html: str
+
+
 @dataclass(frozen=True)
 class _Facts:
     """The content of both forms: the same words in the same order."""
@@ -68,11 +76,16 @@ def snapshot_html(snapshot: MeshSnapshot) -> str:
     return f'<div style="{_STYLE}">{"".join(parts)}</div>'
 
 
-def picture_data(snapshot: MeshSnapshot, picture_id: str, at: str) -> dict[str, str]:
+def snapshot_picture(snapshot: MeshSnapshot) -> StaticPicture:
+    """Return the picture in both forms."""
+    return StaticPicture(snapshot_text(snapshot), snapshot_html(snapshot))
+
+
+def picture_data(picture: StaticPicture, picture_id: str, at: str) -> dict[str, str]:
     """Return the picture as an output that replaces the widget before it. `at`: the date and time."""
-    remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live dashboard.</div>'
-    picture = f'<div class="meshbook-picture" data-of="{picture_id}">{snapshot_html(snapshot)}{remark}</div>'
-    return {"text/plain": snapshot_text(snapshot), "text/html": f"<style>{_HIDDEN}</style>{picture}"}
+    remark = f'<div style="{_STYLE};opacity:0.75">As of {_safe(at)}. Run the cell for the live view.</div>'
+    shown = f'<div class="meshbook-picture" data-of="{picture_id}">{picture.html}{remark}</div>'
+    return {"text/plain": picture.text, "text/html": f"<style>{_HIDDEN}</style>{shown}"}
 
 
 # -- content -----------------------------------------------------------------------

@@ -137,22 +137,7 @@ class MeshSnapshot:
     bars: Sequence[ProgressBar] = ()
     events: Sequence[MeshEvent] = ()  # the newest last
     stacks: Stacks | None = None
-
-
-class Source(Protocol):
-    """The model's data source, read several times a second: returns from memory, at once, on any thread."""
-
-    def snapshot(self) -> MeshSnapshot:
-        """Return the present state of the mesh."""
-        ...
-
-    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
-        """Return float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN if unknown."""
-        ...
-
-    def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
-        """Return what these processes report as text; None for a process that has reported nothing."""
-        ...
+    curves: int = 0  # the version of the curves
 
 
 class CurveSource(Protocol):
@@ -192,6 +177,27 @@ class CurveSource(Protocol):
 
     def image(self, metric: str, run: str, rank: int) -> Any:
         """Return the last `MetricImage` of a rank under this name, or None."""
+        ...
+
+
+class Source(Protocol):
+    """The model's data source, read several times a second: returns from memory, at once, on any thread."""
+
+    def snapshot(self) -> MeshSnapshot:
+        """Return the present state of the mesh."""
+        ...
+
+    def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
+        """Return float32 of the shape [ranks, metrics, points]: a value a second, the newest last; NaN if unknown."""
+        ...
+
+    def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
+        """Return what these processes report as text; None for a process that has reported nothing."""
+        ...
+
+    @property
+    def curves(self) -> CurveSource | None:
+        """The curves that ranks have logged; None if there are none yet."""
         ...
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.magics.dashboard.actions import DashboardActions
@@ -17,6 +17,8 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.tracing.timeline_json import take_timeline
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.hosts.session import Session
+from meshbook.widgets.curve_charts import answer_curves
+from meshbook.widgets.curve_picture import curves_picture
 from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.snapshot import at_rest, snapshot_text
 from meshbook.widgets.source import BackendReply, DashboardBackend
@@ -62,6 +64,9 @@ class NotebookBackend:
 
     def answer(self, request: Mapping[str, Any]) -> BackendReply:
         """Answer a request, on the request's own thread; there the notebook's client sends the calls."""
+        if request.get("kind") == "curves" and (curves := self.source.curves) is not None:
+            chosen = frozenset(self.select(str(request["sel"]))) if request.get("sel") else None
+            return answer_curves(curves, chosen, request)
         mesh = self._mesh()
         CURRENT.set(Context(mesh.session.context.actor_instance))
         selector = str(request.get("sel") or "").strip()
@@ -109,11 +114,16 @@ def watch_session(session: Session, wake: Callable[[], object]) -> Callable[[], 
 class TextDashboard:
     """A dashboard that takes a new snapshot each time it is displayed."""
 
-    def __init__(self, board: DashboardBackend) -> None:
+    def __init__(self, board: DashboardBackend, metrics: Sequence[str] | None = None) -> None:
         self._board = board
+        self._metrics = metrics  # to show as curves; None: the mesh
 
     def __repr__(self) -> str:
-        return snapshot_text(at_rest(self._board.source.snapshot()))
+        source = self._board.source
+        snapshot = source.snapshot()
+        if self._metrics is None:
+            return snapshot_text(at_rest(snapshot))
+        return curves_picture(source.curves, self._metrics).text
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"text/plain": repr(self)}, {}

@@ -19,6 +19,7 @@ from meshbook.magics.output.ansi import strip_colours
 from meshbook.magics.output.progress_bars import merge_bars
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.bar_lines import BarLine, parse_bar
+from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import (
@@ -61,6 +62,7 @@ class NotebookSource:
         self._name = name
         self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
         self.stacks: Stacks | None = None  # the last ones taken
+        self.curves: CurveStore | None = None  # of the present or the last session
         self.when_new: Callable[[], object] = lambda: None  # called when a mesh is seen for the first time
 
     @property
@@ -90,6 +92,7 @@ class NotebookSource:
             bars=[*_engine_bars(mesh), *(bar for run in runs for bar in bars_of(run.live_rows))],
             events=list(_events(mesh)),
             stacks=self.stacks,
+            curves=self._version_of_curves(),
         )
 
     def series(self, ranks: Sequence[int], metrics: Sequence[Metric]) -> Any:
@@ -116,7 +119,10 @@ class NotebookSource:
         size = facts.size
         metrics = {name: _full(size, numpy.nan) for name in METRICS}
         unknown = Vitals(metrics, numpy.zeros(size, numpy.uint8), _full(size, numpy.inf))
-        return MeshSnapshot(facts, unknown, RankConditions(dead=range(size)))
+        return MeshSnapshot(facts, unknown, RankConditions(dead=range(size)), curves=self._version_of_curves())
+
+    def _version_of_curves(self) -> int:
+        return self.curves.version if self.curves is not None else 0
 
     def _learn(self, mesh: NotebookMesh) -> _Known:
         known, procs = self._known, mesh.procs
@@ -124,7 +130,7 @@ class NotebookSource:
             return known
         nodes = tuple(address.node for address in procs.nodes)
         known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
-        self.stacks = None
+        self.stacks, self.curves = None, mesh.session.curves
         self.when_new()
         return known
 

@@ -19,6 +19,7 @@ from meshbook.magics.syntax.argparsing import (
 )
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.attach import AttachVerb
+from meshbook.magics.verbs.curves import CurvesVerb
 from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
 from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
@@ -59,6 +60,7 @@ _VERB_CLASSES: tuple[type[Verb], ...] = (
     StackVerb,
     DebugVerb,
     TraceVerb,
+    CurvesVerb,
     MetricsVerb,
     ProfileVerb,
     LogVerb,

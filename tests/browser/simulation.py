@@ -10,6 +10,7 @@ from meshbook.runtime.geometry import Slice
 from meshbook.runtime.geometry.region import Region
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS
 from meshbook.testing import fake_mesh
+from meshbook.widgets.curve_charts import answer_curves
 from meshbook.widgets.dashboard_model import DashboardModel, ModelUpdate
 from meshbook.widgets.sections import answer_logs
 
@@ -48,6 +49,10 @@ class Simulation:
                 return answer_logs(self.mesh.logbook, nodes, content), []
             case "timeline":
                 return self.mesh.timeline(), []
+            case "curves":
+                chosen = frozenset(self._choose(content["sel"])) if content["sel"] else None
+                reply = answer_curves(self.mesh.curves, chosen, content)
+                return dict(reply.content), list(reply.buffers)
             case "select":
                 selected = self.model.select(content["sel"])
                 return {"ranks": selected.section()["ranks"], "count": len(selected.ranks)}, []

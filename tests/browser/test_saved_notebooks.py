@@ -16,13 +16,15 @@ if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Locator, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.kernel]
-MESHES, ONE, TWO, KILL, KILL_AGAIN = range(5)
+MESHES, ONE, TWO, KILL, KILL_AGAIN, CHARTS = range(6)
 CELLS = (
-    "from meshbook.testing import fake_mesh\none, two = fake_mesh(8, faults=0), fake_mesh(4, faults=0)",
+    "from meshbook.testing import fake_mesh\none, two = fake_mesh(8, faults=0), fake_mesh(4, faults=0)\n"
+    "two.advance(90)",
     "print('before')\none.dashboard()",
     "two.dashboard()",
     "one.kill(3)",
     "one.kill(4)",
+    "two.charts('train/*')",
 )
 # The widget manager of JupyterLab logs it about the widgets of a kernel that has ended.
 NOT_FOUND = "Error: widget model not found"
@@ -40,6 +42,13 @@ def wait_for_picture(output: Locator, text: str) -> None:
     output.locator(".meshbook-picture").filter(has_text=text).wait_for()
     assert "widget" not in output.inner_text()
     assert output.locator(".meshbook-dashboard").count() == 0
+
+
+def wait_for_charts(output: Locator) -> None:
+    """Until the curves stand there as drawings, with the names of the ranks that differ."""
+    wait_for_picture(output, "diverges")
+    titles = output.locator(".meshbook-picture svg text[font-weight]")
+    assert [title.split(" · ")[0] for title in titles.all_text_contents()] == ["train/loss", "train/accuracy"]
 
 
 def wait_for_loss(output: Locator) -> None:
@@ -71,8 +80,10 @@ def test_a_notebook_that_is_opened_again_shows_the_last_state(
     errors: list[str],
 ) -> None:
     notebook = make_notebook(front_end, f"saved-{front_end}", CELLS)
-    for cell in (MESHES, ONE, TWO):
+    for cell in (MESHES, ONE, TWO, CHARTS):
         notebook.run(cell)
+    notebook.output(CHARTS).locator(".meshbook-curve[data-metric='train/loss'] canvas").wait_for()
+    notebook.output(CHARTS).locator(".meshbook-picture").wait_for(state="hidden")
     notebook.run(KILL)
     Dashboard(notebook.output(ONE)).root.locator(DEAD).wait_for()
     notebook.output(ONE).locator(".meshbook-picture").wait_for(state="hidden")
@@ -88,6 +99,7 @@ def test_a_notebook_that_is_opened_again_shows_the_last_state(
     again = NotebookPage(make_page(), server, front_end, notebook.file)
     wait_for_picture(again.output(ONE), "2 dead")
     wait_for_picture(again.output(TWO), "4 ranks")
+    wait_for_charts(again.output(CHARTS))
     wait_for_loss(again.output(ONE))
     wait_for_picture(again.output(ONE), "2 dead")
     assert "before" in again.output(ONE).inner_text()
@@ -97,8 +109,10 @@ def test_a_notebook_that_is_opened_again_shows_the_last_state(
     cells = open_without_kernel(make_page(), server, front_end, notebook)
     wait_for_picture(cells.nth(ONE), "2 dead")
     wait_for_picture(cells.nth(TWO), "4 ranks")
+    wait_for_charts(cells.nth(CHARTS))
     errors[:] = [error for error in errors if NOT_FOUND not in error]
 
     static = make_page(java_script_enabled=False)
     static.set_content(HTMLExporter().from_filename(str(notebook.file))[0])
     wait_for_picture(static.locator(".jp-CodeCell").nth(ONE), "2 dead")
+    wait_for_charts(static.locator(".jp-CodeCell").nth(CHARTS))

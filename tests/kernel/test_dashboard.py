@@ -334,3 +334,30 @@ def test_a_page_that_is_loaded_anew_finds_its_widgets_while_a_cell_runs(
     assert not cell.is_idle
     gate.write_text("")
     shared.wait(cell)
+
+
+# --- curves ---
+
+
+def test_what_ranks_log_comes_as_curves_live_and_as_a_picture(shared: Notebook, view: View, tmp_path: Path) -> None:
+    version = view.open()["curves"]
+    source = "for step in range(50):\n    meshbook.log(step=step, **{'train/loss': 1 / (step + 1) + 9 * (rank == 3)})"
+    shared.run(f"%%mesh\nimport meshbook\n{source}")
+    view.wait(lambda state: state["curves"] > version)
+    metrics = [*view.ask(kind="curves", sel="", names=[])["metrics"]]
+    assert "train/loss" in metrics
+    curve = view.ask(kind="curves", sel="!0", names=["train/loss"])["curves"][0]
+    assert (curve["points"], curve["ranks"]) == (50, 2)
+    assert [(line["rank"], line["kind"]) for line in curve["lines"]] == [(3, "diverging"), (1, "rank"), (2, "rank")]
+    assert "nonsense" in view.ask(kind="curves", sel="nonsense", names=[])["error"]
+
+    shown = shared.run("%mesh curves train").displays
+    assert WIDGET in shown[0]
+    assert shown[1]["text/html"].count("<svg") == 1
+    assert "rank 3 diverges" in shown[1]["text/plain"]
+    missing = shared.run("%mesh curves nothing").displays[1]["text/plain"]
+    assert "no metric is named nothing" in missing
+    path = tmp_path / "run.csv"
+    assert f"wrote 200 points to {path}" in shared.run(f"%mesh curves train --export {path}").plain
+    assert len(path.read_text().splitlines()) == 201
+    assert "no metric 'lost'" in str(shared.run_failing("%mesh curves lost --export run.csv").error)

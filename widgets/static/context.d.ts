@@ -63,6 +63,8 @@ export interface Model {
   // biome-ignore lint/suspicious/noExplicitAny: as above
   off(event: string, listener: (...values: any[]) => void): void;
   get(trait: "picture_id"): string;
+  /** Patterns of the metrics whose charts are all that the view shows; null for the whole dashboard. */
+  get(trait: "metrics"): string[] | null | undefined;
   /** JupyterLab and Notebook 7 only. */
   widget_manager?: { context?: NotebookContext };
 }

@@ -2,13 +2,14 @@
 /** The dashboard of a mesh as anywidget shows it: a view of a model in the kernel. The messages are in protocol.py. */
 
 import { Connection } from "./connection.js";
+import { makeCurvesPanel } from "./curves.js";
 import { element } from "./dom.js";
 import { Frames } from "./frames.js";
 import { keepKeys } from "./keys.js";
 import { PANELS } from "./panels.js";
 import { hidePicture, keepPicture } from "./picture.js";
 import { Selection } from "./selection.js";
-import { makeShell } from "./shell.js";
+import { makeChartsShell, makeShell } from "./shell.js";
 import { Store } from "./store.js";
 import { Theme } from "./theme.js";
 
@@ -50,7 +51,8 @@ function render({ model, el }) {
     show: (title) => shell.show(title),
     root,
   };
-  const shell = makeShell(context, PANELS);
+  const metrics = model.get("metrics");
+  const shell = metrics ? makeChartsShell(context, makeCurvesPanel(context, metrics)) : makeShell(context, PANELS);
   theme.start();
   connection.open();
   return () => {

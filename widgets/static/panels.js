@@ -1,6 +1,7 @@
 // @ts-check
 /** The panels below the grid, in the order of their tabs. `Panel` and `Context` in context.d.ts say what they get. */
 
+import { makeCurvesPanel } from "./curves.js";
 import { makeEventsPanel } from "./events.js";
 import { makeLogsPanel } from "./logs.js";
 import { makePausedPanel } from "./paused.js";
@@ -15,6 +16,7 @@ import { makeTopologyPanel } from "./topology.js";
 /** @type {((context: Context) => Panel)[]} */
 export const PANELS = [
   makeLogsPanel,
+  (context) => makeCurvesPanel(context),
   makeTimelinePanel,
   makeStacksPanel,
   makePausedPanel,

@@ -75,6 +75,39 @@ export function makeShell(context, panels) {
 }
 
 /**
+ * The layout of a view that shows one panel alone.
+ *
+ * @param {Context} context
+ * @param {Panel} panel
+ */
+export function makeChartsShell(context, panel) {
+  const notices = makeNotices(context.store);
+  context.root.append(notices.element, panel.element, notices.status);
+  setAttribute(context.root, "data-panel", panel.title);
+  setAttribute(context.root, "data-loading", true);
+  let isShown = false;
+  return {
+    show() {},
+    announce: notices.announce,
+    /** @param {number | null} seconds */
+    silent(seconds) {
+      setAttribute(context.root, "data-silent", seconds !== null);
+      notices.silent(seconds);
+    },
+    /** @param {Set<Change>} changed */
+    update(changed) {
+      if (context.store.mesh === null) return;
+      setAttribute(context.root, "data-loading", false);
+      if (!isShown) changed.add("shown");
+      isShown = true;
+      notices.update(changed);
+      panel.update(changed);
+    },
+    dispose: () => panel.dispose?.(),
+  };
+}
+
+/**
  * The notices: a banner about the whole mesh, and a status line at the foot about what a person did.
  *
  * @param {Store} store

@@ -25,9 +25,10 @@ const SECTIONS = [
   "bars",
   "events",
   "selected",
+  "curves",
 ];
 
-/** @typedef {Uint8Array | Uint32Array | Float32Array} NumberArray */
+/** @typedef {Uint8Array | Uint32Array | Float32Array | Float64Array} NumberArray */
 
 /**
  * A buffer of a message as an array; copied, since its data may begin at any byte.
@@ -80,6 +81,7 @@ export class Store {
   selected = { sel: "", ranks: "", count: 0 };
   /** @type {Set<number>} */
   selectedRanks = new Set();
+  curves = 0; // the version of all curves
   #cellReceivedAt = 0; // by performance.now()
   /** @type {Set<number>} */
   #dirty = new Set(); // ranks whose state or value has changed since `takeDirty`

@@ -15,6 +15,7 @@ from meshbook.widgets.sections import answer_logs
 from meshbook.widgets.source import BackendReply, MeshSnapshot
 
 if TYPE_CHECKING:  # the mesh makes these backends
+    from meshbook.testing.simulated.logged_curves import FakeCurves
     from meshbook.testing.simulated.mesh import FakeMesh
 
 LONGEST = 2.0  # seconds that pass at most between two snapshots
@@ -49,6 +50,11 @@ class FakeBackend:
     def details(self, ranks: Sequence[int]) -> Sequence[ProcessDetail | None]:
         """Return what these ranks report as text."""
         return self._mesh.details(ranks)
+
+    @property
+    def curves(self) -> FakeCurves:
+        """The curves that the ranks have logged."""
+        return self._mesh.curves
 
     # -- requests of views -----------------------------------------------------------
 

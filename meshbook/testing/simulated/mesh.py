@@ -81,6 +81,7 @@ class FakeMesh:
     def __init__(self, size: int, *, per_host: int, seed: int, faults: float) -> None:
         self._lock = threading.RLock()  # guards all attributes; a dashboard has threads of its own
         self._dashboard: Any = None
+        self._backend: Any = None
         self.facts = facts_of(size, per_host)
         rng = np.random.default_rng(seed)
         self._ticks = 0
@@ -107,14 +108,22 @@ class FakeMesh:
 
     def dashboard(self) -> MeshDashboard:
         """Return a live dashboard of the mesh: time passes while a view is open, and the buttons work."""
+        if self._dashboard is None or self._dashboard.comm is None:  # it was closed
+            self._dashboard = self._make_view(None)
+        shown: MeshDashboard = self._dashboard
+        return shown
+
+    def charts(self, *metrics: str) -> MeshDashboard:
+        """Return live charts of these metrics, as `%mesh curves` shows them; without names, of all."""
+        return self._make_view(metrics)
+
+    def _make_view(self, metrics: Sequence[str] | None) -> MeshDashboard:
         # Only a notebook has widgets, and their import takes a quarter of a second.
         from meshbook.testing.simulated.backend import FakeBackend
         from meshbook.widgets.dashboard import MeshDashboard
 
-        if self._dashboard is None or self._dashboard.comm is None:  # it was closed
-            self._dashboard = MeshDashboard(FakeBackend(self))
-        shown: MeshDashboard = self._dashboard
-        return shown
+        self._backend = self._backend or FakeBackend(self)  # one clock for all views
+        return MeshDashboard(self._backend, metrics)
 
     # -- time ----------------------------------------------------------------------
 
@@ -234,6 +243,7 @@ class FakeMesh:
             bars=[ProgressBar(text, done, range(len(self)), done, done)] if runs else [],
             events=tuple(self._events),
             stacks=self._stacks,
+            curves=self.curves.version,
         )
 
     @alone

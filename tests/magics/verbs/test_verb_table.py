@@ -9,6 +9,7 @@ import pytest
 from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.argparsing import HelpText, PullSpec
 from meshbook.magics.verbs import Verb
+from meshbook.magics.verbs.curves import CurvesVerb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
 from meshbook.magics.verbs.log import LogVerb
@@ -47,6 +48,10 @@ from meshbook.runtime.geometry import Extent
         ("pull c@-1,d", PullVerb((PullSpec("c", -1), PullSpec("d")))),
         ("pull c !0 --force", PullVerb((PullSpec("c"),), "!0", force=True)),
         ("stack trainers[0,3]", StackVerb("trainers[0,3]")),
+        ("curves", CurvesVerb()),
+        ("curves train *loss --mesh trainers", CurvesVerb(["train", "*loss"], "trainers")),
+        ("curves loss --export run.csv", CurvesVerb(["loss"], export=["run.csv"])),
+        ("curves --export tensorboard runs", CurvesVerb(export=["tensorboard", "runs"])),
         ("metrics", MetricsVerb()),
         ("metrics --prometheus", MetricsVerb(prometheus=9464)),
         ("metrics --prometheus 0 --opentelemetry", MetricsVerb(prometheus=0, opentelemetry=True)),
