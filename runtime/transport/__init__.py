@@ -47,7 +47,7 @@ class Transport(Protocol):
         """Whether all frames that were sent to a peer have left this process; for any thread."""
 
     def forget(self, node: str) -> None:
-        """Remove a peer: drop its queue and wake the threads that wait to send to it."""
+        """Remove a peer: drop its queue, and raise PeerGone in all threads that send to it, until `remember`."""
 
     def remember(self, node: str, incarnation: int) -> None:
         """Connect again to a peer that was restarted at the same address. Does nothing for any other peer."""

@@ -559,8 +559,11 @@ class UnixTransport:
         return self._peers.setdefault(node, made)
 
     def forget(self, node: str) -> None:
-        if (peer := self._peers.get(node)) is not None:
-            self.loop.run(peer.abandon)
+        # Also without a connection: a thread that does not know yet of the end may be about to make one, and its frame
+        # would reach the next process under this name.
+        gone = PeerConnection(self.loop, node, "", limit=0)
+        gone.is_gone = True
+        self.loop.run(self._peers.setdefault(node, gone).abandon)
 
     def remember(self, node: str, incarnation: int) -> None:
         self._incarnations[node] = incarnation

@@ -244,6 +244,21 @@ def test_forgetting_a_peer_wakes_a_blocked_sender(here: Transport, there: Transp
             getattr(here, way)(there.address, b"more")
 
 
+def test_nothing_is_sent_to_a_peer_that_was_forgotten_before_the_first_message(
+    here: Transport, there: Transport, opened: Open
+) -> None:
+    """A thread may check that a peer lives, then learn nothing of its end, and only then send."""
+    here.forget("there")
+    for way in WAYS:
+        with pytest.raises(PeerGone, match="there"):
+            getattr(here, way)(there.address, b"late")
+    there.close()
+    again = opened("there")
+    here.remember("there", 1)
+    here.send(again.address, b"after")
+    assert Received(again).take(2) == [here.greeting, b"after"]
+
+
 def test_closing_wakes_a_blocked_sender(here: Transport, there: Transport) -> None:
     thread, _, errors = flood(here, there.address, 5000)
     thread.join(0.1)
