@@ -11,7 +11,7 @@ from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser, hosts_text, mesh_name
+from meshbook.magics.syntax.argparsing import Parser, host_name, hosts_text, mesh_name
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.start_stop import StartProgress
 
@@ -32,7 +32,9 @@ class DrainVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("hosts", metavar="HOST", nargs="+", help="names of hosts, as %%mesh status shows them")
+        parser.add_argument(
+            "hosts", metavar="HOST", nargs="+", type=host_name, help="names of hosts, as %%mesh status shows them"
+        )
         _add_name(parser)
         parser.add_argument("--now", action="store_true", help="interrupt the cells that run there")
 
