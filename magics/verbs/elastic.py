@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshbook.magics.errors import MeshError
@@ -42,9 +42,10 @@ class DrainVerb(Verb):
         mesh, hosts = _mesh_with_hosts(notebook, self.name)
         started = time.monotonic()
         sharing = notebook.meshes.sharing(hosts)
-        for each in sharing:
+        # After an interrupt, some may have been drained before.
+        left = [each for each in sharing if not set(self.hosts).isdisjoint(each.procs.host_mesh.names)] or [mesh]
+        for each in left:
             lifecycle.drain(each, self.hosts, now=self.now, follow=_follow(notebook, each))
-        hosts.note_change(mesh.procs.host_mesh)
         for each in sharing:
             print(f"{each.format_summary()}; drained in {time.monotonic() - started:.2f} s")
 
@@ -87,13 +88,12 @@ class JoinVerb(Verb):
                 progress=bar.count_hosts,
             )
             sharing = notebook.meshes.sharing(hosts)
+            hosts.joined.append(self.added)
             for each in sharing:
                 lifecycle.join(each, more.machines, _follow(notebook, each))
         except BaseException:
             bar.stop()
             raise
-        hosts.joined.append(self.added)
-        hosts.note_change(mesh.procs.host_mesh)
         texts = [f"{each.format_summary()}; joined in {time.monotonic() - started:.2f} s" for each in sharing]
         bar.done("\n".join(texts))
 
@@ -111,9 +111,13 @@ def _mesh_with_hosts(notebook: Notebook, name: str | None) -> tuple[NotebookMesh
     return mesh, mesh.hosts
 
 
-def _follow(notebook: Notebook, mesh: NotebookMesh) -> functools.partial[None]:
+def _follow(notebook: Notebook, mesh: NotebookMesh) -> Callable[[], None]:
+    """Return what to do once the mesh has changed, even if the verb was interrupted."""
+
     def follow() -> None:
+        if mesh.hosts is not None:
+            mesh.hosts.note_change(mesh.procs.host_mesh)
         if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
             notebook.bind(mesh)
 
-    return functools.partial(follow)
+    return follow

@@ -445,11 +445,15 @@ class HostMesh(MeshTrait):
     def release(self, agents: Sequence[Address]) -> Future[None]:
         """End these of its hosts, unless a mesh that was spawned through these handles has processes there.
 
-        All other processes there end too, and the hosts return to their launcher. Resolves when they have ended.
+        All other processes there end too, and the hosts return to their launcher. Resolves when they have ended. Does
+        nothing in an actor, since the client owns the hosts.
         """
+        if current_node().place is not None:
+            return Future.completed(None)
         unused = [agent for agent in agents if not self._ownership.uses(agent)]
         for agent in unused:
             self._ownership.drained.add(agent.node)
+            current_node().casts.remove_agent(agent)  # later calls do not go through it
             _on_agent(agent).shutdown.broadcast("its host was drained", loop_stays=True)
         return when_ended(current_node(), [agent.node for agent in unused])
 
