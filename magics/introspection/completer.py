@@ -85,7 +85,8 @@ class NotebookCompleter:
         default = self._notebook.meshes.get() if meshes else None
         remote = sorted({name for names in list(default.names.values()) for name in names}) if default else []
         jobs = [name for job in self._notebook.jobs for name in (str(job.number), job.name) if name]
-        return SelectorScope(sizes, default.name if default else "", sorted(local), remote, jobs)
+        hosts = list(dict.fromkeys(name for mesh in meshes.values() for name in mesh.procs.host_mesh.names))
+        return SelectorScope(sizes, default.name if default else "", sorted(local), remote, jobs, hosts)
 
     def _in_body(self, options: str, before: str, *, with_jedi: bool) -> list[Match]:
         """Join matches from the first rank and from the body itself; jedi works while the rank does."""

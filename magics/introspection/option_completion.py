@@ -16,6 +16,7 @@ from meshbook.magics.introspection.selector_completion import (
 )
 from meshbook.magics.syntax.argparsing import (
     Parser,
+    host_name,
     hosts_text,
     job_name,
     mesh_name,
@@ -68,6 +69,7 @@ _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     pull_specs: _complete_pulled,
     remote_variable: lambda text, start, scope: _offer(scope.remote, text, start, "variable"),
     job_name: lambda text, start, scope: _offer(scope.jobs, text, start, "job"),
+    host_name: lambda text, start, scope: _offer(scope.hosts, text, start, "choice"),
     hosts_text: _complete_hosts,
     setting_name: lambda text, start, scope: _offer(SETTINGS, text, start, "setting"),
 }

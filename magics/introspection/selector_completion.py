@@ -23,6 +23,7 @@ class SelectorScope:
     local: Sequence[str] = ()  # variables of the notebook
     remote: Sequence[str] = ()  # variables of the default mesh
     jobs: Sequence[str] = ()  # their numbers and variables
+    hosts: Sequence[str] = ()  # of all meshes
 
     def sizes(self, mesh: str | None = None) -> Mapping[str, int]:
         return self.meshes.get(mesh or self.default, {})

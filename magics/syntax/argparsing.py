@@ -50,6 +50,11 @@ def hosts_text(text: str) -> str:
     return text
 
 
+def host_name(text: str) -> str:
+    """The name of a host; the lookup checks whether a mesh is on it."""
+    return text
+
+
 def job_name(text: str) -> str:
     """The number of a job, or the variable that holds it; the lookup checks whether the job exists."""
     return text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshbook.magics.errors import MeshError
@@ -11,7 +11,7 @@ from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.syntax.argparsing import Parser, hosts_text, mesh_name
+from meshbook.magics.syntax.argparsing import Parser, host_name, hosts_text, mesh_name
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.start_stop import StartProgress
 
@@ -32,7 +32,9 @@ class DrainVerb(Verb):
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
-        parser.add_argument("hosts", metavar="HOST", nargs="+", help="names of hosts, as %%mesh status shows them")
+        parser.add_argument(
+            "hosts", metavar="HOST", nargs="+", type=host_name, help="names of hosts, as %%mesh status shows them"
+        )
         _add_name(parser)
         parser.add_argument("--now", action="store_true", help="interrupt the cells that run there")
 
@@ -40,9 +42,10 @@ class DrainVerb(Verb):
         mesh, hosts = _mesh_with_hosts(notebook, self.name)
         started = time.monotonic()
         sharing = notebook.meshes.sharing(hosts)
-        for each in sharing:
+        # After an interrupt, some may have been drained before.
+        left = [each for each in sharing if not set(self.hosts).isdisjoint(each.procs.host_mesh.names)] or [mesh]
+        for each in left:
             lifecycle.drain(each, self.hosts, now=self.now, follow=_follow(notebook, each))
-        hosts.note_change(mesh.procs.host_mesh)
         for each in sharing:
             print(f"{each.format_summary()}; drained in {time.monotonic() - started:.2f} s")
 
@@ -85,13 +88,12 @@ class JoinVerb(Verb):
                 progress=bar.count_hosts,
             )
             sharing = notebook.meshes.sharing(hosts)
+            hosts.joined.append(self.added)
             for each in sharing:
                 lifecycle.join(each, more.machines, _follow(notebook, each))
         except BaseException:
             bar.stop()
             raise
-        hosts.joined.append(self.added)
-        hosts.note_change(mesh.procs.host_mesh)
         texts = [f"{each.format_summary()}; joined in {time.monotonic() - started:.2f} s" for each in sharing]
         bar.done("\n".join(texts))
 
@@ -109,9 +111,13 @@ def _mesh_with_hosts(notebook: Notebook, name: str | None) -> tuple[NotebookMesh
     return mesh, mesh.hosts
 
 
-def _follow(notebook: Notebook, mesh: NotebookMesh) -> functools.partial[None]:
+def _follow(notebook: Notebook, mesh: NotebookMesh) -> Callable[[], None]:
+    """Return what to do once the mesh has changed, even if the verb was interrupted."""
+
     def follow() -> None:
+        if mesh.hosts is not None:
+            mesh.hosts.note_change(mesh.procs.host_mesh)
         if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
             notebook.bind(mesh)
 
-    return functools.partial(follow)
+    return follow

@@ -325,12 +325,15 @@ class RemoteHosts:
         return (
             f"host {host.where} is lost: {receiver} received nothing from it for {seconds:.1f} s\n"
             f"Check the machine and its network. The limit is {self._settings.host_timeout:g} s "
-            "(MESHBOOK_HOST_TIMEOUT). Its agent and all processes there exit on their own."
+            "(MESHBOOK_HOST_TIMEOUT). Its agent and all processes there exit on their own.\n"
+            f"{_drain_hint(host)}"
         )
 
     def _lose(self, host: RemoteHost, why: str) -> None:
         host.trouble = host.trouble or why
-        host.process.kill()  # at least its local end of the launcher; the watcher sees the end and reports it
+        # At least its local end of the launcher; the watcher sees the end and reports it. Not on this thread, which may
+        # receive messages: Ray may wait for a head that is gone too.
+        threading.Thread(target=host.process.kill, name="meshbook host's end", daemon=True).start()
 
     def lose_all(self, why: str) -> None:
         """Lose all hosts: the agent of the first host has ended, and with it the gateway to them."""
@@ -352,7 +355,8 @@ class RemoteHosts:
             pid=host.process.pid,
             returncode=None if host.trouble or returncode == UNKNOWN else returncode,
             stderr=tuple(last_lines(host.log, self._settings.stderr_lines)) if not host.trouble else (),
-            hint=host.trouble or f"the agent of host {host.where} has ended, and all processes there with it",
+            hint=host.trouble
+            or f"the agent of host {host.where} has ended, and all processes there with it; {_drain_hint(host)}",
             stopped=self._closing or stopped,
             host=host.name,
         )
@@ -412,6 +416,10 @@ class RemoteHosts:
         reply_handler = PerRank(1)
         self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
         return reply_handler.futures[0]
+
+
+def _drain_hint(host: RemoteHost) -> str:
+    return f"%mesh drain {host.name}, or drain() of its meshes, removes their ranks there"
 
 
 def _nothing(up: int, total: int) -> None:

@@ -27,7 +27,7 @@ from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.host_ownership import HostOwnership, when_ended
-from meshbook.runtime.mesh.ownership import Ownership, own
+from meshbook.runtime.mesh.ownership import Ownership, Spares, own
 from meshbook.runtime.mesh.policies import OnFailure, Restarts, policy_of
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -314,11 +314,10 @@ class HostMesh(MeshTrait):
             worker_specs += [self._spec(world, index * local + place, place, local, starts) for place in range(local)]
         specs, nodes = WorkerSpecs(worker_specs, ask_for, plan), [spec.address for spec in worker_specs]
         specs.start(range(len(nodes)))
-        if spare_start is not None:
-            for first in worker_specs[::local]:  # of each host
-                like = msgspec.structs.replace(first, start=spare_start)
-                _on_agent(first.world.agent).keep_spares.broadcast(like, spares)
         ownership = Ownership(specs)
+        if spare_start is not None:
+            ownership.spares = Spares(spares, spare_start)
+            self.keep_spares(worker_specs[::local], ownership.spares)
         procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),
             ownership=ownership,
@@ -330,6 +329,12 @@ class HostMesh(MeshTrait):
         own(mesh, name or "procs", ranks, ownership.handle, specs.start_again, are_processes=True, policy=policy)
         self._ownership.add(procs)
         return procs
+
+    def keep_spares(self, firsts: Sequence[WorkerSpec], spares: Spares) -> None:
+        """Keep spares on the hosts of these workers, which are the first ones there."""
+        for first in firsts:
+            like = msgspec.structs.replace(first, start=spares.start)
+            _on_agent(first.world.agent).keep_spares.broadcast(like, spares.count)
 
     def _world(
         self,
@@ -440,11 +445,15 @@ class HostMesh(MeshTrait):
     def release(self, agents: Sequence[Address]) -> Future[None]:
         """End these of its hosts, unless a mesh that was spawned through these handles has processes there.
 
-        All other processes there end too, and the hosts return to their launcher. Resolves when they have ended.
+        All other processes there end too, and the hosts return to their launcher. Resolves when they have ended. Does
+        nothing in an actor, since the client owns the hosts.
         """
+        if current_node().place is not None:
+            return Future.completed(None)
         unused = [agent for agent in agents if not self._ownership.uses(agent)]
         for agent in unused:
             self._ownership.drained.add(agent.node)
+            current_node().casts.remove_agent(agent)  # later calls do not go through it
             _on_agent(agent).shutdown.broadcast("its host was drained", loop_stays=True)
         return when_ended(current_node(), [agent.node for agent in unused])
 

@@ -6,10 +6,12 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.mesh.commands import Start
 from meshbook.runtime.mesh.process_groups import ProcessGroups
 from meshbook.runtime.node.ledger import OwnedMesh, Policy
 from meshbook.runtime.traces import SourceLine, calling_place
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 Afterwards = Callable[["ProcMesh", list[int]], Future[Any] | None]
 
 
+@dataclass(frozen=True)
+class Spares:
+    """The number of spare processes to keep on each host, and how they are started."""
+
+    count: int
+    start: Start
+
+
 class Ownership:
     """State that the handles of a mesh share in the process that spawned it: its current handle, its end."""
 
@@ -31,6 +41,7 @@ class Ownership:
 
     def __init__(self, specs: WorkerSpecs | None = None) -> None:
         self.specs = specs  # None for a reference
+        self.spares: Spares | None = None  # to keep on each host; None also where they are not known
         self.stopped: Future[None] | None = None
         self.afterwards: list[Afterwards] = []  # callbacks after each heal
         self.groups = ProcessGroups()

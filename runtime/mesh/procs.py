@@ -382,7 +382,8 @@ class ProcMesh(TensorMesh, MeshTrait):
         """Add hosts to this mesh and return a new handle at once: `procs = procs.join(meshbook.hosts.ssh(["gpu9"]))`.
 
         Each gets as many ranks as the others have. They follow after the present ranks, and start as those of a
-        `resize` do; the present ones keep their state. The hosts end with those of this mesh. They keep no spares.
+        `resize` do; the present ones keep their state. The hosts end with those of this mesh. They keep as many spares
+        as the others, unless this process has attached to the run.
 
         Raises ValueError for hosts that are in the mesh already, RuntimeError for hosts that are a reference or have
         been shut down; else as `resize`.
@@ -392,8 +393,13 @@ class ProcMesh(TensorMesh, MeshTrait):
             present = current._hosts
             more = present.joined(hosts)
             extent = current._extent_on(more)
-            new = extent.nelements - current.extent.nelements
-            return current._change(owned_mesh, NewShape(extent, [*range(current.size()), *[None] * new], more))
+            was, per_host = current.size(), current.size() // len(present)
+            stays = [*range(was), *[None] * (extent.nelements - was)]
+            joined = current._change(owned_mesh, NewShape(extent, stays, more))
+            specs, spares = self._ownership.specs, self._ownership.spares
+            if specs is not None and spares is not None:
+                more.keep_spares(specs.all[was::per_host], spares)
+            return joined
 
     def _extent_on(self, hosts: HostMesh) -> Extent:
         sizes = dict(self.extent) | dict(hosts.extent)

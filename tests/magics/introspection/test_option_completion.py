@@ -13,6 +13,7 @@ SCENE = SelectorScope(
     ["a", "ab"],
     ["loss", "model"],
     ["1", "2", "fit"],
+    ["gpu1", "gpu2"],
 )
 
 
@@ -89,6 +90,9 @@ def test_exclusive_options_are_not_offered_together() -> None:
         ("down ", "mesh trainers many --help --now"),
         ("down tr", "trainers"),
         ("down --no", "--now"),
+        ("drain g", "gpu1 gpu2"),
+        ("drain gpu1 gpu", "gpu1 gpu2"),
+        ("join ss", "ssh:"),
         ("up --gpus 4 --s", "--spares"),
         ("up --gpus ", ""),
         ("interrupt trainers[0] --k", "--kill"),
