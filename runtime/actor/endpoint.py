@@ -382,6 +382,6 @@ def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., Any]]:
     # From the classes' own dictionaries: each handle and each slice needs this, and `inspect.getattr_static` takes
     # ten times as long.
     members: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(cls.__mro__[:-1]):  # `object` has none
         members.update(vars(base))
     return {name: member for name, member in members.items() if isinstance(member, EndpointMethod)}

@@ -40,6 +40,7 @@ from meshbook.runtime.hosts.linux import (
     skip_exit_handlers_so_far,
 )
 from meshbook.runtime.hosts.worker_exit import exempt_imports
+from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.resources import explain_limit, raise_file_limit
 
@@ -80,7 +81,7 @@ def main() -> None:
 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Fork workers until the agent hangs up; does not return. A child becomes the worker, and ends as that."""
-    server = os.getpid()
+    server, inherited = os.getpid(), dict(os.environ)
     # A child leaves the loop by returning, so that its stack is clean.
     spec = ForkServer(channel).serve()
     if spec is None:
@@ -89,7 +90,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     begin(spec, folder, server)
     if spec.start.command is not None:
         execute(spec, folder)
-    become(spec)
+    become(spec, inherited)
     spare_worker.run(spec, folder)
 
 
@@ -111,6 +112,7 @@ def preload(names: list[str]) -> None:
         except ImportError:
             traceback.print_exc()
     exempt_imports()
+    own_mark()  # caches what is the same in all children
     # End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork.
     if (pid := os.fork()) == 0:
         os._exit(0)
@@ -207,17 +209,19 @@ def begin(spec: WorkerSpec, folder: Path, server: int) -> None:
     bind(spec.start.binding.cpus)
 
 
-def become(spec: WorkerSpec) -> None:
-    """Turn the child into the worker, in place, as if it had been started and not forked."""
+def become(spec: WorkerSpec, inherited: Mapping[str, str]) -> None:
+    """Turn the child into the worker, in place, as if it had been started and not forked.
+
+    `inherited` is the environment of the server.
+    """
     skip_exit_handlers_so_far()
-    set_environment(spec.environment())
+    change_environment(inherited, spec.environment())
     renew_process_state()
     worker.settle(spec)
 
 
-def set_environment(variables: Mapping[str, str]) -> None:
-    """Make these the environment. Most are there already: setting all would copy pages all over the heap."""
-    before = dict(os.environ)
+def change_environment(before: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Change the environment to these variables. Setting all of them again would copy pages all over the heap."""
     for name in before.keys() - variables.keys():
         del os.environ[name]
     for name, value in variables.items():

@@ -51,6 +51,7 @@ GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on 
 CPU_SECONDS = 0.9  # the least time over which processor time is measured: the system counts it in hundredths
 SHARE_SECONDS = 30.0  # between two measurements of the pages that a process shares
 SHARE_COST = 200.0  # times the duration of such a measurement, where that is longer
+SHARES_AT_ONCE = 16  # such measurements in one batch: hundreds would slow down processes that start together
 
 STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
 UNKNOWN_RATES = (math.nan,) * 4
@@ -97,6 +98,7 @@ class SystemProcesses:
         self._clock = clock
         self._known: dict[int, psutil.Process] = {}
         self._shares: dict[int, _Share] = {}
+        self._looks = 0  # measurements of shared pages in this batch
 
     def usage(self, pid: int) -> Usage | None:
         """Return the present resource use of a process; None if it does not exist."""
@@ -108,12 +110,20 @@ class SystemProcesses:
         return None
 
     def _memory(self, process: psutil.Process) -> float:
-        """Return the resident bytes, less the part of shared pages that counts for others, as last measured."""
+        """Return the resident bytes, less the part of shared pages that counts for others, as last measured.
+
+        For a process whose turn to be measured has not come, that part is the mean of the others: most processes of a
+        host are forks of the same server.
+        """
         resident = float(process.memory_info().rss)
         share = self._shares.get(process.pid)
-        if share is None or self._clock() >= share.until:
+        if (share is None or self._clock() >= share.until) and self._looks < SHARES_AT_ONCE:
+            self._looks += 1
             share = self._shares[process.pid] = self._look(process, resident)
-        return max(0.0, resident - share.of_others)
+        if share is not None:
+            return max(0.0, resident - share.of_others)
+        known = [each.of_others for each in self._shares.values()] or [0.0]
+        return max(0.0, resident - sum(known) / len(known))
 
     def _look(self, process: psutil.Process, resident: float) -> _Share:
         begun = time.perf_counter()
@@ -132,7 +142,8 @@ class SystemProcesses:
         return False
 
     def keep(self, pids: set[int]) -> None:
-        """Forget all other processes."""
+        """Forget all other processes, at the end of a batch."""
+        self._looks = 0
         self._known = {pid: process for pid, process in self._known.items() if pid in pids}
         self._shares = {pid: share for pid, share in self._shares.items() if pid in pids}
 

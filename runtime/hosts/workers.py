@@ -140,6 +140,7 @@ class Workers:
         self._finished = False
         self._ended: list[EndedWorker] = []  # not reported yet; for the main thread
         self._report_at = math.inf
+        self._leftovers: set[str] = set()  # ended nodes whose files are not removed yet; for the main thread
 
     # -- calls of the host actor --------------------------------------------------
 
@@ -290,7 +291,9 @@ class Workers:
             self._start_server(is_warm=True)
         while not self._finished:
             left = self._report_at - time.monotonic() if self._ended else None
-            ready = {key.fd for key, _ in self._selector.select(left)}
+            ready = {key.fd for key, _ in self._selector.select(0 if self._leftovers else left)}
+            if self._leftovers and not ready:
+                self._remove_files(next(iter(self._leftovers)))
             if watched in ready and line.is_over():
                 break
             watched = self._look_at(line, watched)
@@ -333,9 +336,17 @@ class Workers:
             self._take(server, answer)
         self._selector.modify(server.channel, server.events)
 
+    def _remove_files(self, node: str) -> None:
+        """Remove the files of an ended worker: when there is nothing else to do, since a disk takes milliseconds."""
+        if node in self._leftovers:
+            self._leftovers.discard(node)
+            remove_files(self._folder, node)
+
     def _pass_requests(self) -> None:
         while not self._requests.empty():
             world, specs = self._requests.get()
+            for spec in specs:
+                self._remove_files(spec.address.node)  # the next process of this name makes its own
             with self._lock:
                 workers = [self._by_node[spec.address.node] for spec in specs]
             try:
@@ -431,7 +442,6 @@ class Workers:
         with self._lock:
             self._by_node.pop(node, None)
         remains = read_unsent(self._folder, node)
-        remove_files(self._folder, node)
         if not self._ended:
             self._report_at = time.monotonic() + REPORT_SECONDS
         self._ended.append(EndedWorker(worker, report, remains))
@@ -459,6 +469,7 @@ class Workers:
                 other.address for other in self._by_node.values() if not other.stopping or other.address.node in owners
             ]
         self._on_exit(ended, others)
+        self._leftovers.update([each.report.node for each in ended])
         for each in ended:
             each.worker.ended.set()
             # Last: from here on nothing is started for a worker that has ended.

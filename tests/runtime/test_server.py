@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshbook.runtime.hosts.forkserver import set_environment
+from meshbook.runtime.hosts.forkserver import change_environment
 from meshbook.runtime.hosts.forkserver_client import ForkedProcess
 from meshbook.runtime.hosts.launchers import START_AGENT
 from meshbook.runtime.hosts.start_agent import with_huge_pages
@@ -79,7 +79,7 @@ def test_the_end_of_a_worker_looks_at_few_modules_and_at_those_of_the_user() -> 
 
 def test_a_worker_has_exactly_the_environment_of_its_spec() -> None:
     with unittest.mock.patch.dict(os.environ, {"KEPT": "1", "CHANGED": "1", "REMOVED": "1"}, clear=True):
-        set_environment({"KEPT": "1", "CHANGED": "2", "ADDED": "3"})
+        change_environment(dict(os.environ), {"KEPT": "1", "CHANGED": "2", "ADDED": "3"})
         assert dict(os.environ) == {"KEPT": "1", "CHANGED": "2", "ADDED": "3"}
         assert os.getenv("REMOVED") is None
 

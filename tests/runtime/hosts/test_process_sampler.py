@@ -21,6 +21,7 @@ import pytest
 from meshbook.runtime.hosts import gpus, process_sampler
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
 from meshbook.runtime.hosts.process_sampler import (
+    SHARES_AT_ONCE,
     LiveWorker,
     ProcessSampler,
     SystemProcesses,
@@ -334,6 +335,32 @@ def test_what_a_gpu_shows_is_in_the_batch(
     reading = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
     found = columns(meter.measure([living()], reading, 100.0))
     assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)
+
+
+def test_the_shared_memory_of_many_processes_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    class Process:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+
+        def cpu_times(self) -> Any:
+            return SimpleNamespace(user=1.0, system=0.0)
+
+        def memory_info(self) -> Any:
+            return SimpleNamespace(rss=100 + self.pid)
+
+        def memory_full_info(self) -> Any:
+            looks.append(self.pid)
+            return SimpleNamespace(pss=60 + self.pid)
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    processes, pids = SystemProcesses(lambda: 0.0), range(2 * SHARES_AT_ONCE)
+    for batch in (1, 2, 3):
+        usages = [processes.usage(pid) for pid in pids]
+        assert [usage.memory for usage in usages if usage is not None] == [60 + pid for pid in pids]
+        assert looks == list(pids)[: batch * SHARES_AT_ONCE]
+        processes.keep(set(pids))
 
 
 @pytest.mark.process

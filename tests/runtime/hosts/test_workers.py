@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshbook.runtime.config import Settings
@@ -39,9 +40,11 @@ class ListServer:
         self._answers: queue.SimpleQueue[Sequence[Answer]] = queue.SimpleQueue()
         self._pids = itertools.count(1)
         self.pids: dict[str, int] = {}
+        self.when_asked: Callable[[str], object] = lambda node: None
 
     def ask(self, specs: Iterable[WorkerSpec]) -> None:
         for spec in specs:
+            self.when_asked(spec.address.node)
             pid = self.pids[spec.address.node] = next(self._pids)
             self.answer(Started(spec.address.node, pid))
 
@@ -88,6 +91,7 @@ class ListedWorkers(Workers):
         self.server, self.line = ListServer(), Pipe()
         self.reports: queue.SimpleQueue[tuple[list[str], list[str]]] = queue.SimpleQueue()
         self.begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.folder = folder
         super().__init__(
             *(folder, Settings(), lambda to, reason, fence: None, self._note, lambda *event: None),
             servers={True: self.server},
@@ -209,3 +213,25 @@ def test_the_ends_so_far_are_reported_when_the_agent_finishes(run: Callable[...,
     workers.finish()
     assert workers.reports.get(timeout=PATIENCE)[0] == [stopped.address.node]
     assert stopped.ended.wait(PATIENCE)
+
+
+def test_the_files_of_an_ended_worker_are_removed_after_the_report(
+    run: Callable[..., ListedWorkers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, removed = run(), queue.SimpleQueue[tuple[str, bool]]()
+    monkeypatch.setattr(
+        agent_workers, "remove_files", lambda folder, node: removed.put((node, workers.reports.empty()))
+    )
+    workers.leave(*NAMES[:2], code=1)
+    assert {removed.get(timeout=PATIENCE) for _ in range(2)} == {(name, False) for name in NAMES[:2]}
+
+
+def test_the_files_of_an_ended_worker_are_removed_before_its_restart(run: Callable[..., ListedWorkers]) -> None:
+    workers, found = run(), queue.SimpleQueue[bool]()
+    output = workers.folder / f"{NAMES[0]}.out"
+    output.write_text("of the first process")
+    workers.server.when_asked = lambda node: found.put(output.exists())
+    workers.leave(NAMES[0], code=1)
+    workers.reports.get(timeout=PATIENCE)
+    workers.start([msgspec.structs.replace(make_spec(0, "controller"), incarnation=1)])
+    assert found.get(timeout=PATIENCE) is False
