@@ -33,14 +33,14 @@ controller:
 - `arguments`    what can be sent, and which tensors can be used together
 - `operators`    facts from operator schemas, and the bounded cache of plans, which `planning` makes
 - `metadata`     `Meta`: interned shape, strides, dtype; inference with meta tensors
-- `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the ranks that a command goes to
+- `lanes`        `Ref`, which holds a value on the ranks, and `Lane`, the stream on some ranks that a command goes to
 - `engine`       ordered batches of commands, batched deletes, acknowledgements, bounded run-ahead, failures
 - `device_mesh`  `DeviceMesh`: the ranks that tensors are on; slices; `activate`, `get_active_mesh`, `no_mesh`
 - `collectives`  `reduce`, `slice_mesh`, `to_mesh`
 - `trees`        `fetch_shard`, `inspect`, `show`, and `reduce`, `slice_mesh`, `to_mesh`, for lists, tuples and dicts
 - `remote`       remote functions, and endpoints as such; `random` some that are ready
 - `opaque`       Python objects of the ranks as handles; modules and functions whose backward is a command
-- `streams`      `Stream` and borrows
+- `streams`      `Stream` and borrows; on the ranks, the values that streams hand off
 - `recordings`   functions recorded and replayed as one command; `coalescing`: commands of a block as one message
 - `gradients`    backward as a generator of gradients; functions with a backward of their own
 - `timer`        the times of parts of a program, here and on the ranks
@@ -76,8 +76,9 @@ Lifetimes: a `MeshTensor` holds a `Ref`. When the last holder of a Ref is gone, 
 of its lane, and does nothing else. A flush takes the queue first and then the commands, and sends the deletes behind
 them: a command that uses the id was appended before its Ref died.
 
-Order: all commands of an engine have one order, that of the controller's calls. A lane is the part of the ranks that a
-command goes to. Only one lane has unsent commands at a time, so the messages keep this order on every rank.
+Order: all commands of an engine have one order, that of the controller's calls. A lane is a stream on the ranks that a
+command goes to. Messages keep this order for each stream of a rank. A stream has an actor, and so a thread, of its own,
+and waits for other streams only where it takes over a value. Such waits refer to earlier commands, so none is circular.
 
 Importing a module of this package imports torch, so nothing that `import meshbook` loads imports one at the top.
 """

@@ -91,7 +91,10 @@ class Collectives:
         place = target.place(stream or self._place.stream)
         meta = Meta.make(self._meta.shape, self._meta.stride, self._meta.dtype, 0, self._meta.device)
         result = self._like(meta, place.lane.new_ref(place.engine.new_ids(1)), place)
-        _transfer(self, result, pairs)
+        # Both ends of a transfer are in the target's stream. The own stream does not wait for it: it sends a copy.
+        sending = self.mesh.place(place.stream)
+        ref = self._place.engine.hand_over(self._ref.id, self._place.lane, sending.lane, as_copy=True)
+        _transfer(self if ref is None else self._like(self._meta, ref, sending), result, pairs)
         return result
 
 
@@ -177,9 +180,10 @@ def _transfer(source: Any, result: Any, pairs: list[tuple[int, int]]) -> None:
     tag, place, meta = next(_tags), user_place(DEPTH + 1), source._meta
     if here.engine is there.engine:
         members = [tuple(range(len(here.engine.actors)))]
-        group = here.engine.join(here.engine.whole, members) if any(a != b for a, b in pairs) else ""
+        whole = here.engine.lane(here.engine.actors, here.stream)
+        group = here.engine.join(whole, members) if any(a != b for a, b in pairs) else ""
     else:
-        group = here.engine.join_other(there.engine)
+        group = here.engine.join_other(there.engine, here.stream)
     targets: dict[int, list[str]] = {}
     sources: dict[int, str | int] = {}
     for sender, receiver in pairs:

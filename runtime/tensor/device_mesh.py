@@ -37,11 +37,16 @@ class RemoteProcessGroup:
     """
 
     mesh: DeviceMesh
-    name: str
+    groups: tuple[tuple[int, ...], ...]
 
     def size(self) -> int:
         """Return the number of ranks in each group."""
-        return len(self.name.split(",")[0].split("-"))
+        return len(self.groups[0])
+
+    def name_in(self, stream: Stream) -> str:
+        """Return the name on the ranks of the groups for a stream; the first call makes them."""
+        place = self.mesh.place(stream)
+        return place.engine.join(place.lane, self.groups)
 
 
 class DeviceMesh(MeshTrait):
@@ -78,7 +83,7 @@ class DeviceMesh(MeshTrait):
         """Return the place of tensors of this mesh and stream; always the same object."""
         found = self._places.get(stream)
         if found is None:
-            found = self._places.setdefault(stream, Place(self, stream, self._engine.lane_of(self._actors, stream)))
+            found = self._places.setdefault(stream, Place(self, stream, self._engine.lane(self._actors, stream)))
         return found
 
     def activate(self) -> contextlib.AbstractContextManager[DeviceMesh]:
@@ -107,7 +112,9 @@ class DeviceMesh(MeshTrait):
         """Return the process groups along these dimensions, for remote functions. KeyError: an unknown dimension."""
         names = self.extent.labels if dims is None else [dims] if isinstance(dims, str) else list(dims)
         self.size(names)  # checks the names
-        return RemoteProcessGroup(self, self._engine.join(self._engine.lane(self._actors), self.groups(names)))
+        group = RemoteProcessGroup(self, tuple(self.groups(names)))
+        group.name_in(get_active_stream())
+        return group
 
     def rank_tensor(self, dims: str | Sequence[str]) -> MeshTensor:
         """Return each rank's coordinate along a dimension, as a tensor without dimensions.

@@ -31,7 +31,7 @@ from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.layouts import Layout
 from meshbook.runtime.tensor.operators import Cache
-from meshbook.runtime.tensor.streams import Stream
+from meshbook.runtime.tensor.streams import MAIN, Stream
 from meshbook.runtime.tensor.templates import Command, frame_of, user_place
 from meshbook.runtime.tensor.worker import TensorWorker
 from meshbook.runtime.traces import Place, SourceLine
@@ -100,17 +100,17 @@ class Engine:
         self.name = f"{procs.name}-{next(self._serial)}"
         self.node = self._find_node()
         self._context = contextvars.copy_context()
-        actors: Any = procs.spawn("tensor_engine", TensorWorker, self.name, COLLECTIVE_SECONDS, layout)
-        handle_failures(actors, lambda failure: True)  # a fetch raises them
-        self.actors: ActorMesh = actors
+        # Guards the sending and all that belongs to it. Re-entrant: a finalizer may fetch while a batch is made.
+        self._sending = threading.RLock()
+        self._streams: dict[Stream, ActorMesh] = {}
+        self.actors = self._actors_of(MAIN)
         note_heal = weakref.WeakMethod(self._note_heal)
         procs.note_tensor_engine(self)
         procs.after_heal(lambda mesh, ranks: note(ranks) if (note := note_heal()) is not None else None)
-        self._lanes: dict[tuple[int, ...], Lane] = {}
+        self._lanes: dict[tuple[tuple[int, ...], Stream], Lane] = {}
         self.ids = itertools.count(1)
+        self._tags = itertools.count(1)  # of values that streams hand off
         self._next = 1  # number of the next command
-        # Guards the sending and all that belongs to it. Re-entrant: a finalizer may fetch while a batch is made.
-        self._sending = threading.RLock()
         self._pending: collections.deque[_Item] = collections.deque()
         self._is_due = False  # a flush on the I/O thread is planned
         self._outstanding: collections.deque[_Batch] = collections.deque()
@@ -138,21 +138,50 @@ class Engine:
 
     # -- issuing ----------------------------------------------------------------------
 
-    def lane(self, actors: ActorMesh) -> Lane:
-        """Return the lane of these ranks."""
-        ranks = tuple(sorted(actors.region.ranks()))
-        found = self._lanes.get(ranks)
-        if found is None:
-            found = self._lanes.setdefault(ranks, Lane(self, actors))
-        return found
+    def _actors_of(self, stream: Stream) -> ActorMesh:
+        """Return the actors of a stream; the first call spawns them."""
+        with self._sending:
+            if stream not in self._streams:
+                name = "tensor_engine" if stream is MAIN else "tensor_stream"
+                spawn: Any = self.procs.spawn
+                arguments: tuple[Any, ...] = self.name, COLLECTIVE_SECONDS, self.layout, stream.number
+                actors = self._context.copy().run(spawn, name, TensorWorker, *arguments)
+                handle_failures(actors, lambda failure: True)  # a fetch raises them
+                self._streams[stream] = actors
+            return self._streams[stream]
 
-    def lane_of(self, actors: ActorMesh, stream: Stream) -> Lane:
-        """Return the lane of a stream; the ranks run all streams in one order."""
-        return self.lane(actors)
+    def lane(self, actors: ActorMesh, stream: Stream = MAIN) -> Lane:
+        """Return the lane of these ranks and this stream.
+
+        In the global view operators have collectives, which need one order on all ranks: all streams are one there.
+        """
+        if self.layout is not None:
+            stream = MAIN
+        key = tuple(sorted(actors.region.ranks())), stream
+        found = self._lanes.get(key)
+        if found is None:
+            own = self._actors_of(stream)._with_region(actors.region)
+            found = self._lanes.setdefault(key, Lane(self, own, stream))
+        return found
 
     @property
     def whole(self) -> Lane:
         return self.lane(self.actors)
+
+    def hand_over(
+        self, value: int, here: Lane, there: Lane, into: int | None = None, *, as_copy: bool = False
+    ) -> Ref | None:
+        """Hand a value off from one stream to another, which waits for it. None if the streams have one lane.
+
+        Returns the value in the other stream. `into` is an id that exists there, or 0 to wait for this stream only.
+        """
+        if here is there:
+            return None
+        target = self.new_ids(1) if into is None else into
+        tag, place = next(self._tags), user_place(1)
+        self.issue(here, ("hand over", tag, value, as_copy), place)
+        self.issue(there, ("accept", tag, target), place)
+        return there.new_ref(target) if into is None else None
 
     def new_ids(self, count: int) -> int:
         """Return the first of `count` consecutive ids."""
@@ -276,7 +305,8 @@ class Engine:
         limit = next(self.templates)
         for lane in list(self._lanes.values()):
             lane.known.clear()
-        self.issue(self.whole, ("forget", limit), None)
+        for stream in list(self._streams):
+            self.issue(self.lane(self.actors, stream), ("forget", limit), None)
 
     def share_random(self) -> None:
         """Give the ranks the random state of this process, if the program has changed it: by a seed, by local draws.
@@ -331,14 +361,14 @@ class Engine:
                 "return the tensors, and fetch them outside of the function"
             )
 
-    def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
-        """Return a future of values of one rank; it raises RemoteException or DeviceMeshError."""
+    def fetch(self, rank: int, ids: Sequence[int], stream: Stream = MAIN) -> Future[list[Any]]:
+        """Return a future of values of one rank and stream; it raises RemoteException or DeviceMeshError."""
         self.check_can_wait()
-        return self.ask(rank, "fetch", list(ids)).then(self.check_all)
+        return self.ask(rank, "fetch", list(ids), stream=stream).then(self.check_all)
 
-    def fetch_now(self, rank: int, ids: Sequence[int]) -> list[Any]:
-        """Return values of one rank; waits. Raises what `fetch` raises."""
-        fetched = self.fetch(rank, ids)
+    def fetch_now(self, rank: int, ids: Sequence[int], stream: Stream = MAIN) -> list[Any]:
+        """Return values of one rank and stream; waits. Raises what `fetch` raises."""
+        fetched = self.fetch(rank, ids, stream)
         _wait_for(fetched)
         return fetched.get()
 
@@ -369,17 +399,17 @@ class Engine:
         _wait_for(explained)
         return [described for _, described in explained.get()]
 
-    def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
-        """Return a future of a remote function's result on one rank."""
+    def call_on(self, rank: int, function: Any, tree: Any, stream: Stream = MAIN) -> Future[Any]:
+        """Return a future of a remote function's result on one rank, in the order of a stream."""
         self.check_can_wait()
-        return self.ask(rank, "call", function, tree).then(lambda value: self.check_all([value])[0])
+        return self.ask(rank, "call", function, tree, stream=stream).then(lambda value: self.check_all([value])[0])
 
-    def ask(self, rank: int, endpoint: str, *arguments: Any) -> Future[Any]:
+    def ask(self, rank: int, endpoint: str, *arguments: Any, stream: Stream = MAIN) -> Future[Any]:
         """Send everything, and return a future of what an endpoint returns on one rank."""
         self.flush()
         if self.trouble is not None:
             return Future.failed(self._explain_trouble())
-        worker = self.actors.slice(**dict(self.actors.extent.point(rank)))
+        worker = self.lane(self.actors, stream).actors.slice(**dict(self.actors.extent.point(rank)))
         with LOCALLY():
             return self._explained(getattr(worker, endpoint).call_one(*arguments))
 
@@ -476,15 +506,16 @@ class Engine:
             lane.groupings.add(name)
         return name
 
-    def join_other(self, other: Engine) -> str:
-        """Make sure that a group of all ranks of two engines exists; return its name."""
+    def join_other(self, other: Engine, stream: Stream) -> str:
+        """Make sure that a group of all ranks of two engines exists for a stream; return its name."""
         name = f"{self.name}+{other.name}"
-        if name not in self.whole.groupings:
+        if name not in self.lane(self.actors, stream).groupings:
             members = (*self._members(), *other._members())
             rendezvous = self.rendezvous(other)
             for engine in (self, other):
-                engine.issue(engine.whole, ("group", Grouping(name, rendezvous, (members,))), user_place(1), 0)
-                engine.whole.groupings.add(name)
+                lane = engine.lane(engine.actors, stream)
+                engine.issue(lane, ("group", Grouping(name, rendezvous, (members,))), user_place(1), 0)
+                lane.groupings.add(name)
                 engine.flush()
         return name
 
@@ -524,7 +555,8 @@ class Engine:
             self._outstanding.clear()
         if not self.has_stopped:
             self.has_stopped = True
-            self.actors.stop("the tensor engine ends")
+            for actors in list(self._streams.values()):
+                actors.stop("the tensor engine ends")
 
 
 def _take(queue: collections.deque[T]) -> list[T]:

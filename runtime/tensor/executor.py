@@ -19,6 +19,7 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Grouping, Groups
 from meshbook.runtime.tensor.lanes import OpaqueRef
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.streams import HandOffs
 from meshbook.runtime.tensor.templates import (
     FIRST_SLOT,
     Build,
@@ -91,13 +92,14 @@ class _Missing:
 
 
 class Executor:
-    """Runs the commands of one rank, in order. `apply` runs each operator; DTensors need another one than `call`."""
+    """Runs the commands of one stream of a rank, in order. `apply` runs each operator; DTensors need a special one."""
 
-    def __init__(self, rank: int, groups: Groups, apply: Apply = call) -> None:
+    def __init__(self, rank: int, groups: Groups, apply: Apply = call, hand_offs: HandOffs | None = None) -> None:
         self.rank = rank
         self.groups = groups
         self.values: dict[int, Any] = {}
         self._apply = apply
+        self._hand_offs = hand_offs or HandOffs()
         self._steps: dict[int, Step] = {}
         self._recordings: dict[int, Recording] = {}
         self._functions: dict[int, Any] = {}  # remote functions
@@ -110,6 +112,8 @@ class Executor:
             "numbers": self._numbers,
             "alias": self._alias,
             "unpack": self._unpack,
+            "hand over": self._hand_over,
+            "accept": self._accept,
             "record": self._record,
             "replay": self._replay,
             "forget_recording": self._forget_recording,
@@ -223,6 +227,26 @@ class Executor:
         else:
             leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, (torch.Tensor, OpaqueRef))]
         self.values.update(zip(outputs, leaves, strict=True))
+
+    # -- between streams --------------------------------------------------------------
+
+    def _hand_over(self, number: int, tag: int, source: int, as_copy: bool) -> None:
+        """Hand a value off to another stream of this rank, which accepts it."""
+        value = self.values[source]
+        try:
+            self._hand_offs.put(tag, value.clone() if as_copy and type(value) is not Failed else value)
+        except Exception as error:  # out of memory
+            self._failures.append(failed := self._describe(number, error, False))
+            self._hand_offs.put(tag, failed)
+
+    def _accept(self, number: int, tag: int, output: int) -> None:
+        """Wait for a value of another stream, and store it unless `output` is 0."""
+        try:
+            value = self._hand_offs.take(tag)
+            if output:
+                self.values[output] = value
+        except Exception as error:
+            self._fail(number, error, (), (output,) if output else ())
 
     # -- recordings -------------------------------------------------------------------
 

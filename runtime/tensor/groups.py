@@ -137,11 +137,12 @@ def _from_bytes(message: torch.Tensor, shape: Sequence[int], dtype: torch.dtype)
 
 
 class Groups:
-    """The groups of one rank, by the name of their grouping."""
+    """The groups of one stream of a rank, by the name of their grouping. Streams meet in groups of their own."""
 
-    def __init__(self, name: str, timeout: timedelta) -> None:
+    def __init__(self, name: str, timeout: timedelta, stream: int = 0) -> None:
         self._name = name
         self._timeout = timeout
+        self._stream = stream
         self._stores: dict[Rendezvous, Any] = {}
         self._groups: dict[str, Group] = {}
         self._members: dict[str, tuple[str, ...]] = {}
@@ -149,7 +150,7 @@ class Groups:
     def join(self, grouping: Grouping) -> None:
         """Create this rank's group; waits for its other ranks."""
         members = next(each for each in grouping.members if self._name in each)
-        key = "/".join((grouping.name, *members))
+        key = "/".join((str(self._stream), grouping.name, *members))
         rank, size = members.index(self._name), len(members)
         store = dist.PrefixStore(key, self._meet(grouping.rendezvous))
         handle = dist.ProcessGroup(store, rank, size)

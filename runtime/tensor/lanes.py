@@ -1,4 +1,4 @@
-"""`Ref` holds a value on the ranks, `OpaqueRef` one that is no tensor; `Lane` is the ranks that a command goes to."""
+"""`Ref` holds a value on the ranks, `OpaqueRef` one that is no tensor; `Lane` is what a command goes to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.tensor.streams import MAIN
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.engine import Engine
     from meshbook.runtime.tensor.mesh_value import Place
+    from meshbook.runtime.tensor.streams import Stream
 
 
 class Ref:
@@ -34,12 +34,13 @@ class OpaqueRef:
     On a rank it is made of the object, which is its `value`. It is pickled without: the controller's has none.
     """
 
-    __slots__ = ("_value", "place", "ref")
+    __slots__ = ("_elsewhere", "_value", "place", "ref")
 
     def __init__(self, value: Any = None) -> None:
         self._value = value
         self.ref: Ref | None = None  # on the controller
         self.place: Place | None = None
+        self._elsewhere: dict[Stream, Ref] = {}  # the object in other streams that have used it
 
     @classmethod
     def to(cls, ref: Ref, place: Place) -> OpaqueRef:
@@ -47,6 +48,15 @@ class OpaqueRef:
         made = cls()
         made.ref, made.place = ref, place
         return made
+
+    def id_in(self, stream: Stream) -> int:
+        """Return the id of the object in a stream, which waits for the object's own stream at its first use."""
+        assert self.ref is not None
+        assert self.place is not None
+        if stream is not self.place.stream and stream not in self._elsewhere:
+            lane = self.place.mesh.place(stream).lane
+            self._elsewhere[stream] = self.place.engine.hand_over(self.ref.id, self.place.lane, lane) or self.ref
+        return self._elsewhere.get(stream, self.ref).id
 
     @property
     def value(self) -> Any:
@@ -63,18 +73,18 @@ class OpaqueRef:
 
 
 class Lane:
-    """The ranks that a command goes to: all of an engine's, or those of a slice."""
+    """A stream on the ranks that a command goes to: all of an engine's, or those of a slice."""
 
-    def __init__(self, engine: Engine, actors: ActorMesh) -> None:
+    def __init__(self, engine: Engine, actors: ActorMesh, stream: Stream) -> None:
         self.engine = engine
         self.actors = actors
+        self.stream = stream
         self.ranks = actors.region.ranks()  # of the engine
         self.dead: collections.deque[int] = collections.deque()  # ids to delete; finalizers append
         self.delete: Callable[[int], None] = self.dead.append
         self.known: set[int] = set()  # templates that these ranks have
         self.functions: set[int] = set()  # remote functions that they have
         self.groupings: set[str] = set()
-        self.stream = MAIN  # in a simulation, where streams have lanes of their own
 
     def new_ref(self, number: int) -> Ref:
         return Ref(number, self.delete)

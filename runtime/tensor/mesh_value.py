@@ -84,7 +84,7 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
         if self._place.is_global:
             value = engine.fetch_whole(lambda: self._issue_for("whole"))
         else:
-            value = engine.fetch_now(self._place.lane.ranks[0], [self._ref.id])[0]
+            value = engine.fetch_now(self._place.lane.ranks[0], [self._ref.id], self._place.stream)[0]
         return value
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -160,7 +160,9 @@ class _Recorder:
         if command[0] in _DEFINITIONS:
             return
         if lane is not self._lane:
-            raise NotImplementedError("compile() records operations on one mesh, but this operation is on another mesh")
+            raise NotImplementedError(
+                "compile() records operations on one mesh and stream, but this operation is on another one"
+            )
         self._commands.append(command)
 
     def hold(self, tensors: Iterable[MeshTensor]) -> None:

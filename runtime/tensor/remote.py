@@ -111,7 +111,7 @@ class RemoteFunction:
         if place is None:
             raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
         tree = self._check(args, kwargs, place)
-        return place.engine.call_on(rank_of(place.mesh, shard, {}), self._function, tree)
+        return place.engine.call_on(rank_of(place.mesh, shard, {}), self._function, tree, place.stream)
 
     def _send(self, lane: Lane) -> int:
         """Make sure that the ranks have the function; return its number there."""
@@ -143,7 +143,7 @@ class RemoteFunction:
                 raise TypeError(
                     f"{leaf!r} is no object of the ranks of {place.mesh!r}: a remote function makes it there"
                 )
-        return tree_unflatten([_for_ranks(leaf) for leaf in leaves], spec)
+        return tree_unflatten([_for_ranks(leaf, place) for leaf in leaves], spec)
 
     def _check_gradients(self, args: Any, kwargs: Any, has_results: bool) -> None:
         if not (has_results and torch.is_grad_enabled()):
@@ -208,13 +208,13 @@ def _place_in(args: Any, kwargs: Any) -> Place | None:
     return next((leaf._place for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, MeshTensor)), None)
 
 
-def _for_ranks(leaf: Any) -> Any:
+def _for_ranks(leaf: Any, place: Place) -> Any:
     if isinstance(leaf, MeshTensor):
         return ValueRef(leaf._ref.id)
     if isinstance(leaf, OpaqueRef) and leaf.ref is not None:
-        return ValueRef(leaf.ref.id)
+        return ValueRef(leaf.id_in(place.stream))
     if isinstance(leaf, RemoteProcessGroup):
-        return GroupRef(leaf.name)
+        return GroupRef(leaf.name_in(place.stream))
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().clone()  # the command is sent later
     return leaf

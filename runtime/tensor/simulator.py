@@ -147,20 +147,12 @@ class SimulatedEngine(Engine):
         self.at_close: Any = None
         self._schedule = schedule
         self._executor = SimulatedExecutor(schedule, self.memory, len(ranks))
-        self._by_stream: dict[tuple[Lane, Stream], Lane] = {}
 
     def _find_node(self) -> Any:
         return SimpleNamespace(loop=None)
 
-    def lane_of(self, actors: Any, stream: Stream) -> Lane:
-        """Return a lane for each stream: each has a time line of its own."""
-        whole = self.lane(actors)
-        if stream is MAIN:
-            return whole
-        found = self._by_stream.setdefault((whole, stream), Lane(self, actors))
-        found.stream = stream
-        found.known, found.functions, found.groupings = whole.known, whole.functions, whole.groupings
-        return found
+    def hand_over(self, *_: Any, **__: Any) -> None:
+        """Return None: all streams have one table of values."""
 
     def issue(self, lane: Lane, command: Command, place: Place | None, nbytes: int | None = None) -> None:
         """Run a command. Raises RuntimeError if it would fail on the ranks."""
@@ -180,7 +172,7 @@ class SimulatedEngine(Engine):
 
     def flush(self) -> None:
         """Delete what the program has dropped."""
-        for lane in [*self._lanes.values(), *self._by_stream.values()]:
+        for lane in list(self._lanes.values()):
             while lane.dead:
                 self._run(lane, ("delete", (lane.dead.popleft(),)), "")
 
@@ -189,7 +181,7 @@ class SimulatedEngine(Engine):
         self.flush()
         self._schedule.wait()
 
-    def fetch(self, rank: int, ids: Sequence[int]) -> Future[list[Any]]:
+    def fetch(self, rank: int, ids: Sequence[int], stream: Stream = MAIN) -> Future[list[Any]]:
         """Return zeros; the controller waits for the rank."""
         self.check_can_wait()
         self.flush()
@@ -203,7 +195,7 @@ class SimulatedEngine(Engine):
         self._schedule.wait(lane.ranks[0])
         return [self._executor.values[value]]
 
-    def call_on(self, rank: int, function: Any, tree: Any) -> Future[Any]:
+    def call_on(self, rank: int, function: Any, tree: Any, stream: Stream = MAIN) -> Future[Any]:
         raise NotImplementedError("a simulation has no rank on which a function can be called")
 
     def rendezvous(self, other: Engine | None = None) -> Rendezvous:

@@ -1,17 +1,22 @@
 """Streams: ordered queues of operations. A tensor belongs to one stream; another one borrows it.
 
-The checks are those of streams that run beside each other, so a program that passes them is right on any ranks. The
-ranks run the operations of all streams in the order of the controller's calls, which is one of the allowed orders.
+On a rank, each stream has a thread, an executor and a table of values of its own; with CUDA a CUDA stream as well. So
+streams run beside each other, and no lock guards a value. A borrow hands the value off (`HandOffs`): the stream that
+borrows it waits until the other one has reached that point. At the end of the borrow it is the other way round.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import queue
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from meshbook.runtime.tensor.failures import format_call
+import torch
+
+from meshbook.runtime.tensor.failures import DeviceMeshError, format_call
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable
     from types import TracebackType
 
@@ -24,9 +29,11 @@ class Stream:
 
     # Activates a stream on the active mesh. Set by `device_mesh`, which knows that mesh.
     activate_on_mesh: ClassVar[Callable[[Stream], contextlib.AbstractContextManager[Any]]]
+    _numbers = itertools.count()
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = next(self._numbers)  # names need not be unique
 
     def activate(self) -> contextlib.AbstractContextManager[Any]:
         """While the block runs, operations of this thread are those of this stream."""
@@ -44,7 +51,9 @@ class Stream:
             raise TypeError(
                 format_call("borrow", [tensor], {}, [(tensor, state or "borrowed, and it would be mutated")])
             )
-        borrowed: MeshTensor = tensor._like(tensor._meta, tensor._ref, tensor.mesh.place(self))
+        own, place = tensor._place, tensor.mesh.place(self)
+        ref = own.engine.hand_over(tensor._ref.id, own.lane, place.lane) or tensor._ref
+        borrowed: MeshTensor = tensor._like(tensor._meta, ref, place)
         return borrowed, Borrow(tensor, borrowed, is_mutable=mutable)
 
     def __repr__(self) -> str:
@@ -57,22 +66,30 @@ class Borrow:
     def __init__(self, lent: MeshTensor, borrowed: MeshTensor, *, is_mutable: bool) -> None:
         self._lent = lent
         self._borrowed = borrowed
+        self._refs = {lent._ref, borrowed._ref}
+        self._ref = borrowed._ref
         self._is_over = False
+        self._lanes = borrowed._place.lane, lent._place.lane
         self._own: Place | None = lent._place if is_mutable else None
         if is_mutable:
             lent._place = lent._place.in_state("borrowed")
         else:
-            lent._ref.borrows += 1
+            for ref in self._refs:
+                ref.borrows += 1
 
     def drop(self) -> None:
-        """Give the tensor back; may be called again."""
+        """Give the tensor back; may be called again. Its stream waits for what the other one has done until now."""
         if self._is_over:
             return
         self._is_over = True
         if self._own is not None:
             self._lent._place = self._own
         else:
-            self._lent._ref.borrows -= 1
+            for ref in self._refs:
+                ref.borrows -= 1
+        with contextlib.suppress(DeviceMeshError):  # there is nothing to give back on a mesh that has failed
+            borrower, lender = self._lanes
+            borrower.engine.hand_over(self._ref.id, borrower, lender, self._lent._ref.id if self._own else 0)
         self._borrowed.drop()
 
     def __enter__(self) -> Borrow:
@@ -85,3 +102,46 @@ class Borrow:
 
 
 MAIN = Stream("main")
+_CLOSED = object()
+
+
+class HandOffs:
+    """The values of a rank that are on their way from one stream to another. `take` waits for the `put` of its tag."""
+
+    _of: ClassVar[dict[str, HandOffs]] = {}  # by rank; the streams of a rank are actors of one process
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, queue.SimpleQueue[Any]] = {}
+        self._is_closed = False
+
+    @classmethod
+    def of(cls, rank: str) -> HandOffs:
+        """Return those of a rank, whose name is unique among all engines."""
+        return cls._of.setdefault(rank, cls())
+
+    @classmethod
+    def close(cls, rank: str) -> None:
+        """Make the streams that still wait raise, as another stream has ended. May be called again."""
+        if (found := cls._of.pop(rank, None)) is not None:
+            found._is_closed = True
+            for box in list(found._boxes.values()):
+                box.put(_CLOSED)
+
+    def put(self, tag: int, value: Any) -> None:
+        event = torch.cuda.Event() if torch.cuda.is_initialized() else None
+        if event is not None:
+            event.record()
+        self._boxes.setdefault(tag, queue.SimpleQueue()).put((value, event))
+
+    def take(self, tag: int) -> Any:
+        """Return a value; on a GPU the current CUDA stream waits for it. Raises RuntimeError once it is closed."""
+        box = self._boxes.setdefault(tag, queue.SimpleQueue())
+        if (self._is_closed and box.empty()) or (taken := box.get()) is _CLOSED:
+            raise RuntimeError("the stream that lends the value has ended")
+        del self._boxes[tag]
+        value, event = taken
+        if event is not None:
+            event.wait()
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                value.record_stream(torch.cuda.current_stream())
+        return value

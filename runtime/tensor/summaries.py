@@ -143,5 +143,5 @@ def _as_picture(values: torch.Tensor) -> torch.Tensor:
 
 def _fetch(tensor: Any, rank: int) -> torch.Tensor:
     place = tensor._place
-    value: torch.Tensor = place.engine.fetch_now(place.lane.ranks[rank], [tensor._ref.id])[0]
+    value: torch.Tensor = place.engine.fetch_now(place.lane.ranks[rank], [tensor._ref.id], place.stream)[0]
     return value

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.tensor.device_mesh import DeviceMesh, no_mesh
+from meshbook.runtime.tensor.lanes import Ref
+from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.tensor import MeshTensor
 
@@ -56,10 +58,15 @@ def fetch_shard(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) 
 
     rank = rank_of(place.mesh, shard, dims)
     place.engine.check_can_wait()
-    refs = [tensor._issue_for("shard") if place.is_global else tensor._ref for tensor in tensors]
-    values = place.engine.fetch(rank, [ref.id for ref in refs])
+    refs = [tensor._issue_for("shard") if place.is_global else _in_stream(tensor, place) for tensor in tensors]
+    values = place.engine.fetch(rank, [ref.id for ref in refs], place.stream)
     fetched: Future[Any] = values.then(rebuild)
     return fetched
+
+
+def _in_stream(tensor: MeshTensor, place: Place) -> Ref:
+    """Return the value of a tensor in the stream of a place, which waits for it if it is of another stream."""
+    return place.engine.hand_over(tensor._ref.id, tensor._place.lane, place.lane) or tensor._ref
 
 
 def inspect(tree: Any, /, shard: dict[str, int] | None = None, **dims: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Sequence
@@ -21,30 +22,36 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.streams import HandOffs
 from meshbook.runtime.tensor.summaries import describe_values
 from meshbook.runtime.tensor.templates import Command
 from meshbook.runtime.traces import headline
 
 
 class TensorWorker(Actor):
-    """One rank of a tensor engine. Endpoints that return values return `Failed` where a command has failed."""
+    """One stream of one rank of a tensor engine. Endpoints that return values return `Failed` for a failed command."""
 
-    def __init__(self, engine: str, collective_timeout: float, layout: Layout | None = None) -> None:
+    def __init__(self, engine: str, collective_timeout: float, layout: Layout | None = None, stream: int = 0) -> None:
         rank = context().actor_instance.rank.rank
-        groups = Groups(f"{engine}/{rank}", timedelta(seconds=collective_timeout))
-        self._executor = _make_executor(rank, groups, layout)
+        self._name = f"{engine}/{rank}"
+        groups = Groups(self._name, timedelta(seconds=collective_timeout), stream)
+        self._executor = _make_executor(rank, groups, layout, HandOffs.of(self._name))
+        # All threads share CUDA's default stream, so a stream of ours needs one of its own.
+        self._cuda = torch.cuda.Stream() if stream and torch.cuda.is_available() else None
         self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
 
     @endpoint(instrument=False)
     def run(self, first: int, commands: bytes | list[Command]) -> list[Failed]:
         """Run a batch whose commands are numbered from `first` on; return the failures that began in it."""
         batch = pickle.loads(commands) if isinstance(commands, bytes) else commands
-        with torch.no_grad():
+        with torch.no_grad(), self._in_own_stream():
             return self._executor.run(first, batch)
 
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
         """Return these values."""
+        if self._cuda is not None:
+            self._cuda.synchronize()
         return [_materialized(self._executor.find(each)) for each in ids]
 
     @endpoint(instrument=False)
@@ -62,7 +69,8 @@ class TensorWorker(Actor):
     def call(self, function: Any, tree: Any) -> Any:
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
         failed = self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
-        return failed if failed is not None else self._executor.apply_function(function, tree)
+        with self._in_own_stream():
+            return failed if failed is not None else self._executor.apply_function(function, tree)
 
     @endpoint(instrument=False)
     def placements(self, value: int) -> Any:
@@ -109,13 +117,17 @@ class TensorWorker(Actor):
         """Return the number of values in the table."""
         return len(self._executor.values)
 
+    def _in_own_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)
+
     def __cleanup__(self, error: Exception | None) -> None:
         self._executor.groups.close()
+        HandOffs.close(self._name)
 
 
-def _make_executor(rank: int, groups: Groups, layout: Layout | None) -> Executor:
+def _make_executor(rank: int, groups: Groups, layout: Layout | None, hand_offs: HandOffs) -> Executor:
     if layout is None:
-        return Executor(rank, groups)
+        return Executor(rank, groups, hand_offs=hand_offs)
     from meshbook.runtime.tensor.sharded_executor import ShardedExecutor  # weight: 0.7 s for DTensor
 
     return ShardedExecutor(rank, groups, layout)

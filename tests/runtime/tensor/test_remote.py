@@ -1,4 +1,4 @@
-"""Remote functions, process groups, streams."""
+"""Remote functions, process groups, the queue of each rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import torch.distributed as dist
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ActorError
-from meshbook.runtime.tensor.device_mesh import get_active_stream
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
-from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
@@ -169,54 +167,7 @@ def test_an_endpoint_takes_tensors(pair, grid):
         actors.scale.rref(x)
 
 
-# -- streams --------------------------------------------------------------------------
-
-
-def test_a_tensor_is_borrowed(pair):
-    other = Stream("other")
-    with pair.activate():
-        x = torch.ones(2)
-        with other.activate():
-            assert get_active_stream() is other
-            with pytest.raises(TypeError, match="wrong stream"):
-                x + 1
-            borrowed, borrow = other.borrow(x)
-            with borrow:
-                y = borrowed + 1
-                with pytest.raises(TypeError, match="would be mutated"):
-                    borrowed.add_(1)
-            with pytest.raises(TypeError, match="dropped"):
-                borrowed + 1
-        assert get_active_stream() is not other
-        assert y.stream is other
-        assert value(y).tolist() == [2, 2]
-        x.add_(1)
-    assert value(x).tolist() == [2, 2]
-
-
-def test_a_lent_tensor_cannot_change(pair):
-    with pair.activate():
-        x = torch.ones(2)
-    _, borrow = Stream("other").borrow(x)
-    assert value(x + 1).tolist() == [2, 2]
-    with pytest.raises(TypeError, match="would be mutated"):
-        x.add_(1)
-    with pytest.raises(TypeError, match="would be mutated"):
-        x.reduce_("gpus")
-    borrow.drop()
-    borrow.drop()
-    x.add_(1)
-
-
-def test_a_tensor_lent_for_changes_cannot_be_used(pair):
-    with pair.activate():
-        x = torch.ones(2)
-    borrowed, borrow = Stream("other").borrow(x, mutable=True)
-    borrowed.add_(1)
-    with pytest.raises(TypeError, match="borrowed"):
-        x + 1
-    borrow.drop()
-    assert value(x).tolist() == [2, 2]
+# -- the queue ------------------------------------------------------------------------
 
 
 def test_the_queue_of_each_rank_is_counted(pair):
