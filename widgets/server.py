@@ -38,6 +38,7 @@ MOST_SLOW_REQUESTS = 8  # such requests at once
 ACTIVE_FOR = 2.0  # seconds after a change
 MOST_IN_HISTORY = 64  # ranks of one request
 PICTURE_BYTES = 10_000  # of pictures, per second
+PICTURE_SHARE = 0.05  # of the thread's time that it draws pictures: curves of thousands of ranks take half a second
 
 
 class DashboardServer:
@@ -179,7 +180,9 @@ class DashboardServer:
             self._is_picture_old = False
             data = dict(self._draw())
             self._put({"kind": "picture", "data": data})
-            self._picture_due_at = now + max(1.0, sum(map(len, data.values())) / PICTURE_BYTES)
+            drawn_at = self._clock()
+            pause = max(1.0, sum(map(len, data.values())) / PICTURE_BYTES, (drawn_at - now) / PICTURE_SHARE)
+            self._picture_due_at = drawn_at + pause
 
     def _put(self, content: Mapping[str, object], buffers: Sequence[bytes] = ()) -> None:
         size = len(msgspec.json.encode(content, enc_hook=str)) + sum(map(len, buffers))

@@ -30,11 +30,13 @@ class Board:
         self.is_watched: list[bool] = []
         self.wake: Callable[[], object] | None = None
         self.gate = threading.Semaphore(0)
+        self.when_drawn: Callable[[], object] = lambda: None
 
     def snapshot(self) -> MeshSnapshot:
         return self.now
 
     def draw(self) -> dict[str, str]:
+        self.when_drawn()
         return {"text/plain": f"{len(self.now.conditions.dead)} dead"}
 
     def series(self, ranks: Sequence[int], metrics: Sequence[str]) -> Any:
@@ -137,6 +139,22 @@ def test_the_picture_comes_where_something_has_happened_and_once_a_second_at_mos
     assert "hosts" in views.hear()  # which is only measured
     views.ask(kind="history", ranks=[0], metrics=["memory"])
     assert views.pictures.empty()
+
+
+def test_a_picture_that_takes_long_to_draw_comes_seldom(board: Board, views: Views) -> None:
+    def advance() -> None:
+        views.time += 0.5
+
+    board.when_drawn = advance
+    views.open()
+    assert views.pictures.get(timeout=PATIENCE)["data"] == {"text/plain": "0 dead"}
+    for dead, seconds in ((1, 5.0), (2, 5.0)):
+        board.now = dataclasses.replace(board.now, conditions=RankConditions(dead=set(range(dead))))
+        assert views.pictures.empty()
+        views.time += seconds
+        views.conversation.wake()
+        assert views.hear()["counts"]["dead"] == dead
+    assert views.pictures.get(timeout=PATIENCE)["data"] == {"text/plain": "2 dead"}
 
 
 @pytest.mark.parametrize(

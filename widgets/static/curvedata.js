@@ -53,6 +53,9 @@ export class CurveBook {
     for (const { metric, runs } of reply.charts) {
       if (String(this.#runs.get(metric)) !== String(runs)) changed.add(metric);
       this.#runs.set(metric, runs);
+      for (const [key, { entry }] of this.#curves) {
+        if (entry.metric === metric && !runs.includes(entry.run)) this.#curves.delete(key);
+      }
     }
     const left = buffers.values();
     const next = () => /** @type {DataView} */ (left.next().value);

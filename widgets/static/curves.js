@@ -27,10 +27,10 @@ const NONE = "No metric has been logged yet. In a cell: meshbook.log(step=step, 
 
 /**
  * @param {Context} context
- * @param {string[]} [patterns] the metrics to show; all if there are none
+ * @param {string[] | null} [patterns] for a view with this panel alone: the metrics to show; all if there are none
  * @returns {Panel}
  */
-export function makeCurvesPanel(context, patterns = []) {
+export function makeCurvesPanel(context, patterns = null) {
   const panel = new CurvesPanel(context, patterns);
   return {
     title: "Curves",
@@ -65,6 +65,14 @@ class CurvesPanel {
   #note = element("p", { class: "meshbook-note", role: "status" }, NONE);
   #charts = element("div", { class: "meshbook-curves" });
   #zoomed = this.#button("Show all", "Show the whole range again (key 0, or double-click)", () => this.#zoom(null));
+  /** @type {HTMLInputElement} */
+  #ranks = element("input", {
+    type: "text",
+    class: "meshbook-log-choice",
+    placeholder: "Ranks: 0-3, hosts=1",
+    "aria-label": "Select ranks",
+    on: { change: () => void this.#context.selection.choose(this.#ranks.value) },
+  });
   #everyRank = this.#button("All ranks", "", () => void this.#context.selection.clear());
   #rows = new Rows(this.#charts, (/** @type {string} */ name) => this.#makeCard(name));
   #sizes = new ResizeObserver(() => this.#drawSoon(this.#visible));
@@ -72,11 +80,12 @@ class CurvesPanel {
 
   /**
    * @param {Context} context
-   * @param {string[]} patterns
+   * @param {string[] | null} patterns
    */
   constructor(context, patterns) {
     this.#context = context;
-    this.#patterns = patterns;
+    this.#patterns = patterns ?? [];
+    setAttribute(this.#ranks, "hidden", patterns === null); // the dashboard has such a field already
     setAttribute(this.#zoomed, "hidden", true);
     setAttribute(this.#everyRank, "hidden", true);
     this.element = element(
@@ -96,11 +105,14 @@ class CurvesPanel {
     if (changed.has("theme")) for (const card of this.#cards.values()) if (card instanceof CurveChart) card.recolour();
     if (selection.sel !== this.#sel) {
       this.#sel = selection.sel;
+      this.#ranks.value = selection.sel || (selection.problem && this.#ranks.value);
       this.#startAnew();
-    }
+    } else if (changed.has("mesh")) this.#startAnew(); // of which the curves may be others under the same names
+    setAttribute(this.#ranks, "aria-invalid", selection.problem !== "");
+    setAttribute(this.#ranks, "title", selection.problem || "The ranks whose curves are shown, as %%mesh takes them");
     setAttribute(this.#everyRank, "hidden", selection.size === 0);
     setAttribute(this.#everyRank, "title", `Show all ranks again, not only ${selection.text}`);
-    if (changed.has("curves") || changed.has("shown") || changed.has("mesh")) this.#askSoon();
+    if (changed.has("curves") || changed.has("shown")) this.#askSoon();
   }
 
   dispose() {
@@ -157,6 +169,7 @@ class CurvesPanel {
       "div",
       { class: "meshbook-curve-tools", role: "toolbar", "aria-label": "Curves" },
       filter,
+      this.#ranks,
       axis,
       runs,
       this.#toggle("log y", "Logarithmic vertical axes", (isLogY) => this.#draw({ isLogY })),

@@ -47,6 +47,7 @@ def fake_mesh(size: int = 4096, *, per_host: int = 8, seed: int = 0, faults: flo
 
         mesh = fake_mesh(4096)
         mesh.dashboard()  # in a notebook: live, in real time
+        mesh.charts("train")  # and its curves: of a straggler and a diverging rank, too
 
         mesh = fake_mesh(64, faults=0)
         mesh.advance(10.0)  # in a test: ten seconds later, at once

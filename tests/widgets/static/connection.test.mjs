@@ -56,7 +56,7 @@ function connected(t, { expectsMore = false } = {}) {
     on: (event, listener) => void listeners.set(event, listener),
     /** @param {string} event */
     off: (event) => void listeners.delete(event),
-    get: () => "",
+    get: () => /** @type {any} */ (""),
   };
   const connection = new Connection(model, {
     onState: ({ seq }) => bench.states.push(seq),

@@ -93,6 +93,17 @@ test("earlier runs are means beside the present one, on one x", () => {
   assert.deepEqual(roles.map(({ kind, run }) => `${kind} ${run}`).slice(0, 2), ["earlier cell 1", "low cell 2"]);
 });
 
+test("runs that a chart no longer shows are discarded", () => {
+  const { book } = take();
+  take(book, "cell 2");
+  assert.deepEqual(
+    book.curvesOf("loss").map(({ entry }) => entry.run),
+    ["cell 2"],
+  );
+  book.take(reply({ charts: [{ metric: "loss", runs: ["cell 1", "cell 2"] }] }), []);
+  assert.deepEqual(book.have(["loss"]), [["loss", "cell 2", 2]]);
+});
+
 test("logarithmic axes leave out what has no place there", () => {
   const { book } = take();
   const { table } = tableOf(book.curvesOf("loss"), { ...PLAIN, isLogX: true, isLogY: true });
