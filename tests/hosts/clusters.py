@@ -20,7 +20,6 @@ from meshbook.runtime.hosts.ray_launcher import AgentRunner
 from tests.end_to_end.faults.test_network import Network
 
 PATIENCE = 60.0
-START_SECONDS = 100  # for a node of Ray and its agent on a busy machine; the defaults are 30 and 15
 SSH_OPTIONS = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
 
 
@@ -256,11 +255,6 @@ class RayCluster:
         pytest.importorskip("ray")
         self._server = subprocess.Popen(
             [sys.executable, "-c", RAY],
-            env=os.environ
-            | {
-                "RAY_raylet_start_wait_time_s": str(START_SECONDS),
-                "RAY_agent_register_timeout_ms": str(START_SECONDS * 1000),
-            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
