@@ -388,7 +388,7 @@ class CastReceiver:
     """
 
     handle: Handle  # handles a message of another node; that of the dispatch
-    handle_reply: Callable[[GatheredReply], None]  # the same for a gathered reply
+    handle_replies: Callable[[Sequence[GatheredReply]], None]  # the same for gathered replies
 
     def __init__(self, routes: Routes, relay: Relay, *, first: int, limit: int) -> None:
         self.held: dict[str, Inbound] = {}  # of the nodes whose direct messages wait now
@@ -425,20 +425,18 @@ class CastReceiver:
         if gathered.to.node != self._routes.own.node:
             return self._relay.on_gathered(gathered, body)
         find, incarnation_of = self._inbound.get, self._routes.incarnation_by_node.get
-        first, handle = self._first, self.handle_reply
+        first, handle = self._first, self.handle_replies
+        ready = []
         for each in gathered.replies:  # for each rank: no calls to spare
             node, mark = each.node, each.mark
             # The marks of an adopted call have arrived at the process before.
             if mark and each.call >= first:
                 inbound = find((node, incarnation_of(node, 0)))
                 if inbound is None or mark > inbound.marks:
-                    self._inbound_of(node).add_reply(mark, functools.partial(handle, each))
+                    self._inbound_of(node).add_reply(mark, functools.partial(handle, (each,)))
                     continue
-            try:
-                handle(each)
-            except Exception:  # one failed message must not stop the others
-                logger.exception("a message could not be handled")
-        return None
+            ready.append(each)
+        return handle(ready)
 
     def on_mark(self, mark: Mark, body: Body) -> None:
         self._inbound_of(mark.sender).set_mark(mark.number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -126,17 +126,22 @@ class Dispatch:
             reply_handler.refuse(index, rebuild_error(reply.status, body))
         return None
 
-    def handle_gathered(self, reply: GatheredReply) -> None:
-        """Handle a reply to a cast. It is dropped if the call has failed: its node was declared down meanwhile."""
-        if (found := self._table.take(reply.call, reply.rank)) is None:
-            return
-        if self._recorder.on:
-            self._recorder.mark((now(), "", reply.call))
-        reply_handler, index = found
-        if reply.status == "ok":
-            reply_handler.answer(index, _SmallResult(self.load, reply.body))
-        else:
-            reply_handler.refuse(index, rebuild_error(reply.status, (reply.body,)))
+    def handle_gathered(self, replies: Sequence[GatheredReply]) -> None:
+        """Handle replies to casts. One is dropped if its call has failed: its node was declared down meanwhile."""
+        take, load, recorder = self._table.take, self.load, self._recorder
+        for reply in replies:
+            if (found := take(reply.call, reply.rank)) is None:
+                continue
+            if recorder.on:
+                recorder.mark((now(), "", reply.call))
+            reply_handler, index = found
+            try:
+                if reply.status == "ok":
+                    reply_handler.answer(index, _SmallResult(load, reply.body))
+                else:
+                    reply_handler.refuse(index, rebuild_error(reply.status, (reply.body,)))
+            except Exception:  # one failed message must not stop the others
+                logger.exception("a message could not be handled")
 
 
 def _is_urgent(message: Any) -> bool:

@@ -169,7 +169,7 @@ class Node:
                 Fence: received.on_fence,
             },
         )
-        received.handle, received.handle_reply = self.dispatch.handle, self.dispatch.handle_gathered
+        received.handle, received.handle_replies = self.dispatch.handle, self.dispatch.handle_gathered
         self.accept = transport.accept = self.dispatch.accept  # gets each received frame, on the I/O thread
         recorder.busy.append(actors.under_way)
         if incarnation:  # refuse messages for actors of earlier incarnations at once
