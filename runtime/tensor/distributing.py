@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from meshbook.runtime.tensor.layouts import placements_of
+from meshbook.runtime.tensor.engine import LOCALLY
+from meshbook.runtime.tensor.layouts import coordinates_of, local_part, placements_of
 from meshbook.runtime.tensor.mesh_value import MeshValue
+from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.sharded_mesh import Mesh
-from meshbook.runtime.tensor.tensor import MeshTensor
+from meshbook.runtime.tensor.templates import user_place
+from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
+
+SMALL_BYTES: Final = 1 << 16  # up to here, one message with the whole tensor for all ranks costs less than one for each
 
 
 def distribute(
@@ -27,7 +33,8 @@ def distribute(
 
     `sharding_spec` has an entry for each dimension of the tensor: the dimension of the mesh that shards it, a tuple of
     several, or None. `placements`, also as the third argument, are torch's `Shard(0)`, `Replicate()` and `Partial()`,
-    one for each dimension of the mesh. Without both the tensor is replicated. Shards may be of different sizes.
+    one for each dimension of the mesh. Without both the tensor is replicated. Shards may be of different sizes. Of a
+    tensor with more than 64 KiB, each rank is sent its shard only.
 
     `data` is a tensor, an array of numpy, or a frame: of Polars, pandas, Arrow, a relation of DuckDB. Of a frame,
     `columns` chooses: a name gives one dimension, the rows; a list two, rows and columns; None all columns. A parameter
@@ -49,13 +56,41 @@ def distribute(
         raise ValueError("the tensor is the result of recorded operations: call detach() on it first")
     made: Any
     with torch.no_grad():
-        made = target.constant(tensor.to(target.device_type)).redistribute(placements=wanted)
+        if tensor.nbytes > SMALL_BYTES and _is_scattered(target, wanted):
+            made = _scatter(tensor, target, wanted)
+        else:
+            made = target.constant(tensor.to(target.device_type)).redistribute(placements=wanted)
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(made, tensor.requires_grad)
     elif tensor.requires_grad:
         made.requires_grad_()
     result: MeshTensor = made
     return result
+
+
+def _is_scattered(mesh: Mesh, placements: Sequence[Any]) -> bool:
+    """Return whether the ranks have parts of a tensor; a recording has one command for all ranks."""
+    is_cut = any(each.is_shard() for each in placements) and not any(each.is_partial() for each in placements)
+    return is_cut and mesh.engine.recorder is None
+
+
+def _scatter(tensor: torch.Tensor, mesh: Mesh, placements: Sequence[Any]) -> MeshTensor:
+    """Return a tensor on the ranks; each of them is sent its part."""
+    place, engine = mesh.place(), mesh.engine
+    with LOCALLY():
+        whole = tensor.detach().resolve_conj().resolve_neg()
+        strides = torch.empty_like(whole, device="meta").stride()  # dense, in the order of the tensor's dimensions
+        device = torch.device(mesh.device_type)
+        meta = Meta.make(tuple(whole.shape), tuple(strides), whole.dtype, 0, device)
+        number, line = engine.new_ids(1), user_place(2)
+        ref = place.lane.new_ref(number)
+        for rank in range(math.prod(mesh.shape)):
+            cut = local_part(whole.shape, placements, mesh.shape, coordinates_of(rank, mesh.shape))
+            # A copy: the command is sent later.
+            part = whole[tuple(slice(*each) for each in cut)].to("cpu").clone()
+            lane = engine.lane(engine.actors.slice(**dict(engine.actors.extent.point(rank))))
+            engine.issue(lane, ("part", number, part, meta, tuple(placements)), line, part.nbytes)
+    return make_tensor(meta, ref, place)
 
 
 def _as_mesh(mesh: Any) -> Mesh:

@@ -63,10 +63,13 @@ class Meta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> Meta:
-        """Return the metadata of a real or meta tensor, on another device if one is given."""
+        """Return the metadata of a real or meta tensor, on another device if one is given.
+
+        A device has no index: on several GPUs each rank has another one, and the tensors are those of one operation.
+        """
         if tensor.layout is not torch.strided:
             raise NotImplementedError(f"tensors of a mesh must be dense, but this one has the layout {tensor.layout}")
-        place = tensor.device if device is None else device
+        place = torch.device(tensor.device.type) if device is None else device
         layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         return cls.make(*layout, place, False, tensor.is_conj(), tensor.is_neg())
 

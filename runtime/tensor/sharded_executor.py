@@ -54,6 +54,7 @@ class ShardedExecutor(Executor):
             "random_state": self._set_random_state,
             "execute": self._execute,
             "adopt": self._adopt,
+            "part": self._keep_part,
             "redistribute": self._redistribute,
             "align": self._align,
             "whole": self._keep_whole,
@@ -185,6 +186,19 @@ class ShardedExecutor(Executor):
         super()._constant(number, output, tensor, Meta.make(meta.shape, meta.stride, meta.dtype, meta.offset, device))
         if type(value := self.values[output]) is not Failed:
             self.values[output] = placing.wrap(value, self.operators.mesh)
+
+    def _keep_part(
+        self, number: int, output: int, part: torch.Tensor, meta: Meta, placements: Sequence[Placement]
+    ) -> None:
+        """Store a tensor of which this rank was sent its part."""
+        try:
+            # A copy, as the bytes of a message cannot be written to.
+            local = torch.empty(part.shape, dtype=part.dtype, device=self.operators.mesh.device_type).copy_(part)
+            local = placing.with_order_of(local, meta.stride)
+            layout = {"shape": torch.Size(meta.shape), "stride": meta.stride}
+            self.values[output] = DTensor.from_local(local, self.operators.mesh, placements, run_check=False, **layout)
+        except Exception as error:
+            self._fail(number, error, (), (output,))
 
     def _alias(self, number: int, output: int, source: int) -> None:
         value = self.find(source)

@@ -357,7 +357,7 @@ class ModulePart(nn.Module):
             return self
         with LOCALLY():
             wanted = fn(torch.empty(0, dtype=present.dtype, device=present.device))
-        if wanted.device != present.device:
+        if wanted.device.type != present.device.type:
             raise RuntimeError(f"a module on a mesh stays on its ranks: it cannot be moved to {wanted.device}")
         if wanted.dtype != present.dtype:
             if self is not root:

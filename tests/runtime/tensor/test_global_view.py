@@ -55,6 +55,36 @@ def test_a_distributed_tensor_has_its_value_and_placements(mesh, spec, placement
     assert (x * 2).tolist() == (local_copy * 2).tolist()
 
 
+@pytest.mark.parametrize(
+    "placements",
+    [[Shard(0), Replicate()], [Shard(1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Shard(1)]],
+    ids=str,
+)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_each_rank_is_sent_its_shard_only(mesh, monkeypatch, placements, is_transposed):
+    local = (torch.arange(301 * 200) % 7).float().view(301, 200)
+    local = local.t() if is_transposed else local
+    sent: dict[int, int] = {}
+    issue = mesh.engine.issue
+
+    def count(lane, command, *rest):
+        for rank in lane.ranks:
+            nbytes = sum(each.nbytes for each in command if isinstance(each, torch.Tensor))
+            sent[rank] = sent.get(rank, 0) + nbytes
+        issue(lane, command, *rest)
+
+    monkeypatch.setattr(mesh.engine, "issue", count)
+    x = distribute(local, mesh, placements)
+    monkeypatch.undo()
+    shards = [fetch_shard(x, data=rank // 2, model=rank % 2).get(PATIENCE) for rank in range(4)]
+    assert sent == {rank: shard.nbytes for rank, shard in enumerate(shards)}
+    assert x.placements == tuple(placements)
+    assert torch.equal(x.full_tensor(), local)
+    assert x.stride() == local.stride()
+    changed = x.add_(1)
+    assert torch.equal((changed.t() @ x).full_tensor(), (local + 1).t() @ (local + 1))
+
+
 def test_operations_look_local(mesh):
     local = torch.randn(7, 5)
     x = distribute(local, mesh, ["data", "model"])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
+from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.tensor import MeshTensor
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
 
@@ -311,3 +312,15 @@ def test_run_ahead_is_bounded(pair, monkeypatch):
             most = max(most, engine._ahead)
     assert 0 < most <= 500 + 2 * 257  # a batch is counted when it is sent
     assert value(x).tolist() == [3000] * 3
+
+
+def test_metadata_of_ranks_with_different_gpus_is_equal():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.device("cuda:1"):
+        second = torch.empty(2, 3)
+    with FakeTensorMode():
+        first = torch.empty(2, 3, device="cuda:0")
+    assert first.device != second.device
+    assert Meta.of(first) is Meta.of(second)
+    assert Meta.of(first).device == torch.device("cuda")
