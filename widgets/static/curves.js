@@ -133,7 +133,12 @@ class CurvesPanel {
       class: "meshbook-log-choice",
       placeholder: "Filter metrics",
       "aria-label": "Filter metrics",
-      on: { input: () => this.#choose(() => (this.#filter = filter.value.trim().toLowerCase())) },
+      on: {
+        input: () => {
+          this.#filter = filter.value.trim().toLowerCase();
+          this.#arrange();
+        },
+      },
     });
     /** @type {HTMLInputElement} */
     const smoothing = element("input", {
@@ -233,12 +238,6 @@ class CurvesPanel {
     this.#settings = { ...this.#settings, range };
     this.#startAnew();
     this.#drawSoon(this.#cards.keys()); // with the points that are there, until there are more
-  }
-
-  /** @param {() => void} change of which charts are shown */
-  #choose(change) {
-    change();
-    this.#arrange();
   }
 
   /** Has all curves come again, after a change of what the kernel computes. */
