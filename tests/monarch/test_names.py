@@ -20,7 +20,10 @@ MODULES = [
     *("monarch.exceptions", "monarch.job", "monarch.rdma", "monarch.spmd"),
     "monarch._rust_bindings.monarch_hyperactor.supervision",
 ]
-OURS_ALONE = {"heal_mesh", "ActorMesh", "MeshbookError", "Restarts", "TransferError", "close_session", "events", "span"}
+OURS_ALONE = {
+    *("heal_mesh", "ActorMesh", "MeshbookError", "Restarts", "TransferError", "close_session", "events", "span"),
+    *("Histogram", "log"),
+}
 OF_RDMA = {"RDMAAction", "RDMABuffer", "get_rdma_backend"}
 
 
