@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -22,10 +23,14 @@ from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_conne
 PATIENCE_S = 2.5
 PAUSE_S = 0.02  # between checks of other threads' stacks: no event reports that one has left C++
 FREEING_S = 1.0
+_aborting = threading.Lock()
 
 
-def abort_groups() -> list[str]:
+def abort_groups(default: weakref.ref[Any] | None = None) -> list[str]:
     """Release every thread that is stuck in torch.distributed, and destroy all process groups of this process.
+
+    With `default`, which refers to a default process group, do nothing unless it still is that of this process: another
+    thread may have aborted it, and be creating the next one.
 
     Call it on another thread than the stuck one. The stuck thread gets a RuntimeError: within milliseconds, or in about
     a second if it waits for a store that no process has opened. Afterwards torch reports that the default process group
@@ -36,6 +41,13 @@ def abort_groups() -> list[str]:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:  # torch.distributed is unused; importing it would take a second
         return []
+    with _aborting:
+        if default is not None and ((group := default()) is None or group is not c10d.GroupMember.WORLD):
+            return []
+        return _abort_all(c10d)
+
+
+def _abort_all(c10d: Any) -> list[str]:
     stores = _store_ports(c10d)
     aborted = [f"{c10d._world.pg_map[group][0]} group of {group.size()} ranks" for group in c10d._world.pg_names]
     freed = cut(gloo_connections())

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import logging
 import os
+import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class ShardedExecutor(Executor):
         super().__init__(rank, groups, lambda func, args, kwargs: self.operators.run(func, args, kwargs))
         self._layout = layout
         self._has_joined = False
+        self._group: weakref.ref[Any] | None = None  # the default process group that the mesh uses
         self._has_left = False  # the process groups, after a failure
         self._fails_alike = False  # the operator that fails now, on all ranks
         self._handlers |= {
@@ -69,6 +71,7 @@ class ShardedExecutor(Executor):
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
         ranks = torch.arange(dist.get_world_size()).view(self._layout.shape)
         mesh = DeviceMesh(device, ranks, mesh_dim_names=self._layout.dims)
+        self._group = weakref.ref(dist.group.WORLD)
         self._has_left = False
         if self._has_joined:
             # The tensors, torch's caches and users' modules hold the mesh itself: it changes over to the new groups.
@@ -91,7 +94,7 @@ class ShardedExecutor(Executor):
         """Describe a failure. Unless all ranks fail alike, leave the process groups: the others may wait there."""
         is_broken = self._has_left or _is_of_groups(error)
         if (is_broken or not self._fails_alike) and not self._has_left and self._layout.size > 1:
-            abort_groups()
+            abort_groups(self._group)
             self._has_left = True
         failed = super()._describe(number, error, is_broken or is_between_ranks)
         return dataclasses.replace(failed, has_left=self._has_left)

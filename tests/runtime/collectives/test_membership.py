@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from meshbook.runtime.collectives.abort import stuck_threads, wait_freed
+from meshbook.runtime.collectives.abort import abort_groups, stuck_threads, wait_freed
 from meshbook.runtime.collectives.membership import GroupMembership
 
 # As a collective of torch's looks from outside: by the file that its code is of.
@@ -46,3 +48,23 @@ def test_a_rank_outside_a_collective_is_free() -> None:
     standing = GroupMembership().leave()
     assert (standing.aborted, standing.stuck) == ((), "")
     assert 0 < standing.free_port < 65536
+
+
+def test_a_group_that_another_thread_has_replaced_is_not_aborted() -> None:
+    """An operation that fails late aborts its own group, not the one that is being made meanwhile."""
+    dist = pytest.importorskip("torch.distributed")
+
+    def join() -> weakref.ref[Any]:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return weakref.ref(dist.group.WORLD)
+
+    former = join()
+    GroupMembership().leave()
+    present = join()
+    try:
+        assert abort_groups(former) == []
+        assert dist.is_initialized()
+    finally:
+        aborted = abort_groups(present)
+    assert len(aborted) == 1
+    assert not dist.is_initialized()
