@@ -205,8 +205,8 @@ def test_histograms_and_images_stand_beside_the_charts_of_a_cell_of_their_own(
     assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
     assert charts.panel.get_by_role("region").count() == 3
     assert charts.panel.get_by_role("tab").count() == 0
-    charts.panel.get_by_label("Select ranks").fill("1,2")
-    charts.panel.get_by_label("Select ranks").press("Enter")
+    charts.panel.get_by_label("Select ranks of the charts").fill("1,2")
+    charts.panel.get_by_label("Select ranks of the charts").press("Enter")
     while not bare.heard("select"):
         bare.page.evaluate("new Promise(requestAnimationFrame)")
     charts.advance(0.25)  # with the selection

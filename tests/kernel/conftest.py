@@ -59,7 +59,14 @@ class Cell:
         return self._stream("stderr")
 
     def _stream(self, name: str) -> str:
-        return "".join(each["text"] for each in self.contents("stream") if each["name"] == name)
+        """The text of a stream; that of the live area if the cell took longer than a cell with plain streams may."""
+        streams = "".join(each["text"] for each in self.contents("stream") if each["name"] == name)
+        area = self.updates[-1].get("text/plain", "") if self.updates else ""
+        if streams or not re.match(r"\d+ ranks? · ", area):
+            return streams
+        _, _, text = re.sub(r"(?m)^wall [\d.]+ s · .*\n", "", area).partition("\n")
+        stdout, _, stderr = text.partition("stderr:\n")
+        return stdout if name == "stdout" else stderr
 
     @property
     def result(self) -> str | None:

@@ -70,7 +70,7 @@ class CurvesPanel {
     type: "text",
     class: "meshbook-log-choice",
     placeholder: "Ranks: 0-3, hosts=1",
-    "aria-label": "Select ranks",
+    "aria-label": "Select ranks of the charts",
     on: { change: () => void this.#context.selection.choose(this.#ranks.value) },
   });
   #everyRank = this.#button("All ranks", "", () => void this.#context.selection.clear());

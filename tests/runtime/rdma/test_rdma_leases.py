@@ -220,7 +220,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 
 def test_without_proc_nothing_is_taken_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_identity, "_read_stat", lambda pid: [])
-    mark = own_mark()
+    mark = own_mark.__wrapped__()
     assert mark.started == 0
     assert not mark.has_ended
     assert not ProcessMark(mark.pid, 4711, mark.system).has_ended
