@@ -81,6 +81,7 @@ def test_replicated_results_must_be_equal(mesh):
     assert parts.item() == 28
 
 
+@process
 def test_a_function_that_fails_names_its_call(mesh):
     x = distribute(torch.ones(4), mesh)
     with pytest.raises(RemoteException) as caught:
