@@ -119,6 +119,8 @@ def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: Notebook,
         f"%%mesh -a\n{signs.definition}\nimport threading\nprint('begun')\ntell('begun')\nthreading.Event().wait()"
     )
     signs.wait_for("begun", 2)
+    # What arrives later is for the notebook that attaches.
+    notebook.wait_until(lambda: notebook.run("%mesh log").stdout.count("begun") == 2)
     detached = notebook.run("%mesh detach").stdout
     assert "1 job continues" in detached
     notebook.wait_until(lambda: "2 ranks · detached after" in job.outputs[0].data["text/plain"])
