@@ -172,7 +172,7 @@ def test_ports_are_forwarded_until_the_job_ends(job: ProcessJob) -> None:
         with pytest.raises(ActorError, match="address already in use"):
             PortForwarder.forward(this_host(), host, connect_port=server, listen_port=server)
         again = PortForwarder.forward(this_host(), host, connect_port=server)
-    assert ask(again.port, b"nobody listens there") == b""
+    assert ask(again.port, b"no program listens there") == b""
     job.kill()
     end = time.monotonic() + PATIENCE
     while not is_refused(again.port):

@@ -195,7 +195,7 @@ def test_the_end_of_a_stopped_worker_does_not_wait_long_for_others(run: Callable
     assert workers.reports.get(timeout=PATIENCE) == ([NAMES[3]], [])
 
 
-def test_an_owner_that_is_stopping_hears_of_the_end_of_its_workers_at_once(run: Callable[..., ListedWorkers]) -> None:
+def test_an_owner_that_stops_is_sent_the_ends_of_its_workers_at_once(run: Callable[..., ListedWorkers]) -> None:
     workers = run(rank5=NAMES[0])
     stopped = workers.stop([NAMES[0], NAMES[1]], "the test stops it")
     assert sorted(worker.address.node for worker in stopped) == [NAMES[0], NAMES[1], NAMES[5]]
