@@ -73,7 +73,6 @@ def test_order_deaths_and_heals(casting: Any) -> None:
     casting.kill(procs, signal.SIGKILL)
     assert procs.heal().get(PATIENCE) == list(range(RANKS))
     assert list(probes.run.call(my_rank).get(PATIENCE).values()) == list(range(RANKS))
-    gate.open(RANKS)
 
     held = probes.run.call(type(gate).pass_through, gate)
     assert held.cancel()
