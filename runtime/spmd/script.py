@@ -75,12 +75,15 @@ def ignore_interrupts() -> None:
 
 @contextlib.contextmanager
 def main_restored() -> Iterator[None]:
-    """Restore `__main__`, `sys.argv` and `sys.path` at the end, for other code in this process."""
-    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    """Restore `__main__`, `sys.argv`, `sys.path` and `sys.excepthook` at the end, for other code in this process.
+
+    `init_process_group()` sets a hook that puts the rank before each line, one around the other.
+    """
+    argv, path, main, hook = sys.argv, list(sys.path), sys.modules["__main__"], sys.excepthook
     try:
         yield
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+        sys.argv, sys.path[:], sys.modules["__main__"], sys.excepthook = argv, path, main, hook
 
 
 def _run_file(name: str, rest: list[str]) -> None:

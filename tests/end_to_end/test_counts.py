@@ -17,6 +17,7 @@ from tests.counting import Counting, SystemCalls
 
 TIMES = 300
 RANKS = 8
+ROUNDS = 5
 ROOM = 10  # frames of other causes, such as the measurements of the host
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -91,6 +92,15 @@ class Mesh:
             self.all.echo.broadcast(number)
         self.all.echo.call(0).get()
 
+    def fewest_wake_ups(self, processes: list[int], work: Callable[[], None]) -> int:
+        """Of some rounds, since each thread that loses its processor to other work on the machine adds wake-ups."""
+        counts = []
+        for _ in range(ROUNDS):
+            with Counting(processes) as counted:
+                work()
+            counts.append(counted.wake_ups)
+        return min(counts)
+
     def frames(self, work: Callable[[], None]) -> tuple[int, int]:
         """How many frames the controller sends and receives meanwhile."""
         sent, received, _, _ = self.session.node.traffic()
@@ -112,10 +122,8 @@ def test_a_call_is_a_frame_each_way(mesh: Mesh) -> None:
 
 def test_a_call_wakes_two_threads_of_each_process(mesh: Mesh) -> None:
     """The I/O thread and the thread that waits: the actor's, and the caller's. A contended lock may add one."""
-    with Counting(mesh.pair) as counted:
-        mesh.call()
     for process in mesh.pair:
-        assert counted.total(process).wake_ups / TIMES < 3.5
+        assert mesh.fewest_wake_ups([process], mesh.call) / TIMES < 3.5
 
 
 def test_a_call_is_one_send_one_wait_and_one_read_of_each_process(mesh: Mesh) -> None:
@@ -132,18 +140,14 @@ def test_a_call_on_all_ranks_is_a_frame_each_way_for_each(mesh: Mesh) -> None:
     sent, received = mesh.frames(mesh.call_all)
     assert TIMES * RANKS <= sent <= TIMES * RANKS + ROOM
     assert TIMES * RANKS <= received <= TIMES * RANKS + RANKS + ROOM  # a credit of each rank, now and then
-    with Counting(mesh.everyone) as counted:
-        mesh.call_all()
-    assert counted.wake_ups / (TIMES * RANKS) < 5
+    assert mesh.fewest_wake_ups(mesh.everyone, mesh.call_all) / (TIMES * RANKS) < 5
 
 
 def test_a_cast_is_sent_with_others(mesh: Mesh) -> None:
     """The I/O thread joins what is queued: far fewer system calls and wake-ups than frames."""
     sent, _ = mesh.frames(mesh.cast)
     assert (TIMES + 1) * RANKS <= sent <= (TIMES + 1) * RANKS + ROOM
-    with Counting(mesh.everyone) as counted:
-        mesh.cast()
-    assert counted.wake_ups / (TIMES * RANKS) < 0.5
+    assert mesh.fewest_wake_ups(mesh.everyone, mesh.cast) / (TIMES * RANKS) < 0.5
     with SystemCalls(mesh.everyone) as calls:
         mesh.cast()
     assert calls.by_name["sendto"] / (TIMES * RANKS) < 0.5
@@ -154,9 +158,7 @@ def test_lines_of_output_travel_together(mesh: Mesh) -> None:
     lines = 10_000
     _, received = mesh.frames(lambda: mesh.one.say.call_one(lines).get())
     assert received < lines / 100
-    with Counting(mesh.pair) as counted:
-        mesh.one.say.call_one(lines).get()
-    assert counted.wake_ups < lines / 20
+    assert mesh.fewest_wake_ups(mesh.pair, lambda: mesh.one.say.call_one(lines).get()) < lines / 20
 
 
 def test_a_worker_that_waits_in_a_call_sleeps(mesh: Mesh) -> None:

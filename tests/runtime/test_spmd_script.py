@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGINT)
     with main_restored():
+        sys.excepthook = sys.__excepthook__  # a test before may have made a process group
         yield tmp_path
     assert signal.getsignal(signal.SIGINT) is before
     for name in ("beside", "package", "package.look"):
@@ -67,11 +68,13 @@ def test_a_package_runs_by_its_main(folder: Path) -> None:
 
 
 def test_main_is_restored(folder: Path) -> None:
-    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    (folder / "hook.py").write_text("import sys\nsys.excepthook = print")
+    before = sys.argv, list(sys.path), sys.modules["__main__"], sys.excepthook
     with main_restored():
-        run_as_main(["scripts/look.py", "out"])
+        run_as_main(["hook.py"])
         assert sys.modules["__main__"] is not before[2]
-    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+        assert sys.excepthook is print
+    assert (sys.argv, sys.path, sys.modules["__main__"], sys.excepthook) == before
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"]])
@@ -155,14 +158,10 @@ def test_what_is_said_of_an_exception(folder: Path, source: str, text: str) -> N
 
 def test_a_hook_of_the_scripts_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('hooked', error)\nraise ValueError(7)"
-    before = sys.excepthook
-    try:
-        assert end_of(folder, hook).code == 1
-        assert capsys.readouterr().out == "hooked 7\n"
-        assert end_of(folder, hook.replace("print", "int")).text == "ValueError: 7"
-        assert "TypeError" in capsys.readouterr().err
-    finally:
-        sys.excepthook = before
+    assert end_of(folder, hook).code == 1
+    assert capsys.readouterr().out == "hooked 7\n"
+    assert end_of(folder, hook.replace("print", "int")).text == "ValueError: 7"
+    assert "TypeError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "nowhere"]])
