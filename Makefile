@@ -59,7 +59,7 @@ test: setup chromium servers ## run all tests; those in a browser only if Chromi
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: setup ## run the tests that start no process, in about a minute
-	$(BIN)/python -m pytest -n 2 -m quick -q
+	$(BIN)/python -m pytest -n 3 -m quick -q
 
 test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, if installed
 	@.ci/test-pythons 3.12 3.13

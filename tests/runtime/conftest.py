@@ -160,7 +160,7 @@ class Session:
         return report
 
     def close(self) -> None:
-        for node in self._nodes:
+        for node in reversed(self._nodes):  # the controller last: a node waits a moment for one that does not listen
             close_with_actors(node)
 
 
