@@ -1,14 +1,16 @@
 """Measures the tensor engine beside local eager torch: a chain of small operations, and training steps of an MLP.
 
-    python benchmarks/tensors.py [--rounds N] [--json FILE] [--ranks N]
+    python benchmarks/tensors.py [--rounds N] [--json FILE] [--ranks N] [--peers PYTHON]
 
 One thread per process: small operations are slower with more. The controller's cost is the processor time of the thread
-that issues. The memory is that of the controller and of rank 0, before and after a million operations.
+that issues. The memory is that of the controller and of rank 0, before and after a million operations. `--peers` names
+an interpreter that has torchmonarch, whose engine runs the same programs in turns with ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,9 +20,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 import torch
+from peer_interpreters import Peer, Training, chain, run_steps
 from report import Aim, Report, json_option
-from rounds import Comparison, format_spread, run_rounds, timed
-from torch import nn
+from rounds import Comparison, Turn, format_spread, run_rounds, timed
 
 from meshbook import close_session, this_host
 from meshbook.runtime.tensor.recordings import compile as record
@@ -31,35 +33,6 @@ CHAIN = 2000
 STEPS = 50
 MANY = 1_000_000
 MIB = 1 << 20
-
-
-def chain(count: int) -> torch.Tensor:
-    x = torch.ones(10)
-    for _ in range(count):
-        x = x + 1
-    return x
-
-
-class Training:
-    """An MLP with SGD and momentum; on the mesh if one is active when it is made."""
-
-    def __init__(self) -> None:
-        self._model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        self._x, self._y = torch.randn(32, 64), torch.randn(32, 10)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
-
-    def step(self) -> torch.Tensor:
-        loss = nn.functional.mse_loss(self._model(self._x), self._y)
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return loss.detach()
-
-
-def run_steps(step: Callable[[], torch.Tensor]) -> torch.Tensor:
-    for _ in range(STEPS):
-        loss = step()
-    return loss
 
 
 def resident_bytes() -> int:
@@ -91,10 +64,36 @@ def put_memory(report: Report, procs: Any) -> None:
         report.put(f"growth of the {name} in {MANY:,} operations", (last - first) / MIB, "MiB", Aim(5))
 
 
+def compare_with(peer: Peer, run_chain: Callable[[], None], run_training: Callable[[], None]) -> list[Comparison]:
+    """Return the comparisons with Monarch's engine, on one rank."""
+
+    def base(program: str, count: int) -> Turn:
+        return lambda: [peer.ask(program, count, 1) or math.nan]
+
+    name = "Monarch"
+    return [
+        Comparison(
+            "chain of operations beside Monarch",
+            *(base("chain", CHAIN), timed(run_chain)),
+            unit="ops/s",
+            per_run=CHAIN,
+            base_name=name,
+        ),
+        Comparison(
+            "steps of an MLP beside Monarch",
+            *(base("train", STEPS), timed(run_training)),
+            unit="steps/s",
+            per_run=STEPS,
+            base_name=name,
+        ),
+    ]
+
+
 def main() -> None:
     parser = json_option(argparse.ArgumentParser(description="The tensor engine beside local eager torch."))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has torchmonarch")
     options = parser.parse_args()
     report, procs = Report(), this_host().spawn_procs(per_host={"gpus": options.ranks})
     local = Training()
@@ -109,7 +108,7 @@ def main() -> None:
 
     def run_training(step: Callable[[], torch.Tensor]) -> None:
         with procs.activate():
-            fetch_shard(run_steps(step)).get()
+            fetch_shard(run_steps(step, STEPS)).get()
 
     base = "local eager"
     comparisons = [
@@ -123,7 +122,7 @@ def main() -> None:
         ),
         Comparison(
             "steps of an MLP",
-            *(timed(lambda: run_steps(local.step)), timed(lambda: run_training(training.step))),
+            *(timed(lambda: run_steps(local.step, STEPS)), timed(lambda: run_training(training.step))),
             unit="steps/s",
             per_run=STEPS,
             base_name=base,
@@ -131,13 +130,18 @@ def main() -> None:
         ),
         Comparison(
             "steps of an MLP, recorded",
-            *(timed(lambda: run_steps(local.step)), timed(lambda: run_training(recorded))),
+            *(timed(lambda: run_steps(local.step, STEPS)), timed(lambda: run_training(recorded))),
             unit="steps/s",
             per_run=STEPS,
             base_name=base,
         ),
     ]
+    peer = Peer(options.peers, "monarch") if options.peers else None
+    if peer is not None and peer.ask("chain", CHAIN, 1) is not None:
+        comparisons += compare_with(peer, run_chain, lambda: run_training(training.step))
     run_rounds(report, comparisons, options.rounds, lambda: put_cost(report, procs, lambda: chain(CHAIN)))
+    if peer is not None:
+        peer.close()
     put_memory(report, procs)
     procs.stop().get()
     close_session()

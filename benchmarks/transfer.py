@@ -4,7 +4,7 @@
 
 Two workers for each backend, which is forced on them; one of them moves the data, and copies within its own memory in
 the same round. "Fresh" is into pages that were never touched. A backend that this machine does not support is left out.
-`--peers` names an interpreter that has torchmonarch, ray or distributed; see `transfer_peers.py`. GB are 10^9 bytes,
+`--peers` names an interpreter that has torchmonarch, ray or distributed; see `peer_interpreters.py`. GB are 10^9 bytes,
 MiB 2^20; bytes are counted once, but there and back for a tensor that goes to an endpoint and returns.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from peer_interpreters import NAMES, Peer
 from report import Report, json_option, percentiles
-from transfer_peers import NAMES, Peer
 
 from meshbook import Actor, ActorError, RDMABuffer, close_session, endpoint, this_host
 from meshbook.runtime.config import OVERRIDES

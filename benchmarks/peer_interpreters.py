@@ -1,16 +1,17 @@
-"""Other runtimes that move bulk data, for comparison with ours in the same run of `transfer.py`.
+"""Other runtimes that move bulk data or run tensor programs, for comparison with ours in the same run.
 
-    python benchmarks/transfer_peers.py monarch|ray|dask
+    python benchmarks/peer_interpreters.py monarch|ray|dask
 
-Runs in any interpreter that has them, so it does not import meshbook. For each line of its input, "read SIZE TIMES" or
-"echo SIZE TIMES", it prints a line: the median of so many times, in seconds. It ends with its input. "read" copies
-bytes that one worker holds into memory of another one that was written to before; "echo" sends a tensor (Dask: an
-array) to a worker and back.
+Runs in any interpreter that has them, so it does not import meshbook. For each line of its input, such as "read SIZE
+TIMES", it prints a line: the median of so many times, in seconds. It ends with its input. "read" copies bytes that one
+worker holds into memory of another one that was written to before; "echo" sends a tensor (Dask: an array) to a worker
+and back. "chain" and "train" run so many operations or steps of the programs below on Monarch's tensor engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import subprocess
@@ -26,6 +27,44 @@ MARK = "seconds: "  # the runtimes print, too
 NAMES = {"monarch": "monarch", "ray": "ray", "dask": "distributed"}  # and the package of each
 Median = Callable[[int, int], float]  # of a size, and so many times
 Answers = dict[str, Median]
+
+
+def chain(count: int) -> Any:
+    """Run a program of many small operations; returns a tensor."""
+    import torch
+
+    x = torch.ones(10)
+    for _ in range(count):
+        x = x + 1
+    return x
+
+
+class Training:
+    """An MLP with SGD and momentum; on the mesh if one is active when it is made."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
+        self._model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        self._x, self._y = torch.randn(32, 64), torch.randn(32, 10)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(self) -> Any:
+        from torch.nn.functional import mse_loss
+
+        loss = mse_loss(self._model(self._x), self._y)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.detach()
+
+
+def run_steps(step: Callable[[], Any], count: int) -> Any:
+    """Run so many steps; returns the last loss."""
+    for _ in range(count):
+        loss = step()
+    return loss
 
 
 class Peer:
@@ -69,6 +108,7 @@ class Peer:
 
 def monarch() -> Answers:
     import torch
+    from monarch import inspect
     from monarch.actor import Actor, endpoint, this_host
     from monarch.rdma import RDMABuffer
 
@@ -103,7 +143,23 @@ def monarch() -> Answers:
         value = torch.ones(size, dtype=torch.uint8)
         return warm_median(lambda: holder.echo.call_one(value).get(), times)
 
-    return {"read": read, "echo": echo}
+    @functools.cache
+    def engine() -> Any:
+        return this_host().spawn_procs(per_host={"gpus": 1})  # the engine of 0.7.0 needs a dimension of this name
+
+    @functools.cache
+    def training() -> Training:
+        with engine().activate():
+            return Training()
+
+    def run(program: Callable[[int], Any], count: int, times: int) -> float:
+        with engine().activate():
+            return warm_median(lambda: inspect(program(count)), times)
+
+    def train(count: int, times: int) -> float:
+        return run(lambda steps: run_steps(training().step, steps), count, times)
+
+    return {"read": read, "echo": echo, "chain": lambda count, times: run(chain, count, times), "train": train}
 
 
 def ray() -> Answers:
