@@ -3,6 +3,8 @@
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# The Pythons of `make test-pythons`.
+PYTHONS ?= 3.12 3.13
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.meshbook-ready
@@ -62,7 +64,7 @@ quick: setup ## run the tests that start no process, in about a minute
 	$(BIN)/python -m pytest -n 3 -m quick -q
 
 test-pythons: ## run the tests that need no torch on Python 3.12 and 3.13, if installed
-	@.ci/test-pythons 3.12 3.13
+	@.ci/test-pythons $(PYTHONS)
 
 check: setup $(JS_READY) ## lint, formatting and types, of Python and of the dashboard's JavaScript
 	$(BIN)/ruff check .

@@ -48,7 +48,7 @@ from meshbook.runtime.telemetry.loggable import Histogram
 from meshbook.runtime.telemetry.point_recorder import log
 from meshbook.runtime.telemetry.spans import span
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Accumulator",
     "Actor",

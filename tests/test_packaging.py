@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+import meshbook
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,9 +43,32 @@ def new_environment(folder: Path) -> Path:
     return python
 
 
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the source distribution, as `python -m hatchling build` writes them."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return {"wheel": wheel, "source": source}
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("flags", [[], ["-e"]], ids=["wheel", "editable"])
-def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[str]) -> None:
+def test_both_distributions_are_valid_for_pypi(distributions: dict[str, Path], tmp_path: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", *distributions.values(), cwd=tmp_path)
+    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in distributions.values()} == {
+        meshbook.__version__
+    }
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    topmost = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert topmost is not None
+    assert topmost[1] == meshbook.__version__
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["wheel", "source", "editable"])
+def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, kind: str, distributions: dict[str, Path]) -> None:
     environment = tmp_path / "environment"
     python = new_environment(environment)
     pip: list[str | Path] = [
@@ -56,7 +82,8 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
         "--no-index",
     ]
     # Away from its source, or the checkout's folder on sys.path would answer for the installed package.
-    run(*pip, "--ignore-installed", *flags, ROOT, cwd=tmp_path)
+    wanted = ["-e", ROOT] if kind == "editable" else [distributions[kind]]
+    run(*pip, "--ignore-installed", *wanted, cwd=tmp_path)
 
     listed = json.loads(run(python, "-m", "jupyter_client.kernelspecapp", "list", "--json", cwd=tmp_path))
     found = listed["kernelspecs"]["meshbook"]
@@ -71,7 +98,7 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
 
     code = "import meshbook, meshbook.runtime, meshbook.kernel; print(meshbook.__file__)"
     place = Path(run(python, "-c", code, cwd=tmp_path).strip())
-    assert place.is_relative_to(ROOT if flags else environment)
+    assert place.is_relative_to(ROOT if kind == "editable" else environment)
     assert (place.parent / "py.typed").is_file()
 
     clone = tmp_path / "around" / "meshbook"  # with folders of the same names, as a clone has
@@ -80,7 +107,7 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, flags: list[s
     assert run(python, "-m", "meshbook", "--version", cwd=clone.parent).startswith("meshbook ")
     assert "--procs" in run(python, "-m", "meshbook.spmd", "--help", cwd=clone.parent)
 
-    if not flags:  # node's packages and the types only check the JavaScript
+    if kind != "editable":  # node's packages and the types only check the JavaScript
         folder = place.parent / "widgets"
         assert {path.suffix for path in folder.rglob("*.*")} - {".pyc"} == {".py", ".js", ".css", ".LICENSE"}
 
