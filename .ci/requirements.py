@@ -10,7 +10,7 @@ LEFT_OUT = {
     # Only notebooks and the tests in a browser use these.
     *("jupyterlab", "notebook", "playwright", "scikit-learn"),
     # Only tests of tables use these, and most of those need torch as well.
-    *("duckdb", "pandas", "polars", "pyarrow"),
+    *("duckdb", "pandas", "polars", "pyarrow", "tensorboard"),
 }
 
 project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]

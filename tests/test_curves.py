@@ -102,3 +102,12 @@ def test_a_process_without_a_run_has_no_history(monkeypatch: pytest.MonkeyPatch)
 def test_values_of_libraries_that_are_no_numbers_are_left_out() -> None:
     found: dict[str, Any] = meshbook.curves._numbers({"a": 1, "b": "text", "c": None, "d": array("d", [1.0])})
     assert found == {"a": 1.0}
+
+
+def test_images_and_histograms_that_libraries_pass(run: InProcessSession) -> None:
+    values = {"weights": meshbook.Histogram([1.0]), "sample": numpy.zeros((2, 2), numpy.uint8)}
+    meshbook.log(meshbook.curves._numbers(values))
+    run.node.points.flush()
+    run.curves.flush()
+    assert run.curves.image("sample", "script", NOTEBOOK) is not None
+    assert run.curves.histogram("weights", "script", NOTEBOOK) is not None

@@ -99,7 +99,7 @@ class NotebookProcMesh(ProcMesh):
         return self.notebook_mesh.open_dashboard()
 
     def history(self, *metrics: str) -> MetricHistory:
-        """Return all points of these metrics, which `meshbook.log` has logged here; without names, of all metrics.
+        """Return all points of these metrics that this mesh has logged by `meshbook.log`; by default of all metrics.
 
         `mesh.history("loss").to_pandas()` has the columns metric, run, rank, step, time (UTC) and value; there are
         `.to_arrow()` and `.to_polars()` as well. A slice has the points of its ranks only, and the whole mesh also
@@ -107,7 +107,7 @@ class NotebookProcMesh(ProcMesh):
         pyarrow is not installed.
         """
         ranks = self.current_ranks() if self._whole is not None else None
-        return self.notebook_mesh.session.metric_history(metrics, ranks)
+        return self.notebook_mesh.session.metric_history(metrics, ranks, self.notebook_mesh.name)
 
     def _ipython_display_(self) -> None:
         """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""

@@ -46,7 +46,6 @@ from meshbook.runtime.telemetry.forwarding import Forwarder, ScriptScreen
 from meshbook.runtime.telemetry.history import History, VitalsActor
 from meshbook.runtime.telemetry.logs import Prefix
 from meshbook.runtime.telemetry.output import TELEMETRY, OutputStore, TelemetryActor
-from meshbook.runtime.telemetry.points import HistoryError
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, QuestionRouter
 from meshbook.runtime.telemetry.stderr_tail import last_lines
 from meshbook.runtime.telemetry.vitals import VITALS
@@ -233,17 +232,16 @@ class Session:
             # The answers are dropped: an agent that has ended needs no interval, and a later one requests it.
             self.node.calls.send(targets, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(targets)))
 
-    def metric_history(self, metrics: Collection[str] = (), ranks: Collection[int] | None = None) -> MetricHistory:
-        """Return all points of these metrics and ranks; by default of all. HistoryError for an unknown metric."""
+    def metric_history(
+        self, metrics: Collection[str] = (), ranks: Collection[int] | None = None, mesh: str | None = None
+    ) -> MetricHistory:
+        """Return all points of these metrics, ranks and mesh; by default of all. HistoryError for an unknown metric."""
         from meshbook.runtime.telemetry.curve_exports import MetricHistory  # weight: numpy
 
         self.node.points.flush(wait=True)
         saved = self.curves.saved()
-        known = self.curves.metrics()
-        if unknown := [name for name in metrics if name not in known]:
-            there = f"there are {', '.join(known)}" if known else "no metric was logged; call meshbook.log(loss=...)"
-            raise HistoryError(f"no metric {unknown[0]!r} was logged: {there}")
-        return MetricHistory(saved, metrics, ranks)
+        self.curves.check_logged(metrics)
+        return MetricHistory(saved, metrics, ranks, self.curves.runs_of_others(mesh) if mesh is not None else ())
 
     def workers(self) -> list[Address]:
         """Return the addresses of all processes of this run that have not ended and that this process can reach."""

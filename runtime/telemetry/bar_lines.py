@@ -87,6 +87,7 @@ def value_of(text: str) -> float:
 
 LOOKED_AT = 8192  # characters at the end of a text that may have bars
 MOST_NAMES = 256  # of metrics from bars in a process
+MOST_BARS = 256  # that are remembered
 _POSTFIX = re.compile(
     r"(?P<name>[A-Za-z_][\w/.@-]*) *= *(?P<value>[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))%?", re.IGNORECASE
 )
@@ -127,7 +128,9 @@ class BarPoints:
 
     def _take_bar(self, origin: str, bar: BarLine) -> None:
         title = " ".join(_NOT_IN_NAMES.sub(" ", bar.title).split())
-        state = self._states.setdefault((origin, title), _BarState())
+        state = self._states[origin, title] = self._states.pop((origin, title), None) or _BarState()
+        if len(self._states) > MOST_BARS:
+            del self._states[next(iter(self._states))]
         if bar.line == state.line:  # the last state of a bar may come twice
             return
         count = value_of(bar.count)

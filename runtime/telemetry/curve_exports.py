@@ -5,6 +5,7 @@ Files are written part by part, so an export needs little memory, however long t
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Collection, Iterator
@@ -21,12 +22,20 @@ SUFFIXES = (".parquet", ".csv")
 class MetricHistory:
     """All points of metrics, as a table with the columns metric, run, rank, step, time (UTC) and value.
 
-    `metrics` and `ranks`: those to include; empty or None: all. pyarrow, Polars and DuckDB read it directly, by Arrow's
+    `metrics` and `ranks`: those to include; empty or None: all. `other_runs`: those of other meshes, of which only the
+    notebook's points are included. pyarrow, Polars and DuckDB read it directly, by Arrow's
     C interface.
     """
 
-    def __init__(self, saved: Saved, metrics: Collection[str] = (), ranks: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        saved: Saved,
+        metrics: Collection[str] = (),
+        ranks: Collection[int] | None = None,
+        other_runs: Collection[str] = (),
+    ) -> None:
         self._saved = saved
+        self._other_runs = set(other_runs)
         self._metrics = set(metrics)
         self._ranks = None if ranks is None else set(ranks)
         self._table: Any = None
@@ -55,7 +64,7 @@ class MetricHistory:
     def pieces(self) -> Iterator[CurvePiece]:
         """Yield the points by curve, the oldest first."""
         for piece in self._saved.all_pieces():
-            if self._has(piece.metric, piece.rank):
+            if self._has(piece):
                 yield piece
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
@@ -68,20 +77,29 @@ class MetricHistory:
         names = ", ".join(sorted(self._metrics)) or "all metrics"
         return f"<history of {names}; .to_arrow(), .to_pandas(), .to_polars()>"
 
-    def _has(self, metric: str, rank: int) -> bool:
-        return (not self._metrics or metric in self._metrics) and (self._ranks is None or rank in self._ranks)
+    def _has(self, piece: CurvePiece) -> bool:
+        return (
+            (not self._metrics or piece.metric in self._metrics)
+            and (self._ranks is None or piece.rank in self._ranks)
+            and (piece.run not in self._other_runs or piece.rank == NOTEBOOK)
+        )
 
     def _select(self, table: Any) -> Any:
         import pyarrow
         import pyarrow.compute as compute
 
-        for column, wanted in (("metric", self._metrics or None), ("rank", self._ranks)):
-            if wanted is not None:
-                values = table.column(column)
-                if column == "metric":
-                    values = values.cast(pyarrow.string())
-                kind = pyarrow.string() if column == "metric" else pyarrow.int32()
-                table = table.filter(compute.is_in(values, value_set=pyarrow.array(sorted(wanted), kind)))
+        def has_any(column: str, values: Collection[Any], kind: Any) -> Any:
+            found = table.column(column).cast(kind)
+            return compute.is_in(found, value_set=pyarrow.array(sorted(values), kind))
+
+        if self._metrics:
+            table = table.filter(has_any("metric", self._metrics, pyarrow.string()))
+        if self._ranks is not None:
+            table = table.filter(has_any("rank", self._ranks, pyarrow.int32()))
+        if self._other_runs:
+            is_elsewhere = has_any("run", self._other_runs, pyarrow.string())
+            of_notebook = has_any("rank", [NOTEBOOK], pyarrow.int32())
+            table = table.filter(compute.or_(compute.invert(is_elsewhere), of_notebook))
         return table
 
     # -- exports -------------------------------------------------------------------
@@ -89,15 +107,21 @@ class MetricHistory:
     def write(self, path: Path) -> int:
         """Write the points to a new file, `.parquet` or `.csv`, and return their number.
 
-        An existing file is replaced. HistoryError for another ending, without pyarrow (a CSV file needs it only where
-        parts exist), or if the file cannot be written.
+        An existing file is replaced once the new one is whole. HistoryError for another ending, without pyarrow (a CSV
+        file needs it only where parts exist), or if the file cannot be written.
         """
         if path.suffix not in SUFFIXES:
             raise HistoryError(f"cannot export curves to {path}: its name must end in {' or '.join(SUFFIXES)}")
+        temporary = path.with_name(f".{path.name}.new")
         try:
-            return self._write_parquet(path) if path.suffix == ".parquet" else self._write_csv(path)
+            count = self._write_parquet(temporary) if path.suffix == ".parquet" else self._write_csv(temporary)
+            temporary.replace(path)
         except OSError as error:
-            raise HistoryError(f"curves cannot be exported to {path}: {error}") from error
+            raise HistoryError(f"curves cannot be exported to {path}: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return count
 
     def _write_parquet(self, path: Path) -> int:
         try:
@@ -113,7 +137,7 @@ class MetricHistory:
 
     def _write_csv(self, path: Path) -> int:
         count = 0
-        with open(path, "w", newline="") as file:
+        with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             for piece in self.pieces():

@@ -3,6 +3,7 @@
     curves/part-000012.parquet   older points, in the order of arrival; DuckDB and Polars read `part-*.parquet`
     curves/newest                points that are in no part yet, as pickles; it begins with the number of the next part
     curves/media-*               the latest histograms and images, a pickle each
+    curves/meshes                the mesh of each run, as a pickle
 
 Only Parquet needs pyarrow. Without it, all points stay in `newest`.
 """
@@ -13,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,6 +27,7 @@ from meshbook.runtime.telemetry.points import HistoryError
 
 NEWEST = "newest"
 PARTS = "part-*.parquet"
+MESHES = "meshes"
 MOST_PENDING = 1_000_000  # points; on a full disk, more are dropped
 COLUMNS = ("metric", "run", "rank", "step", "time", "value")
 NO_PYARROW = "a history needs pyarrow, which is not installed; run: pip install pyarrow"
@@ -58,17 +60,24 @@ class CurveFiles:
         self._newest: IO[bytes] | None = None
         self._pieces: list[CurvePiece] = []  # what `newest` has
         self.pending = 0  # points in `newest`
+        self._readable_bytes = 0  # of `newest`, in which the last record may be incomplete
         self.has_pyarrow = True  # until an import fails
         self.trouble = ""  # why points are missing on disk
 
     def restore(self) -> Iterator[CurvePiece]:
         """Yield all points that an earlier controller has left, and go on after them."""
         for path in self.parts():
-            with contextlib.suppress(HistoryError):  # a damaged part, or pyarrow is missing here
+            try:
                 yield from pieces_of(read_part(path))
+            except HistoryError as error:  # a damaged part, or pyarrow is missing here
+                self.trouble = f"points from before this attach are missing in curves: {error}"
         pieces = list(self._read_newest())
         yield from pieces
         self._pieces, self.pending = pieces, sum(len(piece.values) for piece in pieces)
+        if pieces:
+            # What follows an incomplete record could not be read.
+            with contextlib.suppress(OSError):
+                os.truncate(self.folder / NEWEST, self._readable_bytes)
 
     def append(self, pieces: list[CurvePiece]) -> None:
         """Write new points."""
@@ -81,7 +90,7 @@ class CurveFiles:
             # As bytes: pickling a small array takes ten times as long.
             data = pickle.dumps([(*piece[:3], *(column.tobytes() for column in piece[3:])) for piece in pieces])
             if file.write(data) != len(data):
-                file.truncate(start)
+                file.seek(file.truncate(start))
                 raise OSError("the disk is full")
         except OSError as error:
             self.trouble = f"points of curves could not be written to {self.folder}: {error}"
@@ -104,9 +113,10 @@ class CurveFiles:
         try:
             parquet.write_table(arrow_table(self._pieces), temporary, compression="zstd")
             temporary.rename(path)  # readers see whole parts only
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
+        except Exception as error:  # a full disk, or whatever else pyarrow raises: memory stays bounded
             self.trouble = f"points of curves could not be written to {path}: {error}"
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             if self.pending < MOST_PENDING:
                 return
         self.close()
@@ -122,19 +132,29 @@ class CurveFiles:
 
     def write_media(self, key: MediaKey, medium: Medium) -> None:
         """Replace the last histogram or image of a metric, run and rank."""
-        path = self.folder / f"media-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
-        with contextlib.suppress(OSError):  # a full disk: only the next controller misses it
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            temporary = path.with_name(f"new-{path.name}")
-            with open(temporary, "wb", opener=open_private) as file:
-                pickle.dump((key, medium), file)
-            temporary.rename(path)
+        self._replace(self._media_file(key), (key, medium))
+
+    def remove_media(self, key: MediaKey) -> None:
+        """Remove the last histogram or image of a metric, run and rank."""
+        with contextlib.suppress(OSError):
+            (self.folder / self._media_file(key)).unlink(missing_ok=True)
 
     def read_media(self) -> Iterator[tuple[MediaKey, Medium]]:
         """Yield the last histograms and images with their keys."""
         for path in sorted(self.folder.glob("media-*"), key=lambda path: path.stat().st_mtime_ns):
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
                 yield pickle.loads(path.read_bytes())
+
+    def write_meshes(self, meshes: Mapping[str, str]) -> None:
+        """Write the mesh of each run."""
+        self._replace(MESHES, dict(meshes))
+
+    def read_meshes(self) -> dict[str, str]:
+        """Return the mesh of each run, by the run's name."""
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            found: dict[str, str] = pickle.loads((self.folder / MESHES).read_bytes())
+            return found
+        return {}
 
     def close(self) -> None:
         """Close the file of new points; the next `append` opens it again. Idempotent."""
@@ -143,6 +163,19 @@ class CurveFiles:
             self._newest = None
 
     # -- internals -----------------------------------------------------------------
+
+    @staticmethod
+    def _media_file(key: MediaKey) -> str:
+        return f"media-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
+
+    def _replace(self, name: str, content: Any) -> None:
+        """Replace a file of the folder by a pickle."""
+        temporary = self.folder / f"new-{name}"
+        with contextlib.suppress(OSError):  # a full disk: only the next controller misses it
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            with open(temporary, "wb", opener=open_private) as file:
+                pickle.dump(content, file)
+            temporary.rename(self.folder / name)
 
     def _next_part(self) -> int:
         parts = self.parts()
@@ -155,8 +188,8 @@ class CurveFiles:
             if self._is_stale(path):
                 path.unlink(missing_ok=True)
             self._newest = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115  # `close` closes it
-            if not self._newest.tell():
-                self._newest.write(pickle.dumps(self._next_part()))
+        if not self._newest.tell():  # also after a full disk had no room for these bytes
+            self._newest.write(pickle.dumps(self._next_part()))
         return self._newest
 
     def _is_stale(self, path: Path) -> bool:
@@ -173,6 +206,7 @@ class CurveFiles:
             # The last record may be incomplete: the controller was killed, or another thread is writing it.
             pickle.load(file)
             while True:
+                self._readable_bytes = file.tell()
                 for metric, run, rank, *columns in pickle.load(file):
                     yield CurvePiece(metric, run, rank, *map(np.frombuffer, columns))
 

@@ -60,8 +60,8 @@ class MediaTable:
         """Return a histogram or an image; None if there is none."""
         return self._media.get(key)
 
-    def take(self, run: str, logged: LoggedMedia) -> tuple[MediaKey, Medium]:
-        """Keep what a rank logged, and return it with its key."""
+    def read(self, run: str, logged: LoggedMedia) -> tuple[MediaKey, Medium]:
+        """Return what a rank logged, and its key."""
         import numpy
 
         key = logged.metric, run, logged.rank
@@ -74,14 +74,16 @@ class MediaTable:
             numbers = numpy.frombuffer(logged.data)
             bins = len(numbers) // 2
             medium = MetricHistogram(step, logged.time, numbers[:bins], numbers[bins:])
-        self.keep(key, medium)
         return key, medium
 
-    def keep(self, key: MediaKey, medium: Medium) -> None:
-        """Keep the last one of a key; drop the oldest of others where there are too many."""
+    def keep(self, key: MediaKey, medium: Medium) -> list[MediaKey]:
+        """Keep the last one of a key; drop the oldest of others where there are too many, and return their keys."""
         if (last := self._media.pop(key, None)) is not None:
             self._bytes -= last.size
         self._media[key] = medium
         self._bytes += medium.size
+        dropped = []
         while len(self._media) > MOST_MEDIA or (self._bytes > MEDIA_BYTES and len(self._media) > 1):
-            self._bytes -= self._media.pop(next(iter(self._media))).size
+            dropped.append(next(iter(self._media)))
+            self._bytes -= self._media.pop(dropped[-1]).size
+        return dropped

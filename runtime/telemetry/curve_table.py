@@ -18,7 +18,9 @@ FEWEST_POINTS = 64  # kept of each curve, however many curves there are
 ALL_POINTS = 4 << 20  # kept of all curves together, 24 bytes each
 TAIL_POINTS = 64  # of the latest points of a curve, which are grouped together: at least so many,
 TAIL_FRACTION = 0.25  # or this fraction of the points that are kept
+FIRST_ROOM = 16  # points for which a new curve has room
 MOST_CURVES = 1 << 18
+SHOWN_RUNS = 8  # of a metric in a chart at most; older runs leave memory first
 
 Series = tuple[Any, Any, Any]  # steps, times, values: float64 arrays of the same length
 
@@ -35,23 +37,19 @@ class CurvePiece(NamedTuple):
 
 
 class Curve:
-    """The points of one metric, run and rank: rows of steps, times and values, in the order of arrival."""
+    """The points of one metric, run and rank, in the order of arrival: groups, and then the latest points."""
 
-    __slots__ = ("_kept", "_tail", "_tail_count", "count", "group", "last", "next_step")
+    __slots__ = ("_grouped", "_points", "count", "group", "last", "next_step", "size")
 
     def __init__(self) -> None:
-        self._kept = np.empty((3, 0))
-        self._tail: list[Any] = []  # arrays of new points, not yet grouped
-        self._tail_count = 0
+        # Rows of steps, times and values. Columns from `size` on are free; the others do not change any more.
+        self._points = np.empty((3, FIRST_ROOM))
+        self._grouped = 0  # columns before the latest points
+        self.size = 0  # points in memory
         self.count = 0  # points that were added
         self.group = 1  # points of which two are kept
         self.next_step = 0.0
         self.last = np.nan  # the last value
-
-    @property
-    def size(self) -> int:
-        """The number of points in memory."""
-        return self._kept.shape[1] + self._tail_count
 
     def number(self, steps: Any) -> Any:
         """Return the steps with NaN replaced by the step after the previous one."""
@@ -66,34 +64,40 @@ class Curve:
         self.next_step = float(numbered[-1]) + 1
         return numbered
 
-    def add(self, points: Any, capacity: int) -> None:
-        """Add points of shape [3, n]; keep about `capacity` of all."""
-        self.count += points.shape[1]
-        self.last = float(points[2, -1])
-        self._tail.append(points)
-        self._tail_count += points.shape[1]
-        if self._tail_count >= max(TAIL_POINTS, int(TAIL_FRACTION * capacity), 2 * self.group):
+    def add(self, steps: Any, times: Any, values: Any, capacity: int) -> None:
+        """Add points, arrays of one length; keep about `capacity` of all."""
+        start, end = self.size, self.size + len(values)
+        most_latest = max(TAIL_POINTS, int(TAIL_FRACTION * capacity), 2 * self.group)
+        if end > (room := self._points.shape[1]):
+            grown = np.empty((3, max(end, min(2 * room, self._grouped + most_latest))))
+            grown[:, :start] = self._points[:, :start]
+            self._points = grown
+        for row, new in zip(self._points, (steps, times, values), strict=True):
+            row[start:end] = new
+        self.size = end
+        self.count += len(values)
+        self.last = float(values[-1])
+        if end - self._grouped >= most_latest:
             self.shrink(capacity)
 
     def shrink(self, capacity: int) -> None:
-        """Group what is there, and double the groups until at most `capacity` points are kept."""
-        tail = np.concatenate(self._tail, axis=1) if self._tail else np.empty((3, 0))
-        whole = tail.shape[1] // self.group * self.group
-        self._kept = np.concatenate((self._kept, _extremes(tail[:, :whole], self.group)), axis=1)
-        rest = tail[:, whole:].copy()
-        self._tail = [rest] if rest.size else []
-        self._tail_count = rest.shape[1]
-        while self._kept.shape[1] > capacity:
+        """Group the latest points, and double the groups until at most `capacity` points are kept."""
+        latest = self._points[:, self._grouped : self.size]
+        whole = latest.shape[1] // self.group * self.group
+        kept = np.concatenate((self._points[:, : self._grouped], _extremes(latest[:, :whole], self.group)), axis=1)
+        while kept.shape[1] > capacity:
             # Four points of the first level are one group; later ones are two groups with two points each.
             self.group = 4 if self.group == 1 else 2 * self.group
-            whole = self._kept.shape[1] // 4 * 4
-            rest = self._kept[:, whole:]
-            self._kept = np.concatenate((_extremes(self._kept[:, :whole], 4), rest), axis=1)
+            pairs = kept.shape[1] // 4 * 4
+            kept = np.concatenate((_extremes(kept[:, :pairs], 4), kept[:, pairs:]), axis=1)
+        self._grouped = kept.shape[1]
+        self._points = np.concatenate((kept, latest[:, whole:]), axis=1)
+        self.size = self._points.shape[1]
 
     def series(self) -> Series:
-        """Return the kept points and all of the latest ones."""
-        points = np.concatenate((self._kept, *self._tail), axis=1)
-        return points[0], points[1], points[2]
+        """Return the kept points and all of the latest ones. The arrays do not change, and must not be changed."""
+        steps, times, values = self._points[:, : self.size]
+        return steps, times, values
 
 
 def _extremes(points: Any, group: int) -> Any:
@@ -126,6 +130,8 @@ class CurveTable:
         self.curves: dict[str, dict[str, dict[int, Curve]]] = {}  # by metric, run and rank
         self.versions: dict[tuple[str, str], int] = {}  # by metric and run: how often it has changed
         self.refused = 0  # points of curves beyond the limit
+        self.has_dropped_runs = False
+        self._runs: dict[str, None] = {}  # in the order of their last change
         self._all_points = all_points
         self._most_curves = most_curves
         self._capacity = curve_points
@@ -134,6 +140,9 @@ class CurveTable:
 
     def add(self, metric: str, run: str, rank: int, steps: Any, times: Any, values: Any) -> Any:
         """Add points, given as float64 arrays; return their steps, with NaN replaced by numbers."""
+        if next(reversed(self._runs), None) != run:
+            self._runs.pop(run, None)
+            self._runs[run] = None
         curve = self.curves.get(metric, {}).get(run, {}).get(rank)
         if curve is None:
             if self._count >= self._most_curves and not self._drop_run(besides=run):
@@ -143,9 +152,7 @@ class CurveTable:
             self._count += 1
         before = curve.size
         steps = curve.number(steps)
-        points = np.empty((3, len(values)))  # a third of the time of `stack`
-        points[0], points[1], points[2] = steps, times, values
-        curve.add(points, self._capacity)
+        curve.add(steps, times, values, self._capacity)
         self._size += curve.size - before
         self.versions[metric, run] = self.versions.get((metric, run), 0) + 1
         while self._size > self._all_points and self._shrink(run):
@@ -163,8 +170,11 @@ class CurveTable:
         return pieces
 
     def _shrink(self, run: str) -> bool:
-        """Halve what each curve keeps; where that is little already, drop the oldest run. Return whether it helped."""
-        if self._capacity <= FEWEST_POINTS:
+        """Drop the oldest run if it is in no chart; else halve what each curve keeps, while that is not little.
+
+        Return whether it helped.
+        """
+        if self._capacity <= FEWEST_POINTS or len(self._runs) > SHOWN_RUNS:
             return self._drop_run(besides=run)
         self._capacity = max(FEWEST_POINTS, self._capacity // 2)
         self._size = 0
@@ -174,11 +184,12 @@ class CurveTable:
         return True
 
     def _drop_run(self, besides: str) -> bool:
-        """Drop the oldest run except this one; return whether there was one."""
-        runs = dict.fromkeys(run for by_run in self.curves.values() for run in by_run)
-        oldest = next((run for run in runs if run != besides), None)
+        """Drop the run without points for the longest time, except this one; return whether there was one."""
+        oldest = next((run for run in self._runs if run != besides), None)
         if oldest is None:
             return False
+        del self._runs[oldest]
+        self.has_dropped_runs = True
         for metric, by_run in list(self.curves.items()):
             gone = by_run.pop(oldest, {})
             self._count -= len(gone)

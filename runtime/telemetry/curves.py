@@ -13,13 +13,13 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, MetricHistogram, MetricImage
-from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedMedia, name_run
+from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, Medium, MetricHistogram, MetricImage
+from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedPoints, name_run
 
 if TYPE_CHECKING:  # weight: numpy
     from meshbook.runtime.telemetry.curve_files import CurveFiles, Saved
@@ -30,6 +30,7 @@ __all__ = ["NOTEBOOK", "CurveStore", "HistoryError", "MetricHistogram", "MetricI
 logger = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05  # for which messages are collected before they are handled together
 PART_POINTS = 100_000  # in a part of the history's file
+MOST_WAITING_BYTES = 256 << 20  # of messages that the thread has not handled; more are dropped and counted
 QUIET_SECONDS = 2.0  # without new points, after which a part is written
 # A part is written after this time, or after this fraction of the time since the first point: the number of parts of a
 # long run stays small.
@@ -47,20 +48,23 @@ class CurveStore:
     def __init__(self, folder: Path | None = None, incarnation: Callable[[], int] = lambda: 0) -> None:
         self.version = 0  # grows with each change
         self.when_changed: list[Callable[[], object]] = []
-        self.dropped: dict[tuple[str, int], int] = {}  # by mesh and rank: points that the rank had no room for
+        self.dropped: dict[tuple[str, int], int] = {}  # by mesh and rank: points for which there was no room
         self._folder = folder
         self._incarnation = incarnation
         self._lock = threading.Lock()  # guards the table and the media; held for moments
         self._handling = threading.RLock()  # guards the files, and the order of messages; acquired before `_lock`
         self._arrived: deque[Logged] = deque()
+        self._waiting_bytes = 0  # of `_arrived`, about: two threads may add at the same time
         self._news = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshbook curves", daemon=True)
+        self._unstarted = [self._thread]  # `pop` gives it to one of the threads that would start it
         self._table: CurveTable | None = None
         self._files: CurveFiles | None = None
         self._media = MediaTable()
-        self._meshes: dict[str, str] = {}  # by run: the first mesh that logged in it
+        self._meshes: dict[str, str] = {}  # by run: its mesh; not of runs of the notebook alone
         self._began = self._part_began = 0.0
+        self._overflow = ""  # why points were dropped
         self._warnings: set[str] = set()
 
     # -- for readers -------------------------------------------------------------------------
@@ -136,16 +140,38 @@ class CurveStore:
     def _curves(self, metric: str, run: str) -> dict[int, Curve]:
         return self._table.curves.get(metric, {}).get(run, {}) if self._table is not None else {}
 
+    def check_logged(self, metrics: Collection[str]) -> None:
+        """Raise HistoryError for a metric without points."""
+        known = self.metrics()
+        with self._lock:
+            if self._table is not None and (self._table.refused or self._table.has_dropped_runs):
+                return  # the files have metrics that memory does not have
+        if unknown := [name for name in metrics if name not in known]:
+            there = f"there are {', '.join(known)}" if known else "no metric was logged; call meshbook.log(loss=...)"
+            raise HistoryError(f"no metric {unknown[0]!r} was logged: {there}")
+
+    def runs_of_others(self, mesh: str) -> set[str]:
+        """Return the runs in which another mesh has logged, and not this one."""
+        self.flush()
+        return {run for run, its_mesh in self._meshes.items() if its_mesh != mesh}
+
     # -- input ---------------------------------------------------------------------------------
 
     def add(self, logged: Logged) -> None:
         """Add what a rank logged. Never waits; readers see it after a moment, or after `flush`."""
+        if self._waiting_bytes > MOST_WAITING_BYTES:  # points arrive faster than they are handled
+            count = sum(len(points.values) // 8 for points in logged.points) if isinstance(logged, LoggedPoints) else 1
+            writer = logged.mesh, logged.rank
+            self.dropped[writer] = self.dropped.get(writer, 0) + count
+            self._overflow = "points arrive faster than curves can take them in, and some are dropped; log less often"
+            return
+        self._waiting_bytes += logged.size
         self._arrived.append(logged)
         if not self._news.is_set():
             self._news.set()
-            if self._thread.ident is None and not self._closing.is_set():
-                with contextlib.suppress(RuntimeError):  # another thread has just started it
-                    self._thread.start()
+            if self._unstarted and not self._closing.is_set():
+                with contextlib.suppress(IndexError):  # another thread starts it
+                    self._unstarted.pop().start()
 
     def flush(self) -> None:
         """Handle all messages that have arrived."""
@@ -161,11 +187,13 @@ class CurveStore:
         with self._handling:
             table, files = self._open()
             assert files is not None
+            self._meshes |= files.read_meshes()
             with self._lock:
                 for piece in files.restore():
                     table.add(*piece)
                 for key, medium in files.read_media():
                     self._media.keep(key, medium)
+            self._warn(files.trouble)
             self._note_change()
 
     def close(self) -> None:
@@ -206,7 +234,7 @@ class CurveStore:
         from meshbook.runtime.telemetry.curve_files import Saved
 
         if self._folder is None:
-            raise HistoryError("this session keeps no history of curves")
+            raise HistoryError("there is no history of curves: it ends with its run; export it before")
         self.flush()
         with self._handling:
             return self._files.saved() if self._files is not None else Saved((), ())
@@ -237,32 +265,48 @@ class CurveStore:
     def _take_in(self) -> None:
         table, files = self._open()
         pieces: list[CurvePiece] = []
-        while self._arrived:
-            logged = self._arrived.popleft()
-            run = self._run_of(logged)
-            if isinstance(logged, LoggedMedia):
+        media: dict[MediaKey, Medium] = {}
+        dropped_media: list[MediaKey] = []
+        meshes = len(self._meshes)
+        self._waiting_bytes = 0
+        try:
+            for _ in range(len(self._arrived)):  # and not what arrives in the meantime, which might never end
+                logged = self._arrived.popleft()
+                run = self._run_of(logged)
                 with self._lock:
-                    medium = self._media.take(run, logged)
-                if files is not None:
-                    files.write_media(*medium)
-                continue
-            if logged.dropped:
-                writer = logged.mesh, logged.rank
-                self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
-            with self._lock:
-                pieces += table.take(run, logged)
+                    if isinstance(logged, LoggedPoints):
+                        pieces += table.take(run, logged)
+                    else:
+                        key, medium = self._media.read(run, logged)
+                        dropped_media += self._media.keep(key, medium)
+                        media[key] = medium
+                if isinstance(logged, LoggedPoints) and logged.dropped:
+                    writer = logged.mesh, logged.rank
+                    self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
+        finally:  # one bad message does not cost the history the others
+            if files is not None:
+                if len(self._meshes) > meshes:
+                    files.write_meshes(self._meshes)
+                for key in dropped_media:
+                    media.pop(key, None)
+                    files.remove_media(key)
+                for key, medium in media.items():
+                    files.write_media(key, medium)
+                if pieces:
+                    files.append(pieces)
+                self._warn(files.trouble)
+        self._warn(self._overflow)
         if table.refused:
             self._warn("there are more curves than are shown; log fewer names, and put numbers into steps instead")
-        if files is not None and pieces:
-            files.append(pieces)
-            self._warn(files.trouble)
 
     def _run_of(self, logged: Logged) -> str:
         """Return the name of the run; that of a second mesh in the same cell names its mesh."""
         run = name_run(logged.origin, self._incarnation())
         if logged.rank == NOTEBOOK or self._meshes.setdefault(run, logged.mesh) == logged.mesh:
             return run
-        return f"{run}, {logged.mesh}"
+        run = f"{run}, {logged.mesh}"
+        self._meshes[run] = logged.mesh
+        return run
 
     def _open(self) -> tuple[CurveTable, CurveFiles | None]:
         """Return the table and the files, which are made at the first point. Call it with `_handling`."""

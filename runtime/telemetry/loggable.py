@@ -94,8 +94,9 @@ def loggable(name: str, value: Any) -> float | Pending:
     """
     if isinstance(value, Real):  # numbers of numpy as well
         return to_float(value)
-    if isinstance(value, Histogram):
-        return value
+    if hasattr(value, "has_arrived"):  # a histogram, or what this function has returned before
+        pending: Pending = value
+        return pending
     if (picture := _picture(value)) is not None:
         return picture
     if hasattr(value, "item") and hasattr(value, "shape"):
@@ -135,14 +136,18 @@ class _Copy:
         torch = sys.modules["torch"]
         # Convert on the GPU first: in one step torch copies into memory that is not pinned, and waits. Without
         # blocking, a copy to the CPU goes into pinned memory, on the current stream.
-        self._into = tensor.detach().double().to("cpu", non_blocking=True)
+        self._into = self._converted(tensor.detach()).to("cpu", non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(tensor.device))
+
+    @staticmethod
+    def _converted(tensor: Any) -> Any:
+        return tensor.double()
 
     def has_arrived(self) -> bool:
         return bool(self._event.query())
 
-    def read(self) -> float:
+    def read(self) -> float | bytes:
         self._event.synchronize()
         return float(self._into)
 
@@ -150,6 +155,20 @@ class _Copy:
         self._event.synchronize()
         numbers: list[float] = self._into.tolist()
         return numbers
+
+
+class _CopyOfImage(_Copy):
+    """The pixels of an image, on their way from a GPU."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _converted(tensor: Any) -> Any:
+        return tensor.contiguous()
+
+    def read(self) -> bytes:
+        self._event.synchronize()
+        return encode_png(self._into.numpy())
 
 
 def _bin_on_gpu(values: Any, bins: int) -> _Copy:
@@ -196,11 +215,14 @@ def _bin(values: Any, bins: int) -> tuple[list[float], list[float]]:
 def _edges(low: float, high: float, bins: int) -> list[float]:
     """Return the edges of bins of equal width; where all values are equal, they lie in bins around it."""
     if not low < high:
-        low, high = (low - 0.5, low + 0.5) if math.isfinite(low) else (-0.5, 0.5)
+        margin = max(0.5, abs(low) / 1024)  # half of one is nothing beside large numbers
+        low, high = (low - margin, low + margin) if math.isfinite(low) else (-0.5, 0.5)
+    if math.isinf(high - low):
+        return [low * (1 - place / bins) + high * (place / bins) for place in range(bins)] + [high]
     return [low + (high - low) * place / bins for place in range(bins)] + [high]
 
 
-def _picture(value: Any) -> Picture | None:
+def _picture(value: Any) -> Picture | _CopyOfImage | None:
     """Return the PNG of a figure of matplotlib, a picture of PIL, or an array of uint8 [height, width(, channels)]."""
     if hasattr(value, "savefig"):
         target = io.BytesIO()
@@ -215,9 +237,9 @@ def _picture(value: Any) -> Picture | None:
         return None
     if not math.prod(shape) or (len(shape) == 3 and shape[-1] not in (1, 3, 4)):
         return None
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return encode_png(value)
+    if getattr(value, "is_cuda", False):
+        return _CopyOfImage(value)
+    return encode_png(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
 _PNG_COLOURS = {1: 0, 3: 2, 4: 6}  # by channels: the colour type of PNG

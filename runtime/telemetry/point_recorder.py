@@ -8,9 +8,11 @@ The thread sleeps while nothing is logged. A call takes no lock and does no I/O,
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
+import sys
 import threading
 import weakref
 from array import array
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import Any
 
-from meshbook.runtime.actor.context import CURRENT, context
+from meshbook.runtime.actor.context import CURRENT, Context, context, process_run
 from meshbook.runtime.telemetry.loggable import Picture, loggable, to_float
 from meshbook.runtime.telemetry.points import Logged, LoggedMedia, LoggedPoints, MediaKind, MetricPoints
 from meshbook.runtime.threads import may_block
@@ -29,6 +31,11 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.05  # between two messages: a killed process loses less than a tenth of a second
 MOST_ROWS = 200_000  # that wait; more are dropped and counted
 ROWS_AT_ONCE = 2000  # in a message
+MOST_IMAGE_BYTES = 64 << 20  # of images that wait; more are dropped and counted
+IN_CHILD = (
+    "meshbook.log() does nothing in a child process of a rank, a script or a notebook, such as a DataLoader's worker; "
+    "log in the process that started it"
+)
 
 # A call of `log`: execution, step (NaN: the next one), seconds since 1970, and the values by name.
 LogRow = tuple[str, float, float, Mapping[str, Any]]
@@ -46,6 +53,7 @@ class PointRecorder:
         self.send = send
         self._place = place
         self._rows: deque[LogRow] = deque()
+        self._image_bytes: deque[int] = deque()  # of each row with images
         self._pid = os.getpid()
         self._dropped = 0  # since the last message
         self._all_dropped = 0
@@ -59,23 +67,29 @@ class PointRecorder:
         self._sending = threading.Lock()  # guards the order of messages
         self._thread = threading.Thread(target=self._run, name="meshbook curves", daemon=True)
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+        self._unstarted = [self._thread]  # `pop` gives it to one of the threads that would start it
 
     def add(self, origin: str, step: float, values: Mapping[str, Any]) -> None:
         """Queue values; `values` must not change any more. TypeError if one cannot be logged."""
+        image_bytes = 0
         for name, value in values.items():
             if value.__class__ is not float:
                 values = {name: _number(name, value) for name, value in values.items()}
+                image_bytes = sum(len(value) for value in values.values() if value.__class__ is Picture)
                 break
-        if len(self._rows) >= MOST_ROWS:  # the controller does not receive, or not as fast
+        # More than that: the controller does not receive, or not as fast.
+        if len(self._rows) >= MOST_ROWS or (image_bytes and sum(self._image_bytes) > MOST_IMAGE_BYTES):
             self._dropped += len(values)
             return
+        if image_bytes:
+            self._image_bytes.append(image_bytes)
         self._rows.append((origin, step, time(), values))
         if self._is_asleep:
             with contextlib.suppress(RuntimeError):  # another thread woke it
                 self._wake.release()
-        elif self._thread.ident is None:
-            with contextlib.suppress(RuntimeError):  # another thread started it
-                self._start()
+        elif self._unstarted:
+            with contextlib.suppress(IndexError):  # another thread starts it
+                self._start(self._unstarted.pop())
 
     def add_own(self, origin: str, step: float, values: Mapping[str, float]) -> None:
         """Queue values that the program has not logged itself."""
@@ -114,11 +128,12 @@ class PointRecorder:
 
     # -- the thread ------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start(self, thread: threading.Thread) -> None:
         if os.getpid() != self._pid:
             self._become_child()
+            self._drop()
             return
-        self._thread.start()
+        thread.start()
         recorder = weakref.ref(self)  # a hook cannot be removed, and must not keep a closed node
 
         def leave_child() -> None:
@@ -128,9 +143,14 @@ class PointRecorder:
         os.register_at_fork(after_in_child=leave_child)
 
     def _become_child(self) -> None:
-        """Drop what a forked child (a DataLoader's worker) logs: the connection to the controller is the parent's."""
+        """Drop what a forked child logs: the connection to the controller is the parent's."""
         self._rows = deque(maxlen=0)
+        self._dropped = 0
         self._is_asleep = False
+        self.add = self._drop  # type: ignore[method-assign]
+
+    def _drop(self, *row: object) -> None:
+        warn_in_child()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -155,15 +175,15 @@ class PointRecorder:
         for _ in range(ROWS_AT_ONCE):
             if not rows:
                 return
-            values = rows[0][3].values()
-            if not wait and any(value.__class__ is not float and not value.has_arrived() for value in values):
+            others = [value for value in rows[0][3].values() if value.__class__ is not float]
+            if not wait and not all(value.has_arrived() for value in others):
                 return
+            if any(value.__class__ is Picture for value in others):
+                self._image_bytes.popleft()
             yield rows.popleft()
 
     def _messages(self, rows: list[LogRow]) -> Iterator[Logged]:
         mesh, rank = self._place()
-        dropped, self._dropped = self._dropped, 0
-        self._all_dropped += dropped
         by_origin: dict[str, dict[str, tuple[array[float], array[float], array[float]]]] = {}
         media: list[Logged] = []
         for origin, step, at, values in rows:
@@ -172,8 +192,8 @@ class PointRecorder:
                 self._names.update(values)
             for name, value in values.items():
                 if value.__class__ is not float and isinstance(data := value.read(), bytes):
-                    kind: MediaKind = "image" if isinstance(value, Picture) else "histogram"
-                    media.append(LoggedMedia(origin, mesh, rank, name, kind, step, at, bytes(data)))
+                    kind: MediaKind = "image" if isinstance(data, Picture) else "histogram"
+                    media.append(LoggedMedia(origin, mesh, rank, _plain(name), kind, step, at, bytes(data)))
                     continue
                 number = value if value.__class__ is float else data
                 if (curve := curves.get(name)) is None:
@@ -181,8 +201,12 @@ class PointRecorder:
                 curve[0].append(step)
                 curve[1].append(at)
                 curve[2].append(number)
+        dropped, self._dropped = self._dropped, 0
+        self._all_dropped += dropped
+        if dropped and not any(by_origin.values()):
+            yield LoggedPoints(rows[0][0], mesh, rank, (), dropped)
         for origin, curves in by_origin.items():
-            if points := tuple(_pack(name, *columns) for name, columns in curves.items()):
+            if points := tuple(_pack(_plain(name), *columns) for name, columns in curves.items()):
                 yield LoggedPoints(origin, mesh, rank, points, dropped)
                 dropped = 0
         yield from media
@@ -191,6 +215,11 @@ class PointRecorder:
 def _number(name: str, value: Any) -> Any:
     kind = value.__class__
     return value if kind is float else to_float(value) if kind is int else loggable(name, value)
+
+
+def _plain(name: str) -> str:
+    """Return a name that is a str itself, and not of a class such as StrEnum, and that has an encoding."""
+    return str.__str__(name).encode("utf-8", "replace").decode()
 
 
 def _pack(name: str, steps: array[float], times: array[float], values: array[float]) -> MetricPoints:
@@ -208,7 +237,8 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
     A value is a number (NaN and infinity included), a tensor or an array with one element, a `meshbook.Histogram`, or
     an image: of PIL, a figure of matplotlib, or an array of uint8 of shape [height, width] or [height, width, channels]
     with 1, 3 or 4 channels. The call takes microseconds, blocks nothing, and never waits for a GPU: its values are
-    copied in the background. Raises TypeError for other values, with the name.
+    copied in the background. Raises TypeError for other values, with the name, and ValueError for a step that is not
+    finite. In a child process, such as a worker of a DataLoader, the call does nothing but log a warning, once.
     """
     if values is not None:
         if not isinstance(values, Mapping):
@@ -222,7 +252,11 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
     number = math.nan
     if step is not None:
         number = to_float(step) if step.__class__ in (int, float) else _checked_step(step)
-    here = CURRENT.get() or context()
+        if not math.isfinite(number):
+            raise ValueError(f"a step is a finite number, not {number}")
+    if (here := CURRENT.get() or _client()) is None:
+        warn_in_child()
+        return
     node = here.actor_instance.node
     # Without an origin: a thread that was started before the cell.
     origin = here.origin or (node.capture.main_origin() if node.capture is not None else "")
@@ -231,8 +265,23 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
 
 def flush() -> None:
     """Send what this process has logged; for code that does not wait for the background."""
-    here = CURRENT.get() or context()
-    here.actor_instance.node.points.flush()
+    if (here := CURRENT.get() or _client()) is not None:
+        here.actor_instance.node.points.flush()
+
+
+def _client() -> Context | None:
+    """Return the context of this process; None in a child of multiprocessing that has no run of its own."""
+    processes = sys.modules.get("multiprocessing.process")
+    # A worker of a DataLoader must not start a run, with an agent, for its first point.
+    if processes is not None and processes.parent_process() is not None and not process_run():
+        return None
+    return context()
+
+
+@functools.cache
+def warn_in_child() -> None:
+    """Log a warning, once in a process."""
+    logger.warning("%s", IN_CHILD)
 
 
 def _checked_step(step: Any) -> float:

@@ -44,6 +44,11 @@ class LoggedPoints(msgspec.Struct, frozen=True, array_like=True):
     points: tuple[MetricPoints, ...]
     dropped: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return sum(len(new.steps) + len(new.times) + len(new.values) for new in self.points)
+
 
 class LoggedMedia(msgspec.Struct, frozen=True, array_like=True):
     """A histogram or an image that a rank logged; `step` NaN stands for one more than the previous one.
@@ -59,6 +64,11 @@ class LoggedMedia(msgspec.Struct, frozen=True, array_like=True):
     step: float
     time: float
     data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return len(self.data)
 
 
 Logged = LoggedPoints | LoggedMedia

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from meshbook.runtime.telemetry.bar_lines import BarPoints, numbers_of
+from meshbook.runtime.telemetry.bar_lines import MOST_BARS, MOST_NAMES, BarPoints, numbers_of
 
 
 def bar(count: int, postfix: str, title: str = "") -> str:
@@ -66,6 +67,14 @@ def test_the_same_state_counts_once() -> None:
 def test_several_bars_and_other_lines() -> None:
     text = "\n".join(["x=1]", bar(1, ", a=1", "outer"), f"\x1b[31m{bar(2, ', b=2', 'inner')}\x1b[0m", bar(3, "")])
     assert Points().after(text) == [(1, {"outer/a": 1}), (2, {"inner/b": 2})]
+
+
+def test_bars_with_ever_new_titles_take_bounded_memory() -> None:
+    points = Points()
+    for letters in itertools.product("abcdefgh", repeat=3):
+        points.after(bar(1, ", loss=3", "".join(letters)))
+    assert len(points.found) == MOST_NAMES
+    assert len(points.bars._states) == MOST_BARS
 
 
 def test_what_the_program_logs_itself_is_left_out() -> None:

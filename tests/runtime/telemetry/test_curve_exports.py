@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from meshbook.runtime.telemetry.curve_exports import MetricHistory
+from meshbook.runtime.telemetry.curve_table import CurvePiece
 from meshbook.runtime.telemetry.curves import CurveStore
-from meshbook.runtime.telemetry.points import HistoryError
+from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError
 from tests.runtime.telemetry.test_curves import logged, points
 
 ROWS = [
@@ -93,6 +94,33 @@ def test_files_that_cannot_be_written(store: CurveStore, tmp_path: Path) -> None
         history.write(tmp_path / "run.txt")
     with pytest.raises(HistoryError, match="missing"):
         history.write(tmp_path / "missing" / "run.csv")
+
+
+def test_an_export_that_fails_leaves_the_earlier_file(
+    store: CurveStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text("earlier")
+
+    def fail(history: MetricHistory) -> Iterator[CurvePiece]:
+        yield next(history._saved.all_pieces())
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(MetricHistory, "pieces", fail)
+    with pytest.raises(HistoryError, match="full"):
+        MetricHistory(store.saved()).write(path)
+    assert path.read_text() == "earlier"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["curves", "run.csv"]
+
+
+def test_a_history_of_one_mesh_has_the_points_of_the_notebook(store: CurveStore) -> None:
+    pytest.importorskip("pyarrow")
+    store.add(logged(points("loss", [7.0]), mesh="other"))
+    store.add(logged(points("loss", [8.0]), mesh="", rank=NOTEBOOK))
+    for mesh, values in {"gpus": [3, 2, 1, 8], "other": [8, 7]}.items():
+        history = MetricHistory(store.saved(), ["loss"], None, store.runs_of_others(mesh))
+        assert sorted(history.to_arrow().column("value").to_pylist()) == sorted(values)
+        assert sum(len(piece.values) for piece in history.pieces()) == len(values)
 
 
 def test_event_files_of_tensorboard(store: CurveStore, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+import tracemalloc
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from meshbook.runtime.telemetry import curve_media, curves
+from meshbook.runtime.telemetry import curve_files, curve_media, curves
 from meshbook.runtime.telemetry.curve_files import CurveFiles
-from meshbook.runtime.telemetry.curve_table import CurvePiece, CurveTable
+from meshbook.runtime.telemetry.curve_table import SHOWN_RUNS, CurvePiece, CurveTable
 from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, LoggedMedia, LoggedPoints, MetricPoints, name_run
 from tests.support import PATIENCE
@@ -133,6 +134,38 @@ def test_memory_is_bounded_over_all_curves_and_the_oldest_run_leaves_first() -> 
     assert "cell 0" not in curves
 
 
+def test_runs_that_no_chart_shows_leave_first() -> None:
+    table = CurveTable(all_points=4096)
+    for run in ("script", *(f"cell {number}" for number in range(40)), "script"):
+        steps = numpy.arange(300.0)
+        table.add("loss", run, 0, steps, steps, steps)
+    table.add("loss", "cell 40", 0, steps, steps, steps)
+    curves = table.curves["loss"]
+    assert "script" in curves  # the first one, which has changed since
+    assert len(curves) >= SHOWN_RUNS
+    assert curves["cell 40"][0].size == 300  # the many runs before cost it no points
+
+
+def test_points_that_arrive_one_by_one_take_little_memory() -> None:
+    table, one = CurveTable(), numpy.ones(1)
+    tracemalloc.start()
+    for _ in range(400):
+        for rank in range(20):
+            table.add("loss", "cell 1", rank, one, one, one)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 8000 * 24 * 2 + 20_000
+
+
+def test_a_series_does_not_change_when_points_arrive() -> None:
+    table, one = CurveTable(curve_points=64), numpy.ones(1)
+    table.add("loss", "cell 1", 0, one, one, one)
+    before = table.curves["loss"]["cell 1"][0].series()
+    for _ in range(500):
+        table.add("loss", "cell 1", 0, 2 * one, 2 * one, 2 * one)
+    assert [each.tolist() for each in before] == [[1], [1], [1]]
+
+
 def test_more_curves_than_the_limit_are_refused_and_counted() -> None:
     table = CurveTable(most_curves=2)
     one = numpy.ones(1)
@@ -170,6 +203,43 @@ def test_dropped_points_are_counted(store: CurveStore) -> None:
     store.add(logged(points("a", [1]), dropped=2))
     store.flush()
     assert store.dropped == {("gpus", 0): 7}
+
+
+def test_points_beyond_what_the_store_can_handle_are_dropped_and_counted(
+    store: CurveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(curves, "MOST_WAITING_BYTES", 100)
+    monkeypatch.setattr(store, "_unstarted", [])  # the thread does not start
+    for _ in range(5):
+        store.add(logged(points("a", [1, 2])))
+    store.flush()
+    assert store.count("a", "cell 12", 0) == 8  # 32 bytes a message
+    assert store.dropped == {("gpus", 0): 2}
+    assert "dropped" in caplog.text
+    store.add(logged(points("a", [1])))
+    store.flush()
+    assert store.count("a", "cell 12", 0) == 9
+
+
+def test_a_bad_message_does_not_cost_the_others(store: CurveStore) -> None:
+    store.add(logged(points("a", [1])))
+    store.add(logged(MetricPoints("b", b"", b"123", b"1234")))
+    store.add(logged(points("c", [1])))
+    with pytest.raises(ValueError, match="buffer"):
+        store.flush()
+    store.flush()
+    assert [piece.metric for piece in store.saved().all_pieces()] == ["a", "c"]
+
+
+def test_metrics_that_have_left_memory_are_in_the_history(store: CurveStore) -> None:
+    store.add(logged(points("a", [1])))
+    store.flush()
+    with pytest.raises(HistoryError, match="there are a"):
+        store.check_logged(["b"])
+    assert store._table is not None
+    store._table._drop_run(besides="")
+    assert store.metrics() == []
+    store.check_logged(["a"])
 
 
 def test_listeners_and_versions_record_changes(store: CurveStore) -> None:
@@ -247,6 +317,69 @@ def test_a_part_that_was_written_before_a_crash_is_not_read_twice(tmp_path: Path
     assert len(list(CurveFiles(tmp_path).restore())) == 1
 
 
+def test_two_meshes_keep_their_runs_in_the_next_controller(tmp_path: Path) -> None:
+    first = CurveStore(tmp_path)
+    for mesh in ("left", "right"):
+        first.add(logged(points("loss", [1]), origin="", mesh=mesh))
+    first.flush()
+    assert first.runs_of_others("left") == {"script, right"}
+    first.close()
+    second = CurveStore(tmp_path)
+    second.restore()
+    for mesh in ("right", "left"):
+        second.add(logged(points("loss", [2]), origin="", mesh=mesh))
+    second.flush()
+    assert [list(second.series("loss", run, 0)[2]) for run in ("script", "script, right")] == [[1, 2], [1, 2]]
+    second.close()
+
+
+def test_points_after_a_full_disk_can_be_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, one = CurveFiles(tmp_path), numpy.ones(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CurveFiles, "_next_part", lambda self: (_ for _ in ()).throw(OSError("the disk is full")))
+        files.append([CurvePiece("a", "cell 1", 0, one, one, one)])
+    assert "full" in files.trouble
+    files.append([CurvePiece("b", "cell 1", 0, one, one, one)])
+    assert [piece.metric for piece in CurveFiles(tmp_path).restore()] == ["b"]
+
+
+def test_points_after_an_incomplete_record_can_be_restored(tmp_path: Path) -> None:
+    one = numpy.ones(1)
+    CurveFiles(tmp_path).append([CurvePiece("a", "cell 1", 0, one, one, one)])
+    with open(tmp_path / "newest", "ab") as file:
+        file.write(b"\x80\x04half a record")  # its controller was killed
+    second = CurveFiles(tmp_path)
+    assert len(list(second.restore())) == 1
+    second.append([CurvePiece("b", "cell 1", 0, one, one, one)])
+    assert [piece.metric for piece in CurveFiles(tmp_path).restore()] == ["a", "b"]
+
+
+def test_a_part_that_cannot_be_written_costs_bounded_memory(
+    store: CurveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise ValueError("no codec")
+
+    monkeypatch.setattr(parquet, "write_table", fail)
+    monkeypatch.setattr(curve_files, "MOST_PENDING", 3)
+    for _ in range(3):
+        store.add(logged(points("loss", [1])))
+        store.flush()
+        store.write_part()
+    assert "no codec" in caplog.text
+    assert sum(len(piece.values) for piece in store.saved().pieces) == 0
+
+
+def test_a_damaged_part_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "part-000000.parquet").write_bytes(b"nothing")
+    store = CurveStore(tmp_path)
+    store.restore()
+    assert "part-000000" in caplog.text
+
+
 def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,12 +399,16 @@ def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     second.close()
 
 
-def test_media_are_bounded(store: CurveStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_are_bounded(store: CurveStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve_media, "MEDIA_BYTES", 10)
     for rank in (0, 1, 0, 2):
         store.add(LoggedMedia("12.0.1", "gpus", rank, "sample", "image", 0, 1e9, b"1234"))
     store.flush()
     assert store.media() == [("sample", "cell 12", 0), ("sample", "cell 12", 2)]
+    store.add(LoggedMedia("12.0.1", "gpus", 2, "sample", "image", 0, 1e9, b"5678"))
+    store.add(LoggedMedia("12.0.1", "gpus", 3, "sample", "image", 0, 1e9, b"1234"))
+    store.flush()
+    assert len(list((tmp_path / "curves").glob("media-*"))) == 2
 
 
 def test_restored_media_are_the_last_ones(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextvars
+import enum
 import fractions
 import io
 import math
+import multiprocessing.process
 import queue
 import struct
 import threading
@@ -23,7 +25,7 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.telemetry import point_recorder
-from meshbook.runtime.telemetry.loggable import Histogram, loggable
+from meshbook.runtime.telemetry.loggable import Histogram, Picture, loggable
 from meshbook.runtime.telemetry.point_recorder import PointRecorder
 from meshbook.runtime.telemetry.points import NOTEBOOK, Logged, LoggedMedia, LoggedPoints
 from tests.support import PATIENCE, Probe
@@ -56,7 +58,7 @@ class Sink:
 def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink]:
     """Its thread does not start, so that tests decide when messages leave."""
     made = Sink()
-    monkeypatch.setattr(made.recorder, "_start", lambda: None)
+    monkeypatch.setattr(made.recorder, "_start", lambda thread: None)
     yield made
     made.recorder.close()
 
@@ -222,19 +224,57 @@ def test_a_message_that_cannot_be_sent_does_not_stop_the_others(caplog: pytest.L
     assert len(sent) == 1
 
 
+def test_threads_that_log_at_the_same_time_start_one_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, starts = Sink(), 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal starts
+        starts += 1
+        if starts < 10:
+            sink.log(loss=2.0)  # as another thread may, before the new one runs
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sink.log(loss=1.0)
+    assert starts == 1
+
+
+def test_names_are_plain_text(sink: Sink) -> None:
+    class Name(enum.StrEnum):
+        LOSS = "loss"
+
+    sink.recorder.add("cell", 0.0, {Name.LOSS: 1.0, "half \ud800": 2.0})
+    [message] = sink.messages()
+    assert isinstance(message, LoggedPoints)
+    assert [(type(points.metric), points.metric) for points in message.points] == [(str, "loss"), (str, "half ?")]
+
+
+def test_images_that_wait_are_bounded(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(point_recorder, "MOST_IMAGE_BYTES", 10)
+    for _ in range(4):
+        sink.log(sample=Picture(b"1234567890"))
+    dropped, *images = sink.messages()
+    assert isinstance(dropped, LoggedPoints)
+    assert (dropped.points, dropped.dropped, len(images)) == ((), 2, 2)
+    sink.log(sample=Picture(b"1234567890"))
+    assert len(sink.messages()) == 1
+
+
 @pytest.mark.gpu
 def test_logging_does_not_wait_for_a_gpu(sink: Sink) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     values = torch.arange(8.0, device="cuda")
+    pixels = torch.zeros(2, 4, dtype=torch.uint8, device="cuda").T
     torch.cuda.set_sync_debug_mode("error")
     try:
-        sink.log(loss=values.mean(), weights=Histogram(values, bins=2))
+        sink.log(loss=values.mean(), weights=Histogram(values, bins=2), sample=pixels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     sink.recorder.flush(wait=True)
-    points, histogram = sink.messages()
+    points, histogram, image = sink.messages()
+    assert isinstance(image, LoggedMedia)
+    assert (image.kind, struct.unpack(">II", image.data[16:24])) == ("image", (2, 4))
     assert isinstance(points, LoggedPoints)
     assert list(array("d", points.points[0].values)) == [3.5]
     assert isinstance(histogram, LoggedMedia)
@@ -261,7 +301,11 @@ def test_a_histogram_counts_finite_values(sink: Sink) -> None:
     assert list(array("d", sent.data)) == [1, 1, 0, 2, 0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("values", [[], [2.0, 2.0], [math.nan]], ids=["empty", "flat", "nan"])
+@pytest.mark.parametrize(
+    "values",
+    [[], [2.0, 2.0], [math.nan], [1e300], [-1.7e308, 1.7e308]],
+    ids=["empty", "flat", "nan", "large", "far apart"],
+)
 def test_a_histogram_has_rising_edges(values: list[float]) -> None:
     histogram = Histogram(values, bins=3)
     assert len(histogram.edges) == 4
@@ -384,6 +428,26 @@ def test_a_step_must_be_a_number(run: InProcessSession) -> None:
         meshbook.log(5, loss=1.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="strings"):
         meshbook.log({3: 1.0})  # type: ignore[dict-item]
+    for step in (math.inf, math.nan, -(10**400)):
+        with pytest.raises(ValueError, match="finite"):
+            meshbook.log(step=step, loss=1.0)
+
+
+def test_a_child_of_multiprocessing_starts_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sessions._Current, "session", None)
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: SimpleNamespace())
+    point_recorder.warn_in_child.cache_clear()
+    token = CURRENT.set(None)
+    try:
+        for _ in range(2):
+            meshbook.log(loss=1.0)
+        meshbook.curves.SummaryWriter().flush()
+    finally:
+        CURRENT.reset(token)
+    assert ["child process" in record.message for record in caplog.records] == [True]
+    assert sessions.running_session() is None
 
 
 def test_messages_are_small() -> None:
