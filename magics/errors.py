@@ -1,6 +1,7 @@
 """The errors that a notebook raises: the user's mistakes, and cells and requests that failed on ranks.
 
-    UserError                     a mistake in a line; shown as one line, without a traceback through our code
+    UserError                     a mistake in a line; shown as one line, without a traceback through our code,
+                                  and with the page of its cause, if that has one
     ├── SelectionError            a selector is invalid or selects no rank; a ValueError, too
     ├── UsageError                an option, verb or argument is unknown or invalid; a ValueError, too
     ├── NotInDebugger             a debugger command is for ranks that are not stopped
@@ -43,7 +44,7 @@ from meshbook.magics.results.error_groups import (
     summarise,
 )
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.errors import MeshbookError, format_link
 from meshbook.runtime.formats import name_ranks
 
 if TYPE_CHECKING:  # An error only holds results and does not use them.
@@ -57,7 +58,8 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         # IPython prints these lines in place of the traceback.
-        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+        page = format_link(self.__cause__.page) if isinstance(self.__cause__, MeshbookError) else ""
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}", *([page] if page else [])]
 
 
 class SelectionError(UserError, ValueError):

@@ -38,6 +38,8 @@ METADATA = ".metadata"  # torch.distributed.checkpoint writes this file last
 class CheckpointError(MeshbookError):
     """A checkpoint could not be written or read; the text names it, and the ranks that failed."""
 
+    page = "checkpointerror"
+
 
 def save(
     state: dict[str, Any], folder: str | os.PathLike[str], *, step: int, keep: int | None = None, alone: bool = False

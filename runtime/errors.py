@@ -26,6 +26,8 @@
         └── ChecksumMismatch  the received bytes differ from the source: it was written to during the transfer
 
 Foreign errors are converted to one of these at the seam where they enter, chained to their cause.
+
+docs/errors.md explains each class. A class with a `page` adds a note with the link to its section.
 """
 
 from __future__ import annotations
@@ -36,14 +38,33 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.traces import SourceLine, render_in_ipython
 
+DOCS = "docs/errors.md"  # where the documentation explains errors
+
+
+def format_link(page: str) -> str:
+    """Return `see docs/errors.md#grouperror`; the empty string for no page."""
+    return f"see {DOCS}#{page}" if page else ""
+
 
 class MeshbookError(Exception):
-    """The root of every error that meshbook itself raises."""
+    """The root of every error that meshbook itself raises.
+
+    `page` is the section of docs/errors.md that helps with it; empty if the message says all. Tracebacks show the link
+    as a note (PEP 678), below the message: `str()` does not contain it, so that texts may be joined and compared.
+    """
+
+    page: ClassVar[str] = ""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        error = super().__new__(cls, *arguments, **keywords)
+        if cls.page:
+            error.add_note(format_link(cls.page))
+        return error
 
 
 class CallError(MeshbookError):
@@ -132,9 +153,13 @@ class ItemError(ActorError):
 class DeadlockError(CallError):
     """A reply that can never come: the callee waits, perhaps through other actors, for the caller."""
 
+    page = "deadlockerror"
+
 
 class CallTimeout(CallError, TimeoutError):
     """The time limit of a call has passed; the text reports where each rank is that has not answered."""
+
+    page = "calltimeout"
 
 
 class CallCancelled(CallError, concurrent.futures.CancelledError):
@@ -143,6 +168,8 @@ class CallCancelled(CallError, concurrent.futures.CancelledError):
 
 class SupervisionError(CallError, RuntimeError):
     """The callee cannot answer: its actor, process or mesh is dead, was stopped, or died during the call."""
+
+    page = "supervisionerror"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +240,8 @@ class ExitReport:
 class ProcessDied(SupervisionError):
     """A worker process ended while a call or a mesh still needed it; `report` has the details."""
 
+    page = "processdied"
+
     def __init__(self, message: str, report: ExitReport) -> None:
         super().__init__(message)
         self.report = report
@@ -227,6 +256,8 @@ class ItemLost(SupervisionError):
     `item` is its position, `ranks` are those that died with it, in that order.
     """
 
+    page = "itemlost"
+
     def __init__(self, message: str, item: int = 0, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.item = item
@@ -238,6 +269,8 @@ class ItemLost(SupervisionError):
 
 class BootstrapFailed(ActorError, ProcessDied):
     """The bootstrap of a worker raised, and the worker ended; `report` has its traceback."""
+
+    page = "bootstrapfailed"
 
     def __init__(self, message: str, report: ExitReport) -> None:
         ProcessDied.__init__(self, message, report)
@@ -254,6 +287,8 @@ class WireError(MeshbookError):
 class PickleError(WireError):
     """An argument or a result cannot be pickled or unpickled; the text names it."""
 
+    page = "pickleerror"
+
 
 class MessageLost(PickleError, SupervisionError):
     """An argument or a result was in memory of its sender, which has ended: heal, and call again.
@@ -261,13 +296,19 @@ class MessageLost(PickleError, SupervisionError):
     It is a SupervisionError, too, so that code that handles dead processes catches it.
     """
 
+    page = "messagelost"
+
 
 class MessageTooLarge(WireError, SupervisionError):
     """A message is larger than `Settings.max_message_bytes`. No answer can come, so it is a SupervisionError, too."""
 
+    page = "messagetoolarge"
+
 
 class QueueFull(WireError):
     """The queue of an actor is full, and only the sending thread could empty it."""
+
+    page = "queuefull"
 
 
 class RefusedMessage(WireError):
@@ -277,26 +318,40 @@ class RefusedMessage(WireError):
 class LaunchError(MeshbookError):
     """A host agent or a fork server did not start; the text carries its stderr and what to try."""
 
+    page = "launcherror"
+
 
 class GroupError(MeshbookError):
     """The process group of a mesh was not created: the text names the rank that did not join, and the reason."""
+
+    page = "grouperror"
 
 
 class TransferError(MeshbookError, RuntimeError):
     """Bulk data was not moved, or not all of it: the content of the target is undefined."""
 
+    page = "transfererror"
+
 
 class BufferDropped(TransferError):
     """The buffer is no longer available: `drop()` was called, or the actor that owned it has ended."""
+
+    page = "bufferdropped"
 
 
 class OwnerGone(TransferError):
     """The process that owned the buffer has ended, and its memory with it."""
 
+    page = "ownergone"
+
 
 class TransferTimeout(TransferError, TimeoutError):
     """A transfer was not done within its time limit."""
 
+    page = "transfertimeout"
+
 
 class ChecksumMismatch(TransferError):
     """The received bytes differ from the source: it was written to during the transfer."""
+
+    page = "checksummismatch"

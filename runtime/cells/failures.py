@@ -63,12 +63,18 @@ def format_interrupt(error: KeyboardInterrupt) -> RankError:
 
 def _message_of(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = "\n".join([str(error), *notes_of(error)])
     except Exception as trouble:
         return f"<exception str() failed: {type(trouble).__name__}>"
     if len(text) <= MESSAGE_CHARACTERS:
         return text
     return f"{text[:MESSAGE_CHARACTERS]}… ({len(text):,} characters)"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of the exception (PEP 678), which belong below its message."""
+    notes = getattr(error, "__notes__", ())
+    return [str(note) for note in notes] if isinstance(notes, list | tuple) else []
 
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -151,7 +152,9 @@ def _answer(call: Callable[[], Any]) -> Answer:
     except PickleError as error:
         return RequestError(str(error))
     except (Exception, KeyboardInterrupt) as error:
-        return make_rank_error(error, format_error(error).splitlines()[:-1])
+        # Without the error itself, which the notebook shows once for all ranks.
+        own = "".join(traceback.format_exception_only(error)).splitlines()
+        return make_rank_error(error, format_error(error).splitlines()[: -len(own)])
     try:
         return pack({"value": value})
     except PickleError as error:

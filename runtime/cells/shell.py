@@ -30,7 +30,7 @@ from traitlets.config import Config
 from meshbook.runtime.cells import debugger, prompts
 from meshbook.runtime.cells.debugger import Debugger
 from meshbook.runtime.cells.displays import Displays
-from meshbook.runtime.cells.failures import frames_of
+from meshbook.runtime.cells.failures import frames_of, notes_of
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.line_magics import INSTALLERS, format_elsewhere, in_turn
 from meshbook.runtime.cells.object_info import CellInspector
@@ -161,7 +161,7 @@ class RankShell(InteractiveShell):
         if error is None or isinstance(error, KeyboardInterrupt | asyncio.CancelledError | SystemExit):
             return
         if has_group(error):  # IPython would print it with Python's own means, past us
-            self._showtraceback(type(error), error, [render_group(error), ""])
+            self._showtraceback(type(error), error, [render_group(error), "", *notes_of(error)])
             return
         self._is_rendering = True
         try:
@@ -185,8 +185,9 @@ class RankShell(InteractiveShell):
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         stb = [part for part in stb if not self._is_ours(part)]  # the user's frames are before
-        # The last entry is the exception's own line, which the notebook shows once for all ranks that share it.
-        lines = "\n".join(stb[:-1]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
+        # The last entries are the exception's own line and its notes, which the notebook shows once for all ranks.
+        own = 1 + len(notes_of(evalue))
+        lines = "\n".join(stb[:-own]) if len(stb) > 1 else "".join(stb).rstrip().rpartition("\n")[0]
         # Not in the source itself: IPython shows no colours, and no mark at the error, in source that cannot be parsed.
         self.kept.rendered = [_MAGIC_ABOVE.sub(r"\1", line) for line in lines.split("\n")]
 

@@ -40,6 +40,8 @@ DAY = 24 * 3600.0
 class DetachError(MeshbookError):
     """A run cannot be detached or attached to."""
 
+    page = "detacherror"
+
 
 @dataclass(frozen=True)
 class ClientState:

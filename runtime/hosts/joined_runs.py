@@ -48,6 +48,8 @@ STOP_SECONDS = 1.0  # time for the actors of a client to end when it leaves
 class RunOver(SupervisionError):
     """The run has ended."""
 
+    page = "runover"
+
 
 class JoinedRun:
     """This process as a client of one other run. Raises SupervisionError if it cannot join."""

@@ -107,9 +107,11 @@ class MapResult(Generic[R]):
         error = failures[first]
         if isinstance(error, CallError):
             error.failures = failures
-        if others and not getattr(error, "__notes__", ()):
+        if others:
             listed = ", ".join(map(str, others[:MOST_NAMED])) + (", …" if len(others) > MOST_NAMED else "")
-            error.add_note(f"{len(failures)} of {len(self)} items have no value; the others: {listed}")
+            note = f"{len(failures)} of {len(self)} items have no value; the others: {listed}"
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
         return [future.get() for future in self.futures]
 
     @property

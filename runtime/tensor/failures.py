@@ -54,6 +54,8 @@ class RemoteException(MeshbookError):
 class DeviceMeshError(MeshbookError, RuntimeError):
     """A rank of the mesh died, or the tensor was lost with a rank. `heal_mesh(mesh)` makes the mesh usable again."""
 
+    page = "devicemesherror"
+
 
 HEADLINE = "Incorrect arguments to monarch operation"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import PickleError, SupervisionError
+from meshbook.runtime.errors import PickleError, SupervisionError, format_link
 from meshbook.runtime.traces import (
     MOST_CHARACTERS,
     SourceLine,
@@ -209,7 +209,10 @@ def test_ours_are_shown_where_there_are_no_others() -> None:
     assert "future.py" in format_error(error)
     known = raised_by(lambda: Future.failed(PickleError("told well")).get())
     known.__traceback__ = known.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
-    assert format_error(known) == "meshbook.runtime.errors.PickleError: told well"
+    assert format_error(known).splitlines() == [
+        "meshbook.runtime.errors.PickleError: told well",
+        format_link(PickleError.page),
+    ]
 
 
 def test_the_frames_alone() -> None:

@@ -27,6 +27,8 @@ Arguments = tuple[Any, ...]
 class OperatorRefused(MeshbookError):
     """An operator cannot be run on sharded tensors; names the operator, the placements and the remedy."""
 
+    page = "operatorrefused"
+
 
 class ShardedOperators:
     """Applies operators to the sharded tensors of one device mesh.

@@ -14,6 +14,7 @@ import pytest
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import format_link
 from meshbook.runtime.hosts import faults as module
 from meshbook.runtime.hosts.faults import (
     HookedModule,
@@ -178,7 +179,8 @@ def test_the_default_prints_the_failure_and_ends_the_process(
     set_unhandled_fault_hook(default_hook)
     reported.report(*fault(3))
     assert ended() == 1
-    assert capsys.readouterr().err == "MeshFailure of mesh trainer, crashed_ranks=[3]: it had enough\n"
+    shown = "MeshFailure of mesh trainer, crashed_ranks=[3]: it had enough"
+    assert capsys.readouterr().err.splitlines() == [shown, format_link("meshfailure")]
 
 
 @pytest.mark.parametrize(
