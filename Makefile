@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium servers demo lab test quick test-pythons check bench soak chaos clean
+.PHONY: help setup chromium servers demo lab docs test quick test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -54,6 +54,10 @@ demo: setup ## train on four worker processes: runs notebooks/quickstart.ipynb, 
 
 lab: setup ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+docs: setup ## build the site into site/, with warnings as errors, and serve it on http://127.0.0.1:8000
+	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs serve
 
 # Two processes run tests, since most tests wait for processes. In the order of the files: Playwright keeps an event loop
 # on the main thread, so its tests come last.
@@ -88,5 +92,5 @@ chaos: setup ## half an hour of work and transfers under faults: fails if a sum 
 	$(BIN)/python benchmarks/chaos_transfers.py
 
 clean: ## remove everything that the targets above made, .venv too
-	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

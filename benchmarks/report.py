@@ -7,9 +7,11 @@ run, and reports the ratio; compare figures of one run only.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import math
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +49,7 @@ class Report:
 
     def present(self, heading: str, options: argparse.Namespace, conclusion: str = "") -> None:
         """Print the table and the conclusion; write the files that were requested."""
-        text = f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores\n{self.table()}"
+        text = f"{heading}, {options.rounds} rounds, {os.cpu_count()} cores; {_format_versions()}\n{self.table()}"
         text += f"\n\n{conclusion}" if conclusion else ""
         print(text)
         if options.json:
@@ -98,6 +100,12 @@ class Report:
             for name, values in self._rounds.items()
         }
         file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _format_versions() -> str:
+    """Return the day and what was measured: `2026-11-21, meshbook 0.1.0, Python 3.11.13, torch 2.13.0`."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("meshbook", "torch")]
+    return ", ".join([time.strftime("%Y-%m-%d"), versions[0], f"Python {platform.python_version()}", versions[1]])
 
 
 def _short(value: float) -> str:

@@ -8,6 +8,7 @@ With `--check` it writes nothing, and fails if the file is out of date.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,10 @@ def reference() -> str:
     lines += ["## Settings", "", "`%mesh config NAME VALUE` sets them for the cells that follow.", ""]
     lines += ["| setting | default | meaning |", "|---|---|---|"]
     defaults = {line.split()[0]: line.split()[1] for line in NotebookSettings().format().splitlines()}
-    lines += [f"| `{name}` | `{defaults[name]}` | {escaped(each.meaning)} |" for name, each in SETTINGS.items()]
+    lines += [
+        f"| {anchored('settings', name, name)} | `{defaults[name]}` | {escaped(each.meaning)} |"
+        for name, each in SETTINGS.items()
+    ]
     lines += ["", "## `%mesh` verbs", ""]
     for word, verb in VERBS.items():
         lines += section(f"### `%mesh {word}`", verb.parser())
@@ -56,7 +60,8 @@ def command_parsers() -> Iterator[argparse.ArgumentParser]:
 def section(heading: str, parser: argparse.ArgumentParser) -> list[str]:
     """Return the lines about one parser: its description, and a table of its arguments."""
     lines = [heading, "", escaped(parser.description or ""), ""]
-    rows = [row(action) for action in parser._actions if action.dest != "help" and action.help is not argparse.SUPPRESS]
+    anchor = anchor_of(heading)
+    rows = [row(action, anchor) for action in documented_actions(parser)]
     if rows:
         lines += ["| argument | meaning |", "|---|---|", *rows, ""]
     if parser.epilog:
@@ -64,7 +69,27 @@ def section(heading: str, parser: argparse.ArgumentParser) -> list[str]:
     return lines
 
 
-def row(action: argparse.Action) -> str:
+def documented_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the arguments of a parser that its `--help` lists, without `--help` itself."""
+    return [action for action in parser._actions if action.dest != "help" and action.help is not argparse.SUPPRESS]
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ")).strip().lower().replace(" ", "-")
+
+
+def option_anchor(section_anchor: str, name: str) -> str:
+    """Return the anchor of an argument: `mesh-up--gpus`. Two dashes, as `mesh-push` is the anchor of a verb."""
+    return f"{section_anchor}--{name.strip('-').lower()}"
+
+
+def anchored(section_anchor: str, name: str, shown: str) -> str:
+    """Return the first cell of a row, with the anchor of its argument."""
+    return f'<a id="{option_anchor(section_anchor, name)}"></a>`{escaped(shown)}`'
+
+
+def row(action: argparse.Action, section_anchor: str) -> str:
     """Return the row of one argument."""
     takes_value = action.nargs != 0
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
@@ -72,7 +97,8 @@ def row(action: argparse.Action) -> str:
     if action.option_strings and takes_value:
         name += f" {value}"
     meaning = (action.help or "") % {"default": action.default, "prog": ""}
-    return f"| `{escaped(name)}` | {escaped(meaning)} |"
+    word = action.option_strings[-1] if action.option_strings else action.dest
+    return f"| {anchored(section_anchor, word, name)} | {escaped(meaning)} |"
 
 
 def escaped(text: str) -> str:

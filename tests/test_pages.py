@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("docs/**/*.md"),
     ROOT / "tests/README.md",
     *ROOT.glob("runtime/*/README.md"),
     *ROOT.glob("benchmarks/results/*.md"),
@@ -68,9 +68,11 @@ def test_every_row_names_existing_tests(row: Row) -> None:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """Return the anchors of the headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    """Return the anchors of a page: of its headings, as GitHub makes them, its own, and the site's of docstrings."""
+    text = document.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return anchors.union(re.findall(r'<a id="(.+?)">', text), re.findall(r"^::: (\S+)$", text, re.MULTILINE))
 
 
 def name_of(document: Path) -> str:
