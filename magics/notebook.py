@@ -27,6 +27,7 @@ from meshbook.runtime.mesh.procs import ProcMesh
 if TYPE_CHECKING:  # it imports the verbs, which import this module
     from meshbook.magics.introspection.completer import NotebookCompleter
     from meshbook.magics.introspection.inspector import Inspector
+    from meshbook.magics.verbs.start_stop import UpVerb
 
 
 @dataclass(eq=False, repr=False)
@@ -43,6 +44,7 @@ class Notebook:
     background: BackgroundLoop
     jobs: Jobs
     foreground_cells: list[CellExecution] = field(default_factory=list)  # cells that this notebook waits for
+    fixed_meshes: dict[str, UpVerb] = field(default_factory=dict)  # by name, from `%mesh up --fixed`
     detaches_for: float | None = None  # seconds, at the end of this process; None: it ends its meshes
     # These parts refer to the notebook, so they are set once it exists.
     dashboards: DashboardRegistry = field(init=False)

@@ -1,91 +1,150 @@
-"""`python -m meshbook install` registers this meshbook with a Jupyter in another environment; `doctor` examines it.
+"""The command `meshbook`, which is also `python -m meshbook`: `meshbook run notebook.ipynb`, `meshbook doctor`.
 
-`runs` lists the detached runs, and `end` ends one. `debug` is a terminal for `breakpoint()` in scripts. `worker` waits
-for clients that attach to this machine.
-
-Installing is not needed if both share an environment: `pip install meshbook` puts the kernelspec there.
+`cli/command_line.py` has the verbs. What needs more than a few lines is in the other modules of `cli/`; each function
+here imports what only its verb needs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_core.paths import jupyter_data_dir
-
-KERNEL_NAME = "meshbook"
-KERNELSPEC = Path(__file__).parent / "kernel" / "kernelspec"
+from meshbook.cli import kernelspecs
+from meshbook.cli.command_line import build_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["lab"] and words[1:] not in (["-h"], ["--help"]):  # argparse would look for its options
+        kernelspecs.lab(words[1:])
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(words)
     if args.version:
         print(f"meshbook {metadata.version('meshbook')}")
         return 0
-    if args.verb is None:
-        parser.print_help()
-        return 2
-    if args.verb == "doctor":
-        return doctor()
-    if args.verb == "debug":
-        return debug()
-    if args.verb == "worker":
-        return serve_clients(args.address)
-    if args.verb in ("runs", "end"):
-        return list_runs() if args.verb == "runs" else end_run(args.run)
+    match args.verb:
+        case None:
+            parser.print_help()
+            return 2
+        case "run":
+            return run(args, parser)
+        case "export":
+            return export(args)
+        case "attach":
+            return attach(args.run)
+        case "trace":
+            return trace(args)
+        case "runs":
+            return list_runs()
+        case "end":
+            return end_run(args.run)
+        case "debug":
+            return debug()
+        case "doctor":
+            return doctor()
+        case "worker":
+            return serve_clients(args.address)
+        case "completion":
+            return print_completion(args.shell)
     prefix = sys.prefix if args.sys_prefix else args.prefix
     try:
-        return install(prefix) if args.verb == "install" else uninstall(prefix)
+        return kernelspecs.install(prefix) if args.verb == "install" else kernelspecs.uninstall(prefix)
     except OSError as error:
-        print(f"meshbook: cannot {args.verb} the kernelspec: {error}", file=sys.stderr)
-        return 1
+        return fail(f"cannot {args.verb} the kernelspec: {error}")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m meshbook",
-        description="Install or remove the Jupyter kernelspec, check the installation, and manage detached runs.",
-    )
-    parser.add_argument("--version", action="store_true", help="show the version and exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="install | uninstall | doctor | runs | end | debug | worker")
-    summary = "check the installation and the machine, and suggest fixes"
-    verbs.add_parser("doctor", help=summary, description=summary)
-    summary = "list the detached runs (%%mesh detach) on this host, with their state"
-    verbs.add_parser("runs", help=summary, description=summary)
-    summary = "serve breakpoint() of actors in scripts on this terminal, until Ctrl-C"
-    verbs.add_parser("debug", help=summary, description=summary)
-    summary = "make this machine a host of clients that attach to it (meshbook.hosts.attach), until one shuts it down"
-    verbs.add_parser("worker", help=summary, description=summary).add_argument(
-        "address", metavar="ADDRESS", help="where to listen, such as tcp://gpu1:22222 or ipc://name"
-    )
-    summary = "end a detached run and all its processes"
-    verbs.add_parser("end", help=summary, description=summary).add_argument(
-        "run", metavar="RUN", help="the id of the run, a prefix of the id, or the name of one of its meshes"
-    )
-    for verb, summary in (
-        ("install", "make the kernel visible to Jupyter"),
-        ("uninstall", "remove the kernel from Jupyter"),
-    ):
-        where = verbs.add_parser(verb, help=summary, description=summary).add_mutually_exclusive_group()
-        where.add_argument("--user", action="store_true", help="install for the current user (default)")
-        where.add_argument("--sys-prefix", action="store_true", help=f"install into this environment, {sys.prefix}")
-        where.add_argument("--prefix", metavar="DIR", help="install into DIR/share/jupyter/kernels")
-    return parser
+def fail(text: str) -> int:
+    """Print what went wrong; returns the status."""
+    print(f"meshbook: {text}", file=sys.stderr)
+    return 1
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run a notebook or a script."""
+    if args.module or not args.target.endswith(".ipynb"):
+        if args.parameters or args.output or args.name or args.resume is not None:
+            parser.error("-p, -o, --name and --resume are for notebooks")
+        return run_script(args)
+    target = args.target
+    args = parser.parse_args(["run", *args.args, target], args)  # the options after the notebook
+    if args.args:
+        parser.error(f"unknown argument: {args.target}")
+    if args.module or args.curves:
+        parser.error("-m and --curves are for scripts")
+    source = Path(args.target)
+    output = Path(args.output) if args.output else source.with_suffix(".out.ipynb")
+    if not source.is_file():
+        parser.error(f"no such file: {source}")
+    if output.suffix != ".ipynb" or output.absolute() == source.absolute():
+        parser.error("-o must be another file, with the suffix .ipynb")
+    if missing := [name for name in ("papermill", "nbconvert") if util.find_spec(name) is None]:
+        return fail(f"running notebooks needs {' and '.join(missing)}; run pip install 'meshbook[run]'")
+    from meshbook.cli.batch_notebook import BatchJob, read_parameter, run_notebook  # weight, as below
+
+    mesh = [
+        *(("--hosts", args.hosts) if args.hosts else ()),
+        *(("--gpus", str(args.gpus)) if args.gpus else ()),
+    ]
+    if args.name:
+        if not mesh:
+            parser.error("--name is the name of the mesh of --hosts and --gpus")
+        mesh += ["--name", args.name]
+    try:
+        parameters = dict(map(read_parameter, args.parameters))
+    except ValueError as error:
+        parser.error(f"argument -p: {error}")
+    return run_notebook(BatchJob(source, output, parameters, tuple(mesh), args.resume))
+
+
+def run_script(args: argparse.Namespace) -> int:
+    """Run a script on every rank, with its own arguments, as `python -m meshbook.spmd` does."""
+    from meshbook import spmd
+
+    options = (("--procs", args.gpus), ("--hosts", args.hosts), ("--curves", args.curves))
+    words = [word for name, value in options if value for word in (name, str(value))]
+    return spmd.run_as_program([*words, *(["-m"] if args.module else []), args.target, *args.args])
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a notebook as a script; the status is 1 if cells of it cannot be exported."""
+    from meshbook.cli import export_script
+
+    source = Path(args.notebook)
+    return export_script.export(source, Path(args.output) if args.output else source.with_suffix(".py"))
+
+
+def attach(name: str) -> int:
+    """Show the output of a detached run; the status is 1 if there is no such run."""
+    from meshbook.cli.running_runs import follow
+    from meshbook.runs import DetachError
+
+    try:
+        follow(name)
+    except DetachError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    """Save the trace of a run; the status is 1 if that fails."""
+    from meshbook.cli.running_runs import save_trace
+    from meshbook.runtime.errors import MeshbookError
+
+    try:
+        print(save_trace(args.run, Path(args.output), args.last))
+    except (MeshbookError, OSError) as error:
+        return fail(f"cannot save the trace: {error}")
+    return 0
 
 
 def list_runs() -> int:
     """Print a line for each detached run."""
-    # Weight: the runtime, which the other verbs do not need.
     from meshbook.runtime.hosts.detached_runs import detached_runs, format_runs
 
     print(format_runs(detached_runs()) or "no detached runs")
@@ -94,35 +153,29 @@ def list_runs() -> int:
 
 def end_run(name: str) -> int:
     """End a detached run; the status is 1 if that fails."""
-    # Weight: as above.
     from meshbook.runs import DetachError, end
 
     try:
-        run = end(name)
+        print(f"run {end(name)} has ended")
     except DetachError as error:
-        print(f"meshbook: {error}", file=sys.stderr)
-        return 1
-    print(f"run {run} has ended")
+        return fail(str(error))
     return 0
 
 
 def serve_clients(address: str) -> int:
     """Run a worker loop; the status is 1 if it cannot listen at the address."""
-    # Weight: as above.
     from meshbook.runtime.hosts.worker_loop import main as run_loop
 
     try:
         return run_loop(["serve", address])
     except (NotImplementedError, OSError, ValueError) as error:
-        print(f"meshbook: {error}", file=sys.stderr)
-        return 1
+        return fail(str(error))
     except KeyboardInterrupt:
         return 0
 
 
 def debug() -> int:
     """Read debugger commands until Ctrl-C; the status is 1 if another terminal already does."""
-    # Weight: as above.
     from meshbook.runtime.config import current_settings, runtime_root
     from meshbook.runtime.hosts.script_debugger import serve_terminal
 
@@ -132,8 +185,7 @@ def debug() -> int:
     try:
         serve_terminal(runtime_root(current_settings()), announce)
     except RuntimeError as error:
-        print(f"meshbook: {error}", file=sys.stderr)
-        return 1
+        return fail(str(error))
     except KeyboardInterrupt:
         print()
     return 0
@@ -141,7 +193,6 @@ def debug() -> int:
 
 def doctor() -> int:
     """Examine this installation; the status is 1 if a problem keeps meshes from working."""
-    # Weight: its imports, such as torch, which the other verbs do not need.
     from meshbook.magics.doctor import CHECKS
     from meshbook.magics.doctor.finding import examine, format_report, worst_of
 
@@ -150,37 +201,11 @@ def doctor() -> int:
     return int(worst_of(findings) == "problem")
 
 
-def install(prefix: str | None) -> int:
-    """Write the kernelspec under `prefix`, or for the user if it is None."""
-    with tempfile.TemporaryDirectory(prefix="meshbook-kernelspec-") as staging:
-        source = Path(staging) / KERNEL_NAME
-        shutil.copytree(KERNELSPEC, source)
-        spec_file = source / "kernel.json"
-        spec_file.write_text(json.dumps(bound_to_interpreter(json.loads(spec_file.read_text())), indent=2) + "\n")
-        written = KernelSpecManager().install_kernel_spec(
-            str(source), kernel_name=KERNEL_NAME, user=prefix is None, prefix=prefix
-        )
-    print(f"Installed the kernelspec {KERNEL_NAME} in {written}")
-    return 0
+def print_completion(shell: str) -> int:
+    """Print the completion code for a shell."""
+    import shtab
 
-
-def bound_to_interpreter(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec with the path of this interpreter.
-
-    Jupyter replaces a bare "python" with the interpreter of its server, which may not have meshbook.
-    """
-    return {**spec, "argv": [sys.executable, *spec["argv"][1:]]}
-
-
-def uninstall(prefix: str | None) -> int:
-    """Remove the kernelspec that `install` with the same `prefix` writes."""
-    base = Path(jupyter_data_dir()) if prefix is None else Path(prefix) / "share" / "jupyter"
-    written = base / "kernels" / KERNEL_NAME
-    if not written.is_dir():
-        print(f"meshbook: no kernelspec in {written}", file=sys.stderr)
-        return 1
-    shutil.rmtree(written)
-    print(f"Removed the kernelspec in {written}")
+    print(shtab.complete(build_parser(), shell))
     return 0
 
 

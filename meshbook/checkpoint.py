@@ -10,6 +10,11 @@
 (DTensor, FSDP) in parts, which it joins for any number of ranks on reading. This module makes it safe for ranks that
 may die at any moment: a checkpoint is written to a temporary folder, and renamed once every rank has written its part.
 With several hosts, the folder must be on storage that all of them share.
+
+Without a folder, these functions use that of the setting MESHBOOK_CHECKPOINT_DIR, by default `checkpoints`. `meshbook
+run` sets it, so that a notebook that was interrupted resumes when it is run again:
+
+    start = checkpoint.load(state) + 1 if checkpoint.latest() is not None else 0
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshbook.runtime.config import current_settings
 from meshbook.runtime.errors import MeshbookError
 
 if TYPE_CHECKING:
@@ -42,7 +48,12 @@ class CheckpointError(MeshbookError):
 
 
 def save(
-    state: dict[str, Any], folder: str | os.PathLike[str], *, step: int, keep: int | None = None, alone: bool = False
+    state: dict[str, Any],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    step: int,
+    keep: int | None = None,
+    alone: bool = False,
 ) -> Path:
     """Write a checkpoint of this step, on every rank of the process group; returns its path once it is complete.
 
@@ -59,7 +70,7 @@ def save(
     """
     if step < 0 or (keep is not None and keep < 1):
         raise ValueError(f"step must be at least 0 and keep at least 1, not step={step!r}, keep={keep!r}")
-    place = Path(folder).absolute() / f"step-{step}"
+    place = _folder_of(folder) / f"step-{step}"
     ranks = _Ranks(alone)
     with _checkpoint_errors(f"checkpoint {place} was not saved"):
         draft = ranks.first(lambda: _make_draft(place, ranks.are_many))
@@ -72,7 +83,13 @@ def save(
     return place
 
 
-def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | None = None, alone: bool = False) -> int:
+def load(
+    state: dict[str, Any],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    step: int | None = None,
+    alone: bool = False,
+) -> int:
     """Read the newest checkpoint of the folder, or that of a step, into `state`; returns its step.
 
     Call it on every rank of the process group; without one, or with `alone`, on this one. Tensors are read in place,
@@ -84,29 +101,33 @@ def load(state: dict[str, Any], folder: str | os.PathLike[str], *, step: int | N
     ranks = _Ranks(alone)
     # Only the first rank chooses, so that all ranks read the same checkpoint.
     found: int | None = ranks.first(lambda: latest(folder) if step is None else step)
-    place = Path(folder).absolute() / f"step-{found}"
+    place = _folder_of(folder) / f"step-{found}"
     if found is None or not (place / METADATA).exists():
         there = ", ".join(map(str, steps(folder))) or "none"
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise CheckpointError(f"{wanted} in {Path(folder).absolute()}; available steps: {there}")
+        raise CheckpointError(f"{wanted} in {place.parent}; available steps: {there}")
     with _checkpoint_errors(f"checkpoint {place} was not loaded"):
         _read(state, place, ranks)
     return found
 
 
-def latest(folder: str | os.PathLike[str]) -> int | None:
+def latest(folder: str | os.PathLike[str] | None = None) -> int | None:
     """Return the step of the newest complete checkpoint; None if there is none."""
     return max(steps(folder), default=None)
 
 
-def steps(folder: str | os.PathLike[str]) -> list[int]:
+def steps(folder: str | os.PathLike[str] | None = None) -> list[int]:
     """Return the steps of all complete checkpoints in a folder, in order; empty if the folder does not exist."""
     try:
-        entries = list(Path(folder).iterdir())
+        entries = list(_folder_of(folder).iterdir())
     except FileNotFoundError:
         return []
     named = ((NAME.fullmatch(entry.name), entry) for entry in entries)
     return sorted(int(match[1]) for match, entry in named if match and (entry / METADATA).exists())
+
+
+def _folder_of(folder: str | os.PathLike[str] | None) -> Path:
+    return Path(current_settings().checkpoint_dir if folder is None else folder).absolute()
 
 
 class _Ranks:

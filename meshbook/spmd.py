@@ -310,10 +310,15 @@ def by_value(found: Mapping[int, T]) -> list[tuple[T, list[int]]]:
     return list(ranks.items())
 
 
-if __name__ == "__main__":
+def run_as_program(argv: Sequence[str] | None = None) -> int:
+    """Run the command line as this process's only task; returns the exit status."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # `python -m` puts the current folder there; `python train.py` would not
-    status = main()
+        del sys.path[0]  # the current folder, or that of the command; `python train.py` would not have it
+    status = main(argv)
     if status == 128 + signal.SIGPIPE:  # else Python would report the failed flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_program())

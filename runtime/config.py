@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and places. Each field can be set by the variable `MESHBOOK_<FIELD>`; sizes are bytes, times seconds."""
 
     runtime_dir: str = ""
+    checkpoint_dir: str = "checkpoints"  # for functions of `meshbook.checkpoint` that are called without a folder
     max_message_bytes: int = 4 << 30
     high_water_mark: int = 10_000  # messages queued per peer before a sender has to wait
     queue_messages: int = 4096  # queued per process in an actor's queue before that process has to wait

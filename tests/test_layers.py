@@ -14,12 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("kernel", "magics", "runtime", "widgets")
-OWN_FOLDERS = ("monarch", "testing")  # in meshbook/ itself
+OWN_FOLDERS = ("cli", "monarch", "testing")  # in meshbook/ itself
 
 # By package, which is a folder or a single module; all modules of a folder belong to its package.
 LAYERS: dict[str, int] = {
-    "meshbook.__main__": 9,  # a command; no module imports it
-    "meshbook.spmd": 9,  # the same
+    "meshbook.__main__": 11,  # a command; no module imports it
+    "meshbook.cli": 10,  # its verbs
+    "meshbook.spmd": 9,  # a command as well, which `meshbook run` is for scripts
     "meshbook.kernel": 8,
     "meshbook.testing": 8,  # its simulated mesh parses selectors
     "meshbook": 7,  # the facade

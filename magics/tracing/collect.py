@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.control import CONTROL, ControlActor
+from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.spans import CallMark, Span, SpanRecording, now
 from meshbook.runtime.telemetry.timeline_lanes import TimeWindow
 from meshbook.runtime.transport.home import host_of
@@ -173,7 +174,7 @@ async def take_trace(
     chosen = choose(times, [span for span in own.spans if is_use(span)], number=number, last=last)
     start = chosen[0].start
     addresses = [each for each in session.workers() if only is None or each.node in only]
-    traced = await _request_recordings(session, addresses, start)
+    traced = await _request_recordings(session.node.address, addresses, start)
     numbers = {each.number for each in chosen}
     # A cell that was not awaited may end later on a rank than here.
     ends = [span.end for each in traced for span in each.recording.spans if cell_of(span) in numbers]
@@ -190,6 +191,26 @@ async def take_trace(
         used = max((last - first + 1 for first, last, _ in of_cells), default=0)
         gone = used - len(order) - len(silent)
     return Trace(tuple(sorted(numbers)), window, (controller, *order), tuple(sorted(silent)), max(0, gone))
+
+
+async def take_run_trace(node: Node, addresses: Sequence[Address], seconds: float | None) -> Trace:
+    """Collect what these processes of a run did in the last seconds, or all that they have recorded.
+
+    `node` is this process in the run, which is not its controller. Raises MeshError if nothing was recorded.
+    """
+    since = 0 if seconds is None else now() - int(seconds * 1e9)
+    traced = await _request_recordings(node.address, addresses, since)
+    processes = [
+        replace(each, rank=-1) if each.node == CONTROLLER else _name_process(each, {})
+        for each in traced
+        if each.recording.spans
+    ]
+    if not processes:
+        raise MeshError("no process of the run has recorded anything: it is idle, or MESHBOOK_SPANS is 0")
+    start = min(span.start for each in processes for span in each.recording.spans)
+    silent = {address.node for address in addresses} - {each.node for each in traced}
+    order = sorted(processes, key=lambda each: (each.rank >= 0, each.mesh, each.rank))
+    return Trace((), TimeWindow(max(start, since), now()), tuple(order), tuple(sorted(silent)))
 
 
 def cell_of(span: Span) -> int | None:
@@ -253,9 +274,9 @@ class ReplyTimes:
 # -- requests ------------------------------------------------------------------------------
 
 
-async def _request_recordings(session: Session, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
+async def _request_recordings(here: Address, addresses: Sequence[Address], since: int) -> list[TracedProcess]:
     """Return the recordings of these processes, by our clock; processes that do not answer are left out."""
-    clocks = await _clocks(session.node.address, addresses)
+    clocks = await _clocks(here, addresses)
     asked = [
         _control_actor(address).recording.call_one(since + clocks[host_of(address)].offset)
         for address in addresses

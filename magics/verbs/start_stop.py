@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshbook.magics.cells.detach import print_detached_runs
@@ -13,7 +13,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.idleness import watch_hosts
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
-from meshbook.magics.meshes.registry import NotebookMesh, format_up
+from meshbook.magics.meshes.registry import DEFAULT_NAME, NotebookMesh, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import LiveDisplay, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, count, hosts_text, mesh_name, variable
@@ -41,6 +41,7 @@ class UpVerb(Verb):
     spares: int = 0
     hosts: str | None = None
     idle: float | None = None
+    fixed: bool = False
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
@@ -67,8 +68,24 @@ class UpVerb(Verb):
             help="end the meshes on these hosts, and return the hosts, once no cell, job, call or client has used them "
             "for this time: 30m, 2h (default: MESHBOOK_HOST_IDLE in seconds, or never)",
         )
+        parser.add_argument(
+            "--fixed",
+            action="store_true",
+            help="let later %%mesh up of this name have these hosts and this size, whatever they ask for; meshbook run "
+            "--hosts and --gpus use it",
+        )
 
     def run(self, notebook: Notebook) -> None:
+        name = self.name or DEFAULT_NAME
+        if self.fixed:
+            self._start(notebook)
+            notebook.fixed_meshes[name] = self
+        elif (fixed := notebook.fixed_meshes.get(name)) is not None:
+            replace(self, gpus=fixed.gpus, shape=fixed.shape, hosts=fixed.hosts, idle=fixed.idle)._start(notebook)
+        else:
+            self._start(notebook)
+
+    def _start(self, notebook: Notebook) -> None:
         started = time.monotonic()
         session = notebook.session()
         if self.idle is not None and self.hosts is None:

@@ -397,6 +397,10 @@ class Agent(HostActor):
         return len(self._clients.addresses())
 
     @endpoint
+    def neighbours(self) -> tuple[list[Address], list[Address]]:
+        return list(self._workers.addresses()), self._others.agents
+
+    @endpoint
     def gpus(self) -> int:
         return count_gpus()
 

@@ -8,6 +8,7 @@ is read first, since an answer comes after all output that it follows.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,45 @@ def read_output(folder: Path) -> Iterator[Buffer]:
     for path in sorted(folder.glob("*.output"), key=lambda path: (path.name.startswith(AGENT), path)):
         yield from _read(older(path))
         yield from _read(path)
+
+
+class JournalTail:
+    """Reads the output of a detached run while its agent writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, IO[bytes]] = {}
+
+    def read(self) -> list[Buffer]:
+        """Return the frames that were written since the last call, in order for each process."""
+        found: list[Buffer] = []
+        for path in sorted(self._folder.glob("*.output")):
+            with contextlib.suppress(FileNotFoundError):  # the run has just ended, or its files were turned
+                known = self._files.get(path)
+                if known is None or os.fstat(known.fileno()).st_ino != path.stat().st_ino:
+                    if known is not None:  # the files were turned; the older one is complete
+                        found += _read_complete(known)
+                        known.close()
+                    known = self._files[path] = open(path, "rb")  # noqa: SIM115  # closed with this object
+                found += _read_complete(known)
+        return found
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _read_complete(file: IO[bytes]) -> Iterator[Buffer]:
+    """Yield the records of the file from its position on; of the last one, perhaps only a part is written yet."""
+    while True:
+        start = file.tell()
+        head = file.read(_LENGTH.size)
+        frame = file.read(*_LENGTH.unpack(head)) if len(head) == _LENGTH.size else b""
+        if not frame or len(frame) < _LENGTH.unpack(head)[0]:
+            file.seek(start)
+            return
+        yield frame
 
 
 def read_logged(folder: Path) -> Iterator[Buffer]:

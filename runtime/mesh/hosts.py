@@ -103,6 +103,11 @@ class HostActor(Actor):
         raise NotImplementedError
 
     @endpoint
+    def neighbours(self) -> tuple[list[Address], list[Address]]:
+        """Return the addresses of the workers of this host, and of the agents of the other hosts."""
+        raise NotImplementedError
+
+    @endpoint
     def gpus(self) -> int:
         """Return the number of GPUs of the machine."""
         raise NotImplementedError
