@@ -181,7 +181,7 @@ def _run_leaves_nothing_behind() -> Iterator[None]:
     RUNTIME_DIR.mkdir(mode=0o700)
     yield
     _end_and_complain(_all_processes(), "the test run")
-    left = sorted(str(path.relative_to(RUNTIME_DIR)) for path in RUNTIME_DIR.iterdir())
+    left = sorted(f"{path.relative_to(RUNTIME_DIR)} ({path.stat().st_size} bytes)" for path in RUNTIME_DIR.rglob("*"))
     assert not left, f"run directories left behind in MESHBOOK_RUNTIME_DIR: {left}"
 
 

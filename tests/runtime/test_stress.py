@@ -135,6 +135,8 @@ def test_finalizers_that_broadcast_to_a_queue_of_one_message(make_session: Any) 
     """They wait for room in the middle of anything, also of another wait for room."""
     session = make_session(queue_messages=1)
     mesh, last = session.spawn_counted(), session.spawn_counted()
+    for probe in (mesh, last):
+        probe.initialized.get(LONG)  # a finalizer on the thread of a new actor would act as the client and wait for it
     client = contextvars.copy_context()
     sent: list[int] = []
     refused: list[int] = []
