@@ -34,7 +34,7 @@ _SIGMA = 1.4826  # from a median absolute deviation to the standard deviation of
 
 @dataclass(frozen=True)
 class Samples:
-    """The points of some ranks. `owners`: for each point the index of its rank in `ranks`; the others are float64."""
+    """The points of some ranks, rank by rank. `owners`: for each point the index in `ranks`; the others are float64."""
 
     ranks: tuple[int, ...]
     owners: Any
@@ -77,88 +77,148 @@ class Band:
 
 def gather_samples(ranks: Sequence[int], series: Sequence[tuple[Any, Any, Any]], *, by_time: bool) -> Samples:
     """Join the series of ranks: (steps, times, values) of each. Times become seconds since the first point."""
-    lengths = [len(values) for _, _, values in series]
-    steps, times, values = (np.concatenate([np.empty(0), *(each[part] for each in series)]) for part in range(3))
-    owners: Any = np.repeat(np.arange(len(lengths)), lengths)
+
+    def joined(part: int) -> Any:
+        return np.concatenate([np.empty(0), *(each[part] for each in series)])
+
+    owners: Any = np.repeat(np.arange(len(series), dtype=np.int32), [len(values) for _, _, values in series])
+    steps = joined(0)
+    times = joined(1) if by_time else steps
     x = times - times.min() if by_time and len(times) else steps
-    return Samples(tuple(ranks), owners, steps, x, values)
+    return Samples(tuple(ranks), owners, steps, x, joined(2))
 
 
 def make_band(samples: Samples, points: int, low: float = -math.inf, high: float = math.inf) -> Band:
     """Return the band of these samples in the range of x from `low` to `high`, with at most `points` points."""
     shown = _within(samples, low, high)
     groups = min(points, max(FEWEST_GROUPS, MOST_CELLS // max(1, len(samples.ranks))))
-    places, x = _group(shown.x, groups)
-    known, filled = _spread(shown, places, len(x))
+    cells = _cells_of(shown, *_number(shown.x, groups))
+    filled = _spread(cells, len(samples.ranks))
     found = [*_invalid(samples), *_diverging(samples.ranks, filled), *_stragglers(samples)]
     lines = _choose_lines(samples.ranks, found)
-    apart = {line.rank for line in lines if line.kind in ("diverging", "notebook")}
-    inside = np.array([rank not in apart for rank in samples.ranks], bool)
     row_of = {rank: row for row, rank in enumerate(samples.ranks)}
-    of_band = inside[shown.owners]
-    mean, lowest, highest = _summarize(filled[inside], places[of_band], shown.values[of_band])
+    is_inside: Any = np.ones(len(samples.ranks), bool)
+    is_inside[[row_of[line.rank] for line in lines if line.kind in ("diverging", "notebook")]] = False
+    filled[~is_inside] = np.nan
+    mean, lowest, highest = _summarize(cells, filled, is_inside)
     return Band(
-        x,
+        cells.x,
         mean,
         lowest,
         highest,
-        known[[row_of[line.rank] for line in lines]],
+        _rows_of(cells, [row_of[line.rank] for line in lines]),
         lines,
-        sum(rank != NOTEBOOK and rank not in apart for rank in samples.ranks),
+        int(is_inside.sum()) - (NOTEBOOK in row_of and bool(is_inside[row_of[NOTEBOOK]])),
         len({line.rank for line in found} - {line.rank for line in lines}),
     )
 
 
 def _within(samples: Samples, low: float, high: float) -> Samples:
     """Return the samples with a finite value in this range of x."""
-    fits = np.isfinite(samples.values) & (samples.x >= low) & (samples.x <= high)
+    most = np.finfo(float).max  # x may be infinite as well
+    fits = np.isfinite(samples.values) & (samples.x >= max(low, -most)) & (samples.x <= min(high, most))
+    if fits.all():
+        return samples
     arrays = {name: getattr(samples, name)[fits] for name in ("owners", "steps", "x", "values")}
     return replace(samples, **arrays)
 
 
-def _group(x: Any, groups: int) -> tuple[Any, Any]:
-    """Return the group of each point, and the x of each group: that of its last point. All groups have points."""
+def _number(x: Any, groups: int) -> tuple[Any, int]:
+    """Return the number of the group of each point, from 0 on, and how many numbers there are: at most `groups`."""
     if not len(x):
-        return np.empty(0, np.intp), np.empty(0)
-    span = float(x.max() - x.min())
-    width = 2.0 ** math.ceil(math.log2(span / (groups - 1))) if span else 1.0
-    numbers = np.floor(x / width)
-    numbers = (numbers - numbers.min()).astype(np.intp)
-    has_points = np.bincount(numbers) > 0
-    places = (np.cumsum(has_points) - 1)[numbers]
-    ends = np.full(int(has_points.sum()), -np.inf)
-    np.maximum.at(ends, places, x)
-    return places, ends
+        return np.empty(0, np.int32), 0
+    first, last = float(x.min()), float(x.max())
+    width = last / (groups - 1) - first / (groups - 1)  # the difference itself may be infinite
+    width = 2.0 ** math.ceil(math.log2(width)) if width > 0 else 1.0
+    numbers = x / width
+    np.floor(numbers, out=numbers)
+    numbers -= math.floor(first / width)
+    return numbers.astype(np.int32), math.floor(last / width) - math.floor(first / width) + 1
 
 
-def _spread(samples: Samples, places: Any, groups: int) -> tuple[Any, Any]:
-    """Return the means of each rank in each group, NaN where it has no point, and the same with gaps filled."""
-    size = len(samples.ranks), groups
-    cells = samples.owners * groups + places
-    counts = np.bincount(cells, minlength=size[0] * groups).reshape(size)
-    sums = np.bincount(cells, weights=samples.values, minlength=size[0] * groups).reshape(size)
-    known = np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
-    if (counts > 0).all():
-        return known, known
-    latest = np.maximum.accumulate(np.where(counts > 0, np.arange(groups, dtype=np.int32), np.int32(-1)), axis=1)
-    filled = np.take_along_axis(known, np.maximum(latest, 0), axis=1)
-    # After its last point a rank is not known, also if its values were held until then.
-    is_over = np.arange(groups) > latest[:, -1:] if groups else np.empty(size, bool)
-    filled[(latest < 0) | is_over] = np.nan
-    return known, filled
+@dataclass(frozen=True)
+class _Cells:
+    """What each rank has logged in each group, where it has points.
+
+    `rows` and `columns`: the rank and the group of each cell; `mean`, `low` and `high` are of its points. `x`: that of
+    the last point of each group. All groups have points.
+    """
+
+    rows: Any
+    columns: Any
+    mean: Any
+    low: Any
+    high: Any
+    x: Any
 
 
-def _summarize(filled: Any, places: Any, values: Any) -> tuple[Any, Any, Any]:
-    """Return the mean of the ranks, and the lowest and the highest point of each group. NaN for a group without any."""
-    is_known = ~np.isnan(filled)
-    counts = is_known.sum(axis=0)
-    sums = np.where(is_known, filled, 0.0).sum(axis=0)
-    mean = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
-    low = np.where(is_known, filled, np.inf).min(axis=0, initial=np.inf)
-    high = np.where(is_known, filled, -np.inf).max(axis=0, initial=-np.inf)
-    # A rank's mean in a group hides its extremes.
-    np.minimum.at(low, places, values)
-    np.maximum.at(high, places, values)
+def _cells_of(samples: Samples, numbers: Any, size: int) -> _Cells:
+    """Return the cells of these samples, whose groups have these numbers below `size`."""
+    rows, x, values = samples.owners, samples.x, samples.values
+    codes = rows * size + numbers if len(samples.ranks) * size < 2**31 else rows * np.int64(size) + numbers
+    changes = np.diff(codes, prepend=codes[:1] - 1)
+    if len(codes) and changes.min() < 0:  # a rank has logged steps in another order
+        order = np.argsort(codes, kind="stable")
+        rows, numbers, codes, x, values = (each[order] for each in (rows, numbers, codes, x, values))
+        changes = np.diff(codes, prepend=codes[:1] - 1)
+    mean = low = high = values
+    if not changes.all():  # cells have several points
+        starts = np.flatnonzero(changes)
+        mean = np.add.reduceat(values, starts) / np.diff(starts, append=len(codes))
+        low, high, x = (
+            np.minimum.reduceat(low, starts),
+            np.maximum.reduceat(high, starts),
+            np.maximum.reduceat(x, starts),
+        )
+        rows, numbers = rows[starts], numbers[starts]
+    ends = np.full(size, -np.inf)
+    np.maximum.at(ends, numbers, x)
+    has_points = ends > -np.inf
+    columns = numbers if has_points.all() else (np.cumsum(has_points, dtype=np.int32) - 1)[numbers]
+    return _Cells(rows, columns, mean, low, high, ends[has_points])
+
+
+def _spread(cells: _Cells, ranks: int) -> Any:
+    """Return the mean of each rank in each group, with gaps filled; NaN where a rank is not known."""
+    groups = len(cells.x)
+    filled = np.full((ranks, groups), np.nan)
+    filled.reshape(-1)[cells.rows * np.intp(groups) + cells.columns] = cells.mean
+    lacking = np.flatnonzero(np.bincount(cells.rows, minlength=ranks) < groups)
+    if len(lacking):
+        some = filled[lacking]
+        places: Any = np.arange(groups, dtype=np.int32)
+        latest = np.maximum.accumulate(np.where(np.isnan(some), np.int32(-1), places), axis=1)
+        some = np.take_along_axis(some, np.maximum(latest, 0), axis=1)
+        # After its last point a rank is not known, also if its values were held until then.
+        some[(latest < 0) | (places > latest[:, -1:])] = np.nan
+        filled[lacking] = some
+    return filled
+
+
+def _rows_of(cells: _Cells, rows: Sequence[int]) -> Any:
+    """Return the means of some ranks in each group, NaN where they have no point."""
+    values = np.full((len(rows), len(cells.x)), np.nan)
+    for place, row in enumerate(rows):
+        own = slice(np.searchsorted(cells.rows, row), np.searchsorted(cells.rows, row, "right"))
+        values[place, cells.columns[own]] = cells.mean[own]
+    return values
+
+
+def _summarize(cells: _Cells, filled: Any, is_inside: Any) -> tuple[Any, Any, Any]:
+    """Return the mean of these ranks, and the lowest and the highest point of each group; NaN without any.
+
+    `filled` is NaN for the other ranks, and changes.
+    """
+    is_unknown = np.isnan(filled)
+    counts = len(filled) - np.count_nonzero(is_unknown, axis=0)
+    low = np.fmin.reduce(filled, axis=0, initial=np.inf)
+    high = np.fmax.reduce(filled, axis=0, initial=-np.inf)
+    if cells.low is not cells.mean:  # a rank's mean in a group hides its extremes
+        of_band = is_inside[cells.rows]
+        np.minimum.at(low, cells.columns[of_band], cells.low[of_band])
+        np.maximum.at(high, cells.columns[of_band], cells.high[of_band])
+    np.copyto(filled, 0.0, where=is_unknown)
+    mean = np.divide(filled.sum(axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     low[counts == 0] = high[counts == 0] = np.nan
     return mean, low, high
 
@@ -196,7 +256,11 @@ def _diverging(ranks: Sequence[int], filled: Any) -> Iterator[NamedLine]:
     if len(ranks) < FEWEST_RANKS or not filled.size:
         return
     windows = np.array_split(np.arange(filled.shape[1]), min(WINDOWS, filled.shape[1]))
-    means = np.stack([_row_means(filled[:, window]) for window in windows], axis=1)
+    starts = [window[0] for window in windows]
+    is_unknown = np.isnan(filled)
+    counts = [len(window) for window in windows] - np.add.reduceat(is_unknown, starts, axis=1, dtype=np.intp)
+    sums = np.add.reduceat(np.where(is_unknown, 0.0, filled), starts, axis=1)
+    means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     medians = _medians(means)
     distances = means - medians
     scales = _SIGMA * _medians(np.abs(distances))
@@ -216,11 +280,6 @@ def _diverging(ranks: Sequence[int], filled: Any) -> Iterator[NamedLine]:
         yield NamedLine(ranks[row], "diverging", text)
 
 
-def _row_means(values: Any) -> Any:
-    counts = (~np.isnan(values)).sum(axis=1)
-    return np.divide(np.nansum(values, axis=1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
-
-
 def _medians(values: Any) -> Any:
     """Return the median of the known values of each column; every column has one."""
     ordered = np.sort(values, axis=0)  # NaN last
@@ -233,10 +292,12 @@ def _stragglers(samples: Samples) -> Iterator[NamedLine]:
     """Yield the ranks that are at a much earlier step than the others, the last one first."""
     if len(samples.ranks) < FEWEST_RANKS:
         return
-    last = np.full(len(samples.ranks), np.nan)
-    np.fmax.at(last, samples.owners, samples.steps)
-    if np.isnan(last).all():
+    if not len(samples.owners):
         return
+    last = np.full(len(samples.ranks), np.nan)
+    starts: Any = np.searchsorted(samples.owners, np.arange(len(last) + 1, dtype=np.int32))
+    has_points = np.diff(starts) > 0
+    last[has_points] = np.maximum.reduceat(samples.steps, starts[:-1][has_points])
     median = float(np.nanmedian(last))
     spread = _SIGMA * float(np.nanmedian(np.abs(last - median)))
     lacking = median - last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +19,7 @@ MOST_NAMES = 1000  # metrics that a view can choose from
 MOST_RUNS = 8  # of one metric
 MOST_POINTS = 600
 REPLY_BYTES = 100_000  # after which a reply ends: the dashboard sends 200 KB a second
+LARGEST = float(np.finfo(np.float32).max)  # of the values in a reply
 MOST_RANKS_WITH_MEDIA = 4  # shown of one name
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -64,7 +65,7 @@ def answer_curves(
         request = msgspec.convert(content, CurvesRequest)
     except msgspec.ValidationError as error:
         raise ValueError(f"invalid request for curves: {error}") from error
-    metrics, keys = list(source.metrics()), list(source.media())
+    metrics, keys = dict.fromkeys(source.metrics()), list(source.media())
     charts: list[ChartEntry] = [
         {"metric": name, "runs": list(source.runs(name))[-request.runs :]} for name in request.names if name in metrics
     ]
@@ -72,7 +73,7 @@ def answer_curves(
     _add_curves(parts, source, charts, chosen, request)
     _add_media(parts, source, _shown_media(keys, chosen, request), request)
     reply: CurvesReply = {
-        "metrics": metrics[:MOST_NAMES],
+        "metrics": list(metrics)[:MOST_NAMES],
         "media_names": list(dict.fromkeys(name for name, _, _ in keys))[:MOST_NAMES],
         "charts": charts,
         "curves": parts.curves,
@@ -108,19 +109,26 @@ def _add_curves(
     request: CurvesRequest,
 ) -> None:
     have = {(metric, run): version for metric, run, version in request.have}
-    # The present run of each chart comes before the earlier ones.
-    wanted = [(chart["metric"], run) for chart in charts for run in chart["runs"][-1:]]
-    wanted += [(chart["metric"], run) for chart in charts for run in chart["runs"][-2::-1]]
-    for metric, run in wanted:
-        version = source.version_of(metric, run)
-        if have.get((metric, run)) == version:
-            continue
+    wanted: list[tuple[tuple[int, int], str, str, int, bool]] = []
+    for chart in charts:
+        for place, run in enumerate(reversed(chart["runs"])):
+            version = source.version_of(chart["metric"], run)
+            # What the view lacks comes first, and of that present runs; then what has changed most since it came. In
+            # the order of charts, the first ones would change again before the last ones get their turn.
+            had = have.get((chart["metric"], run), -1)
+            if had != version:
+                age = (place, 0) if had < 0 else (MOST_RUNS, had - version)
+                wanted.append((age, chart["metric"], run, version, place == 0))
+    for _, metric, run, version, is_present in sorted(wanted, key=lambda each: each[0]):
         if not parts.has_room():
             return
         band = band_of(source, metric, run, chosen, request)
+        if not is_present:  # only its mean is drawn
+            band = replace(band, lines=(), values=band.values[:0])
         parts.curves.append(_entry(metric, run, version, band))
         values = np.vstack([band.mean, band.low, band.high, band.values])
-        parts.buffers += [band.x.astype("<f8").tobytes(), values.astype("<f4").tobytes()]
+        values = np.clip(values, -LARGEST, LARGEST).astype("<f4")
+        parts.buffers += [band.x.astype("<f8").tobytes(), values.tobytes()]
 
 
 def _entry(metric: str, run: str, version: int, band: Band) -> CurveEntry:

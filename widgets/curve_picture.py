@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from meshbook.widgets.source import CurveSource
 MOST_CHARTS = 12
 EARLIER_RUNS = 3  # shown beside the present one
 FEW_CHARTS = 2  # that are large
+LARGEST = 1e300  # values and steps beyond have no place in a picture: the range of an axis would be infinite
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 20, 18  # margins of its plot
 MARKS = "▁▂▃▄▅▆▇█"
 MARKED = 32  # characters of a curve in text
@@ -88,10 +89,15 @@ def _charts_of(source: CurveSource, patterns: Sequence[str]) -> list[_Chart]:
     charts = []
     for metric in metrics[:MOST_CHARTS]:
         runs = list(source.runs(metric))
-        bands = [band_of(source, metric, run, None, request) for run in runs[-1 - EARLIER_RUNS :]]
+        bands = [_within_axes(band_of(source, metric, run, None, request)) for run in runs[-1 - EARLIER_RUNS :]]
         if bands:
             charts.append(_Chart(size, metric, runs[-1], bands[-1], tuple(bands[:-1])))
     return charts
+
+
+def _within_axes(band: Band) -> Band:
+    names = ("x", "mean", "low", "high", "values")
+    return replace(band, **{name: np.clip(getattr(band, name), -LARGEST, LARGEST) for name in names})
 
 
 def _remarks(source: CurveSource, patterns: Sequence[str]) -> Iterator[str]:
@@ -129,7 +135,7 @@ def _summary(chart: _Chart) -> str:
     last = known[-1]
     low, high = band.low[last], band.high[last]
     spread = f" ({low:.4g} to {high:.4g})" if low < high else ""
-    return f"{chart.run}, {ranks}: {band.mean[last]:.4g}{spread} at step {band.x[last]:,.6g}"
+    return f"{chart.run}, {ranks}: {band.mean[last]:.4g}{spread} at step {band.x[last]:,.10g}"
 
 
 def _marks(values: Any) -> str:
@@ -181,10 +187,11 @@ def _plane_of(chart: _Chart) -> _Plane | None:
         return None
     low, high = float(y.min()), float(y.max())
     margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-    widen = 0.5 if x.min() == x.max() else 0.0
+    left, right = float(x.min()), float(x.max())
+    widen = max(0.5, abs(left) * 1e-9) if left == right else 0.0  # half a step is nothing beside a time in nanoseconds
     # Values that are never negative need no room below zero.
     bottom = 0.0 if 0 <= low < margin else low - margin
-    return _Plane(chart.size, float(x.min()) - widen, float(x.max()) + widen, bottom, high + margin)
+    return _Plane(chart.size, left - widen, right + widen, bottom, high + margin)
 
 
 def _svg(chart: _Chart) -> str:

@@ -128,7 +128,7 @@ class BarPoints:
 
     def _take_bar(self, origin: str, bar: BarLine) -> None:
         title = " ".join(_NOT_IN_NAMES.sub(" ", bar.title).split())
-        state = self._states[origin, title] = self._states.pop((origin, title), None) or _BarState()
+        state = self._states[origin, title] = self._states.pop((origin, title), _BarState())
         if len(self._states) > MOST_BARS:
             del self._states[next(iter(self._states))]
         if bar.line == state.line:  # the last state of a bar may come twice

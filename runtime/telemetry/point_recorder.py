@@ -131,7 +131,7 @@ class PointRecorder:
     def _start(self, thread: threading.Thread) -> None:
         if os.getpid() != self._pid:
             self._become_child()
-            self._drop()
+            warn_in_child()
             return
         thread.start()
         recorder = weakref.ref(self)  # a hook cannot be removed, and must not keep a closed node
@@ -149,7 +149,7 @@ class PointRecorder:
         self._is_asleep = False
         self.add = self._drop  # type: ignore[method-assign]
 
-    def _drop(self, *row: object) -> None:
+    def _drop(self, origin: str, step: float, values: Mapping[str, Any]) -> None:
         warn_in_child()
 
     def _run(self) -> None:

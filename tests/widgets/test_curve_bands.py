@@ -116,6 +116,37 @@ def test_the_notebook_has_a_line_beside_the_ranks_and_a_band_alone() -> None:
     assert band_of(notebook).mean.tolist() == [7.0] * 10
 
 
+def test_ranks_may_log_steps_in_any_order() -> None:
+    backwards = np.arange(99.0, -1.0, -1.0)
+    series = [(steps, steps, 2.0 * steps) for steps in (np.arange(100.0), backwards)]
+    band = make_band(gather_samples([0, 1], series, by_time=False), 400)
+    assert band.x.tolist() == list(range(100))
+    assert band.values.tolist() == [(2.0 * band.x).tolist()] * 2
+    assert np.array_equal(band.low, band.high)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [0.0, np.inf, 1.0],
+        [-np.inf, 3.0],
+        [-1.7e308, 1.7e308],
+        [0.0, 5e-324],
+        [1.7e18, 1.7e18 + 256],
+        [-5.0, -4.0, 3.0],
+        [2.0**53, 2.0**53 + 2],
+    ],
+    ids=str,
+)
+def test_any_steps_have_a_band(steps: list[float]) -> None:
+    places = np.array(steps)
+    values = np.arange(1.0, len(steps) + 1)
+    band = make_band(gather_samples([0], [(places, places, values)], by_time=False), 400)
+    assert len(band.x) in (1, np.isfinite(places).sum())
+    assert band.x[-1] == places[np.isfinite(places)].max()
+    assert band.low.min() == values[np.isfinite(places)].min()
+
+
 def test_thousands_of_ranks_have_few_lines() -> None:
     curves = {rank: loss(rank, 64) for rank in range(4096)}
     for rank in range(100, 120):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -119,7 +120,42 @@ def test_long_replies_are_split_and_the_present_runs_come_first() -> None:
     order = [entry["run"] for reply in replies for entry in reply["curves"]]
     assert order == ["cell 2"] * 8 + ["cell 1"] * 8
     one_curve = 600 * (8 + 11 * 4)
-    assert max(sum(entry["points"] for entry in reply["curves"]) * 52 for reply in replies) < REPLY_BYTES + one_curve
+    for reply in replies:
+        sizes = [entry["points"] * (8 + 4 * (3 + len(entry["lines"]))) for entry in reply["curves"]]
+        assert sum(sizes) < REPLY_BYTES + one_curve
+
+
+@dataclass
+class ChangingCurves(LoggedCurves):
+    """Curves that have changed each time they are looked at; the second run of two has ended."""
+
+    looks: int = 0
+
+    def version_of(self, metric: str, run: str) -> int:
+        self.looks += run == "cell 2"
+        return self.looks if run == "cell 2" else 1
+
+
+def test_every_chart_is_renewed_while_all_of_them_change() -> None:
+    runs = {f"cell {cell}": {rank: [0.5] * 600 for rank in range(8)} for cell in (1, 2)}
+    source = ChangingCurves({f"metric {number}": runs for number in range(12)})
+    view = Shown(source, names=source.metrics(), runs=2)
+    seen: list[tuple[str, str]] = []
+    for _ in range(16):
+        seen += [(entry["metric"], entry["run"]) for entry in view.ask()["curves"]]
+    assert set(seen[:12]) == {(metric, "cell 2") for metric in source.metrics()}
+    assert all(seen.count((metric, "cell 1")) == 1 for metric in source.metrics())
+    assert all(seen.count((metric, "cell 2")) >= 3 for metric in source.metrics())
+
+
+def test_earlier_runs_have_no_lines_and_large_values_fit() -> None:
+    source = LoggedCurves({"loss": {"cell 1": {0: [1.0], 1: [3.0]}, "cell 2": {0: [1e300, -1e300, 1.0]}}})
+    view = Shown(source, names=["loss"], runs=2)
+    with warnings.catch_warnings(action="error"):
+        reply = view.ask()
+    assert [len(entry["lines"]) for entry in reply["curves"]] == [0, 0]
+    assert view.curves["loss", "cell 1"][1].tolist() == [[2], [1], [3]]
+    assert np.isfinite(view.curves["loss", "cell 2"][1]).all()
 
 
 def test_media_of_a_few_ranks_come_once() -> None:

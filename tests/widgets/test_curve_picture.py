@@ -52,6 +52,25 @@ def test_names_are_text_and_odd_curves_have_a_picture() -> None:
     assert last.strip() == "rank 0 NaN at step 0"
 
 
+@pytest.mark.parametrize("values", [[-1.7e308, 1.7e308], [1e16, 1e16 + 2], [0.0, 5e-324]], ids=str)
+@pytest.mark.parametrize("start", [0.0, 1.7e18, -1.7e308])
+def test_any_finite_values_and_steps_have_a_picture(
+    values: list[float], start: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LoggedCurves({"loss": {"cell 1": {0: values}}})
+    series = source.all_series("loss", "cell 1")
+    moved = {rank: (steps + start, times, kept) for rank, (steps, times, kept) in series.items()}
+    monkeypatch.setattr(source, "all_series", lambda metric, run: moved)
+    picture = curves_picture(source)
+    assert "nan" not in picture.html
+    assert len(charts_of(picture.html)) == 1
+
+
+def test_a_long_step_is_written_in_full() -> None:
+    source = LoggedCurves({"loss": {"cell 1": {0: [1.0] * 1_234_567}}})
+    assert "at step 1,234,566" in curves_picture(source).text
+
+
 def test_what_is_missing_is_said() -> None:
     assert NOTHING in curves_picture(None).text
     assert curves_picture(LoggedCurves()).text == NOTHING

@@ -154,7 +154,7 @@ export class CurveChart {
         y: drawing.isLogY ? { distr: 3 } : { distr: 1, range: (_, from, to) => rangeOfY(from, to) },
       },
       axes: [
-        { ...look, size: 28, values: (_, places) => places.map((place) => placeText(place, axis)) },
+        { ...look, size: 28, space: 70, values: (_, places) => places.map((place) => placeText(place, axis)) },
         { ...look, size: 56, values: (_, values) => values.map((value) => (value === null ? "" : asNumber(value))) },
       ],
       series: [{}, ...this.#roles.map((role, index) => this.#series(role, index))],
@@ -196,7 +196,10 @@ export class CurveChart {
     const { range, drawing } = this.#settings;
     if (range) return drawing.isLogX ? [Math.max(range[0], Number.MIN_VALUE), range[1]] : range;
     if (from === null || from === undefined) return [null, null];
-    return from === to ? [drawing.isLogX ? from / 2 : from - 0.5, drawing.isLogX ? to * 2 : to + 0.5] : [from, to];
+    if (from !== to) return [from, to];
+    if (drawing.isLogX) return [from / 2, to * 2];
+    const margin = Math.max(0.5, Math.abs(from) * 1e-9); // half a step is nothing beside a time in nanoseconds
+    return [from - margin, to + margin];
   }
 
   // -- people -------------------------------------------------------------------
@@ -346,7 +349,8 @@ function nameOf({ rank }) {
  */
 function placeText(place, axis) {
   if (place === null || place === undefined) return "";
-  return axis === "time" ? asSeconds(place) : asNumber(place);
+  if (axis === "time") return asSeconds(place);
+  return Number.isInteger(place) && Math.abs(place) < 1e9 ? place.toLocaleString("en") : asNumber(place);
 }
 
 /**

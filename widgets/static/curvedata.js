@@ -148,10 +148,12 @@ function mediumOf(entry, next) {
 /**
  * An exponential moving average without the bias towards its first value. A NaN stays one and has no influence.
  *
- * @param {ArrayLike<number>} values
+ * @param {ArrayLike<number> & Iterable<number>} values
  * @param {number} weight of what came before: 0 changes nothing, near 1 is smooth
+ * @returns {ArrayLike<number> & Iterable<number>}
  */
 export function smoothed(values, weight) {
+  if (weight === 0) return values;
   let [sum, total] = [0, 0];
   return Float64Array.from(values, (value) => {
     if (!Number.isFinite(value)) return NaN;

@@ -20,8 +20,8 @@ const PAUSE = 4000; // milliseconds, after a question that failed
 const SHARE = 5; // the kernel computes at most a fifth of the time
 const MOST_POINTS = 600; // of a curve
 const RUNS = [1, 4, 8]; // choices: the present one, and earlier ones beside it
-const FRAME = 8; // milliseconds of drawing in a frame, after which the rest waits for the next one
-const MOST_IN_FRAME = 4; // charts that are drawn in a frame
+const FRAME = 3; // milliseconds of drawing in a frame, after which the rest waits for the next one
+const MOST_IN_FRAME = 2; // charts that are drawn in a frame
 const DRAWN = "meshbook:charts"; // the entry of a frame in the browser's performance timeline
 const NONE = "No metric has been logged yet. In a cell: meshbook.log(step=step, loss=loss)";
 

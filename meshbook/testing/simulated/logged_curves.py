@@ -1,6 +1,7 @@
 """The curves that a simulated training logs: losses that fall, a straggler and a rank that diverges.
 
-Values are computed when they are read, from the cell, the metric and the seed; only the steps are kept.
+Values are computed when they are read, from the cell, the metric and the seed; only the steps and the last values that
+were read are kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 METRICS = ("train/loss", "train/accuracy", "gradient/norm", "learning rate")
 KEPT_CELLS = 8
+KEPT_VALUES = 8  # metrics of cells whose values are not computed again
 FEWEST_RANKS = 4  # of which one straggles and one diverges
 DIVERGES_FROM = 0.4  # share of a cell's steps after which the loss of one rank rises
 LAG = 0.6  # share of the others' steps that a straggler has done
@@ -27,6 +29,7 @@ class FakeCurves:
         self._steps = steps
         self.version = 0
         self._times: dict[str, list[float]] = {}  # by run: when each step ended
+        self._read: dict[tuple[int, int], Any] = {}  # by the metric's place and cell
         has_trouble = size >= FEWEST_RANKS
         self.straggler = size // 3 if has_trouble else None
         self.diverging = 2 * size // 3 if has_trouble else None
@@ -56,7 +59,12 @@ class FakeCurves:
         """Return steps, times and values of each rank."""
         times = np.asarray(self._times.get(run, ()), float)
         steps = np.arange(float(len(times)))
-        values = self._values(METRICS.index(metric), int(run.split()[-1]))[:, : len(times)]
+        key = METRICS.index(metric), int(run.split()[-1])
+        if key not in self._read:
+            self._read[key] = self._values(*key)
+            if len(self._read) > KEPT_VALUES:
+                self._read.pop(next(iter(self._read)), None)
+        values = self._read[key][:, : len(times)]
         lengths = np.full(self._size, len(times))
         if self.straggler is not None:
             lengths[self.straggler] = int(LAG * len(times))
