@@ -38,7 +38,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.traces import SourceLine, render_in_ipython
@@ -60,11 +60,10 @@ class MeshbookError(Exception):
 
     page: ClassVar[str] = ""
 
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        error = super().__new__(cls, *arguments, **keywords)
-        if cls.page:
-            error.add_note(format_link(cls.page))
-        return error
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.page:
+            self.add_note(format_link(self.page))
 
 
 class CallError(MeshbookError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 import traceback
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from meshbook.magics.errors import MeshError
 from meshbook.runtime.errors import (
     DOCS,
     BootstrapFailed,
+    ExitReport,
     GroupError,
     LaunchError,
     MeshbookError,
     SupervisionError,
+    TransferTimeout,
     format_link,
 )
 
@@ -75,12 +78,19 @@ def test_a_traceback_ends_with_the_link_and_the_message_does_not_contain_it() ->
     error = GroupError("rank 3 did not join")
     assert str(error) == "rank 3 did not join"
     assert traceback.format_exception_only(error)[-1] == f"see {DOCS}#grouperror\n"
-    assert format_link(BootstrapFailed.page) == f"see {DOCS}#bootstrapfailed"
 
 
 @pytest.mark.parametrize("kind", [MeshbookError, MeshError])
 def test_an_error_whose_message_says_all_has_no_link(kind: type[MeshbookError]) -> None:
     assert len(traceback.format_exception_only(kind("no mesh is up"))) == 1
+
+
+def test_errors_that_are_other_errors_as_well_have_their_links() -> None:
+    error = TransferTimeout("not done after 3 s")
+    assert isinstance(error, TimeoutError | RuntimeError)
+    assert (str(error), error.__notes__) == ("not done after 3 s", [format_link("transfertimeout")])
+    assert pickle.loads(pickle.dumps(error)).__notes__ == error.__notes__
+    assert BootstrapFailed("it raised", ExitReport("procs.0", 7, 1)).__notes__ == [format_link("bootstrapfailed")]
 
 
 def test_an_error_of_a_subclass_keeps_the_page() -> None:
