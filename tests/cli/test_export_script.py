@@ -12,6 +12,7 @@ import pytest
 
 from meshbook.__main__ import main
 from meshbook.cli.export_script import export, make_script
+from tests.support import PATIENCE
 
 TRAINING = (
     "%mesh up --gpus 2\n%mesh status",
@@ -43,10 +44,11 @@ def code_of(*sources: str) -> list[str]:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
         ["-m", "meshbook", "run", "--procs", "2"],
     ],
     ids=["torchrun", "meshbook run"],
@@ -61,7 +63,7 @@ def test_the_script_runs(tmp_path: Path, launcher: list[str]) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=4 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines() if line.strip())
