@@ -98,6 +98,7 @@ def test_cells_that_cannot_be_exported_are_named(tmp_path: Path, capsys: pytest.
         ("%%mesh hosts=0\n1", "dimension hosts"),
         ("%%mesh 0:\n1 +", "not plain Python"),
         ("%%mesh\npoint.gpus", "no point"),
+        ("%%mesh\ndisplay(1)", "no display"),
         ("%%mesh\nawait f()", "await"),
         ("%%mesh --nonsense\n1", "--nonsense"),
     ],
@@ -112,8 +113,9 @@ def test_a_variable_of_both_the_notebook_and_the_ranks_is_refused() -> None:
     assert refusal_of("lr = 1", "%%mesh\nlr = 0.1") == ""
 
 
-def test_a_second_mesh_is_refused() -> None:
+def test_a_second_mesh_or_group_is_refused() -> None:
     assert "a second mesh" in refusal_of("%mesh up", "%mesh up --name other")
+    assert "a second process group" in refusal_of("await mesh.init_process_group()", "await mesh.init_process_group()")
 
 
 @pytest.mark.parametrize(
