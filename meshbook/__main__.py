@@ -85,6 +85,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return fail(f"running notebooks needs {' and '.join(missing)}; run pip install 'meshbook[run]'")
     from meshbook.cli.batch_notebook import BatchJob, read_parameter, run_notebook  # weight, as below
 
+    if args.hosts and args.hosts.partition(":")[0].endswith(".toml"):
+        args.hosts = str(Path(args.hosts).absolute())  # the kernel runs in the notebook's folder
     mesh = [
         *(("--hosts", args.hosts) if args.hosts else ()),
         *(("--gpus", str(args.gpus)) if args.gpus else ()),

@@ -191,7 +191,7 @@ def attach(
 ) -> HostMesh:
     """Return the hosts of the worker loops at these addresses: `tcp://gpu1:22222`, or `ipc://name` on this machine.
 
-    A machine runs such a loop by `python -m meshbook worker tcp://gpu1:22222`. It must have the client's key,
+    A machine runs such a loop by `meshbook worker tcp://gpu1:22222`. It must have the client's key,
     `worker.key` in `~/.config/meshbook`, which either side makes, or MESHBOOK_WORKER_KEY. The loop outlives its client,
     and serves the next one. `HostMesh.shutdown` ends it. The hosts are called NAME-0, NAME-1, ...
     """

@@ -51,6 +51,21 @@ def test_what_was_saved_before_a_first_step(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(second), weights(first))
 
 
+@pytest.mark.parametrize("variable", [None, "own"])
+def test_without_a_folder_it_is_that_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MESHBOOK_CHECKPOINT_DIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MESHBOOK_CHECKPOINT_DIR", variable)
+    assert checkpoint.latest() is None
+    assert checkpoint.save({"x": torch.ones(1)}, step=2) == tmp_path / (variable or "checkpoints") / "step-2"
+    x = torch.zeros(1)
+    assert checkpoint.load({"x": x}) == checkpoint.latest() == 2
+    assert x.tolist() == [1.0]
+
+
 def test_tensors_are_read_in_place(tmp_path: Path) -> None:
     checkpoint.save({"x": torch.arange(3.0), "more": {"y": torch.ones(2)}}, tmp_path, step=5)
     x, y = torch.zeros(3), torch.zeros(2)

@@ -35,6 +35,7 @@ from meshbook.cli.kernelspecs import KERNELSPEC
 RECORD = "meshbook_run"  # in the metadata of the executed copy
 MESH_TAG = "injected-mesh"  # of the cell that starts the mesh
 CHECKPOINT_DIR = "MESHBOOK_CHECKPOINT_DIR"
+START_SECONDS = 180  # of the kernel, on a busy machine
 SAVE_SECONDS = 10.0  # between two saves while a cell runs
 # After this time an interrupted cell is interrupted again, which frees ranks that are stuck; at last it is killed.
 INTERRUPT_SECONDS = 8.0
@@ -158,6 +159,7 @@ class BatchClient(NotebookClient):
 
     def __init__(self, notebook: Any, *, output: Path) -> None:
         super().__init__(notebook, timeout=None, kernel_name=KERNELSPEC.name, extra_arguments=["--log-level=ERROR"])
+        self.startup_timeout = START_SECONDS
         self.on_notebook_start = self._take_signals
         self.on_cell_start, self.on_cell_executed = self._begin_cell, self._end_cell
         self.signal = 0  # the first that has arrived

@@ -44,7 +44,6 @@ from meshbook.magics.syntax.selectors import (
 from meshbook.magics.syntax.transform import find_first_line, next_line, read_first_line, read_timer
 from meshbook.magics.verbs.start_stop import UpVerb
 from meshbook.magics.verbs.verb_table import parse_verb
-from meshbook.runtime.geometry import Extent
 
 # Verbs that only look at a mesh, or start and stop it, which the launcher of a script does.
 LEFT_OUT = frozenset(
@@ -69,6 +68,7 @@ LEAVE = """import torch.distributed
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()"""
 INIT = "init_process_group"
+IN_NOTEBOOKS = {"point", "mesh", "display", "get_ipython"}  # names that cells have, and scripts do not
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _add_mesh_cell(script: Script, line: str, body: str) -> None:
     tree = parse_body(body)
     if any(map(contains_await, tree.body)):
         raise NotExportable("a script has no `await` outside of functions")
-    if tree.body and (names := free_names(tree) & {"point", "mesh"}):
+    if names := free_names(tree) & IN_NOTEBOOKS:
         raise NotExportable(f"a script has no {min(names)}")
     script.on_ranks |= assigned_names(tree)
     body = show_last_value(body, tree)
@@ -253,6 +253,8 @@ def _add_local_cell(script: Script, lines: list[str]) -> None:
     kept = body.splitlines()
     for statement in reversed(tree.body):  # so that the numbers of the lines above stay valid
         if (arguments := group_arguments(statement)) is not None:
+            if any(INIT in part for part in script.parts):
+                raise NotExportable("it starts a second process group")
             kept[statement.lineno - 1 : statement.end_lineno] = GROUP.format(arguments=arguments).splitlines()
         elif not is_same_everywhere(statement):
             raise NotExportable("it runs in the notebook, not on ranks; move what ranks need into a %%mesh cell")
@@ -278,4 +280,4 @@ def _note_verb(script: Script, line: str) -> None:
         if script.mesh is not None:
             raise NotExportable("it starts a second mesh, and a script has only one")
         script.mesh = verb
-        script.has_shape = isinstance(verb.shape, Extent)
+        script.has_shape = verb.shape is not None

@@ -36,7 +36,7 @@ class DebugController(Actor):
 
 
 def debug_controller() -> DebugController:
-    """Return the controller of this run, spawned by the first call. `python -m meshbook debug` reads the commands."""
+    """Return the controller of this run, spawned by the first call. `meshbook debug` reads the commands."""
     return get_or_spawn_controller("debug_controller", DebugController).get()
 
 

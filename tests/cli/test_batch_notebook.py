@@ -18,7 +18,7 @@ from meshbook.cli.batch_notebook import BatchError, BatchJob, choose_checkpoints
 from tests.kernel.conftest import Signs, processes_with, without_torch
 from tests.support import PATIENCE
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 def make_notebook(path: Path, *sources: str, parameters: int | None = None) -> Path:
@@ -51,7 +51,7 @@ class Batch:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the end; returns the status and the output."""
-        stdout, stderr = self.process.communicate(timeout=2 * PATIENCE)
+        stdout, stderr = self.process.communicate(timeout=5 * PATIENCE)
         return self.process.returncode, stdout, stderr
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ start, state["total"].item()"""
 def test_a_killed_run_leaves_nothing_and_the_next_one_resumes(tmp_path: Path, run: Any, signs: Signs) -> None:
     make_notebook(tmp_path / "a.ipynb", f"pipe = {str(signs.path)!r}", "%mesh up --gpus 2", TRAINING)
     first = run("a.ipynb", "-o", "b.ipynb")
-    signs.wait_for("ready", 2, timeout=2 * PATIENCE)
+    signs.wait_for("ready", 2, timeout=4 * PATIENCE)
     first.process.kill()
     first.process.communicate()
     _, alive = psutil.wait_procs(processes_with(first.mark), timeout=PATIENCE)
@@ -147,7 +147,7 @@ def test_a_signal_ends_the_cell_and_saves_the_executed_copy(tmp_path: Path, run:
         "'never'",
     )
     batch = run("a.ipynb", **without_torch())
-    signs.wait_for("ready", timeout=2 * PATIENCE)
+    signs.wait_for("ready", timeout=4 * PATIENCE)
     batch.process.send_signal(signal.SIGTERM)
     status, _, stderr = batch.end()
     assert status == 128 + signal.SIGTERM

@@ -12,6 +12,7 @@ import pytest
 
 from meshbook.__main__ import main
 from meshbook.cli.export_script import export, make_script
+from tests.support import PATIENCE
 
 TRAINING = (
     "%mesh up --gpus 2\n%mesh status",
@@ -43,10 +44,11 @@ def code_of(*sources: str) -> list[str]:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
         ["-m", "meshbook", "run", "--procs", "2"],
     ],
     ids=["torchrun", "meshbook run"],
@@ -61,7 +63,7 @@ def test_the_script_runs(tmp_path: Path, launcher: list[str]) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=4 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines() if line.strip())
@@ -96,6 +98,7 @@ def test_cells_that_cannot_be_exported_are_named(tmp_path: Path, capsys: pytest.
         ("%%mesh hosts=0\n1", "dimension hosts"),
         ("%%mesh 0:\n1 +", "not plain Python"),
         ("%%mesh\npoint.gpus", "no point"),
+        ("%%mesh\ndisplay(1)", "no display"),
         ("%%mesh\nawait f()", "await"),
         ("%%mesh --nonsense\n1", "--nonsense"),
     ],
@@ -110,8 +113,9 @@ def test_a_variable_of_both_the_notebook_and_the_ranks_is_refused() -> None:
     assert refusal_of("lr = 1", "%%mesh\nlr = 0.1") == ""
 
 
-def test_a_second_mesh_is_refused() -> None:
+def test_a_second_mesh_or_group_is_refused() -> None:
     assert "a second mesh" in refusal_of("%mesh up", "%mesh up --name other")
+    assert "a second process group" in refusal_of("await mesh.init_process_group()", "await mesh.init_process_group()")
 
 
 @pytest.mark.parametrize(

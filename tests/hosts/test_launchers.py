@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 
@@ -29,6 +31,7 @@ from tests.hosts.clusters import (
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).with_name("program.py")
+QUICK_START = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 AT_ONCE = 10.0  # seconds; two are promised and printed, and a busy machine has its time
 
 
@@ -278,3 +281,32 @@ def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pyte
 def test_nodes_that_ray_does_not_have(cluster: RayCluster, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOOK_LAUNCH_TIMEOUT", "2")
     assert "Ray has no 3 nodes" in start(resources={"GPU": 8}).error()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cluster", [SshCluster, SlurmCluster], ids=["ssh", "slurm"], indirect=True)
+def test_the_quick_start_as_a_batch_job_on_two_hosts(cluster: Any, tmp_path: Path) -> None:
+    """A shorter training, up to its accuracy. The notebook's own `%mesh up --gpus 4` finds the mesh of the command."""
+    notebook = nbformat.read(QUICK_START, as_version=4)
+    last = next(place for place, cell in enumerate(notebook.cells) if cell.source.startswith('print(f"accuracy'))
+    notebook.cells = notebook.cells[: last + 1]
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("range(25)", "range(8)")
+    nbformat.write(notebook, tmp_path / "quickstart.ipynb")
+    hosts = "slurm:2"
+    if isinstance(cluster, SshCluster):
+        hosts = "lab"
+        arguments = cluster.arguments | {"hosts": cluster.addresses[:2]}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in arguments.items()]
+        (tmp_path / "hosts.toml").write_text("\n".join(["[lab]", 'launcher = "ssh"', *lines]))
+    command = [sys.executable, "-m", "meshbook", "run", str(tmp_path / "quickstart.ipynb"), "--hosts", hosts]
+    environment = os.environ | cluster.environment | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--gpus", "1"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "mesh: 2 ranks (hosts=2, gpus=1)" in done.stdout
+    [accuracy] = re.findall(r"accuracy on held-out digits: ([0-9.]+)%", done.stdout)
+    assert float(accuracy) > 60
+    assert "accuracy on held-out digits" in (tmp_path / "quickstart.out.html").read_text()
+    wait_until(lambda: not of_this_run())
+    if isinstance(cluster, SlurmCluster):
+        wait_until(lambda: not cluster.jobs())
