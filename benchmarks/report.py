@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import meshbook
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -104,8 +106,12 @@ class Report:
 
 def _format_versions() -> str:
     """Return the day and what was measured: `2026-11-21, meshbook 0.1.0, Python 3.11.13, torch 2.13.0`."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("meshbook", "torch")]
-    return ", ".join([time.strftime("%Y-%m-%d"), versions[0], f"Python {platform.python_version()}", versions[1]])
+    versions = {
+        "meshbook": meshbook.__version__,
+        "Python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+    return ", ".join([time.strftime("%Y-%m-%d"), *map(" ".join, versions.items())])
 
 
 def _short(value: float) -> str:

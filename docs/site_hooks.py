@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -30,19 +30,6 @@ MARKER = re.compile(r"^<!-- (?:setup\n|not run:|raises:).*?-->\n", re.MULTILINE 
 TABLE = re.compile(r"^<!-- results: (\w+)(?: \| (.+?))? -->$", re.MULTILINE)
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace patterns in the navigation by the pages that they match; sections without a page are left out."""
-    sections = []
-    for section in config.nav or []:
-        [(title, content)] = section.items()
-        if isinstance(content, str) and "*" in content:
-            content = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(content))
-        if content:
-            sections.append({title: content[0] if len(content) == 1 else content})
-    config.nav = sections
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside of docs/ that pages link to, and those that these link to."""
     waiting = [DOCS / file.src_uri for file in files.documentation_pages()]
@@ -51,7 +38,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for target in linked_files(page):
             if target.is_relative_to(DOCS) or uri_of(target) in files.src_uris:
                 continue
-            files.append(File.generated(config, uri_of(target), abs_src_path=str(target)))
+            # Included, or MkDocs would leave out files such as .github/workflows/ci.yml.
+            file = File.generated(config, uri_of(target), abs_src_path=str(target), inclusion=InclusionLevel.INCLUDED)
+            files.append(file)
             if target.suffix == ".md":
                 waiting.append(target)
     return files
