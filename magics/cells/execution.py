@@ -220,6 +220,11 @@ class CellExecution:
         return format_waiting(self._admission.ahead(), len(self._ranks))
 
     @property
+    def whereabouts(self) -> str:
+        """Where the ranks were when last queried, if they were apart, as text."""
+        return self._supervisor.whereabouts
+
+    @property
     def final_output(self) -> Sequence[Any]:
         """The output that was published at the end of the cell."""
         return self._output.final

@@ -127,7 +127,7 @@ class Job:
     def __repr__(self) -> str:
         parts = [f"{self.title}: {self._run.headline}"]
         if not self.done():
-            return " · ".join(filter(None, [*parts, self._run.waits_for]))
+            return " · ".join(filter(None, [*parts, self._run.waits_for, self._run.whereabouts]))
         if (error := self.exception()) is not None and not isinstance(error, CellDetached):
             parts.append(str(error).partition("\n")[0] or type(error).__name__)
         return " · ".join(parts)

@@ -78,6 +78,7 @@ class CellSupervisor:
         self._aborted: set[int] = set()
         self._broken: set[str] = set()  # process groups, as text
         self._killed: set[int] = set()
+        self.whereabouts = ""  # of ranks that are apart, as shown in the running cell
         self._healing: asyncio.Future[list[int]] | None = None
 
     @property
@@ -215,6 +216,7 @@ class CellSupervisor:
         line = self._watch.take(running, done, self._loop.time())
         if self._policy.is_wanted and running:
             line = f"interrupted, but {format_whereabouts(running)}; {self._policy.advice}"
+        self.whereabouts = line
         self._say(line)
 
     # -- errors --------------------------------------------------------------------

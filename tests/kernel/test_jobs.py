@@ -112,6 +112,14 @@ def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs:
     notebook.run("%mesh config plain_time default")
 
 
+def test_the_list_of_jobs_says_where_ranks_are_that_are_apart(notebook: Notebook) -> None:
+    notebook.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = 0.2")
+    notebook.run("%%mesh -a\nif rank == 1: hold()")
+    while "2 ranks [0,2] done, rank 1 at cell " not in notebook.run("%mesh jobs").stdout:
+        pass
+    notebook.run(f"divergence.PATIENCE = 5.0; {OPEN}")
+
+
 def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Notebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a -o job\ntell('there'); hold()\nrank")
     signs.wait_for("there", 3)
