@@ -8,8 +8,8 @@ sets the parent header, so the cell's output stays the cell's.
 uses.
 
 Widget messages of dashboards are handled here, and those of a page that is reloaded: while a cell runs, it requests the
-state of all widgets at once, and shows none until it has that. Other messages of the user's widgets wait, since their
-callbacks expect the main thread.
+state of all widgets at once, and shows none until it has that. JupyterLab's status bar requests the meshes likewise.
+Other messages of the user's widgets wait, since their callbacks expect the main thread.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from ipykernel.jsonutil import json_clean
 
+from meshbook.magics.dashboard.status_feed import TARGET
 from meshbook.magics.introspection.completer import NotebookCompleter, reply_of
 from meshbook.magics.introspection.inspector import Inspector
 from meshbook.runtime.threads import BackgroundThreads
@@ -206,7 +207,7 @@ def _nothing(kind: str, content: dict[str, Any]) -> dict[str, Any]:
 def comm_handler(manager: Any, kind: str, content: dict[str, Any], *, is_busy: bool) -> Handle | None:
     """Return the handler for this message on the receiving thread; None if the main thread must handle it."""
     if kind == "comm_open":
-        opens = is_busy and content.get("target_name") == CONTROL
+        opens = is_busy and content.get("target_name") in (CONTROL, TARGET)
         return (lambda message: manager.comm_open(None, None, message)) if opens else None
     comm = manager.comms.get(str(content.get("comm_id")))
     if isinstance(comm, DashboardComm):

@@ -11,6 +11,7 @@ from meshbook.magics.cells.background import BackgroundLoop
 from meshbook.magics.cells.jobs import Jobs
 from meshbook.magics.cells.runner import CellRunner
 from meshbook.magics.dashboard import DashboardRegistry
+from meshbook.magics.dashboard.status_feed import StatusFeed
 from meshbook.magics.errors import UsageError
 from meshbook.magics.introspection.completer import NotebookCompleter
 from meshbook.magics.introspection.inspector import Inspector
@@ -95,6 +96,8 @@ def load(shell: Any) -> Notebook:
     if getattr(shell, "kernel", None) is not None:
         CellInterrupts(shell).install()
         Inspector(notebook, ranks).install()
+        if (channel := shell.kernel.shell_channel_thread) is not None:  # a kernel within another process has none
+            StatusFeed(notebook, channel.io_loop).install()
     # In the background, so that the fork server is warm at the first `%%mesh`.
     threading.Thread(target=notebook.session, name="meshbook warm-up", daemon=True).start()
     return notebook

@@ -96,6 +96,11 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, kind: str, di
         "logo-svg.svg",
     }
 
+    extension = environment / "share" / "jupyter" / "labextensions" / "meshbook"
+    described = json.loads((extension / "package.json").read_text())
+    assert described["version"] == meshbook.__version__
+    assert (extension / described["jupyterlab"]["_build"]["load"]).is_file()
+
     code = "import meshbook, meshbook.runtime, meshbook.kernel; print(meshbook.__file__)"
     place = Path(run(python, "-c", code, cwd=tmp_path).strip())
     assert place.is_relative_to(ROOT if kind == "editable" else environment)

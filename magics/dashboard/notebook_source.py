@@ -160,10 +160,9 @@ def _full(shape: Any, value: float) -> Any:
 
 
 def _conditions(mesh: NotebookMesh, runs: Sequence[CellExecution]) -> RankConditions:
-    last = mesh.last
     at_work = [node for nodes in mesh.queues.at_work().values() for node in nodes]
     running = {rank for node in at_work if (rank := mesh.rank_of.get(node)) is not None}
-    failed = {rank for rank in last.failed - last.interrupted if mesh.fresh.get(rank) != last.serial}
+    failed = mesh.failed
     for run in runs:  # show failed ranks before the others are done
         answers = run.answers
         errors = {rank: error.kind for rank, error in answers.items() if error is not None}

@@ -54,6 +54,7 @@ class NotebookMesh:
     unwatch: Callable[[], None] = _nothing  # stop watching its ranks
     open_dashboard: Callable[[], Any] = _nothing
     is_one_of_several: Callable[[], bool] = lambda: False  # in the notebook
+    when_changed: Callable[[], object] = _nothing  # called after its ranks or their health have changed
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
@@ -103,6 +104,12 @@ class NotebookMesh:
         return set(self.busy) - self.dead.keys()
 
     @property
+    def failed(self) -> set[int]:
+        """The ranks whose last cell failed, other than by an interrupt, unless they were restarted since."""
+        last = self.last
+        return {rank for rank in last.failed - last.interrupted if self.fresh.get(rank) != last.serial}
+
+    @property
     def parts(self) -> list[ActorMesh]:
         """The actors that cells need on its ranks."""
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
@@ -127,12 +134,14 @@ class NotebookMesh:
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
+        self.when_changed()
         return self.cells.update_names.call()
 
     def note_last(self, cell: LastCell) -> None:
         """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""
         if cell.serial >= self.last.serial:
             self.last = cell
+            self.when_changed()
 
     def at_work(self) -> Iterator[str]:
         """Yield `ranks 0-1 run job 7 of cell 12` for each task that its ranks run."""
@@ -163,6 +172,8 @@ class MeshRegistry:
         self._current = ""
         self.ended_idle = ""  # why no mesh is up, if meshes were ended because they ran nothing
         self.open_dashboard: Callable[[str], Any] = lambda name: None  # by mesh name; set by the notebook
+        # Called on any thread after a mesh was started, stopped or selected, or its health has changed. Does not wait.
+        self.when_changed: Callable[[], object] = _nothing
         self._lock = threading.Lock()  # guards both: meshes and cells may start on different threads
 
     def __iter__(self) -> Iterator[NotebookMesh]:
@@ -195,6 +206,7 @@ class MeshRegistry:
         mesh = self.get(name)
         with self._lock:
             self._current = mesh.name
+        self.when_changed()
         return mesh
 
     def select(self, text: str) -> tuple[NotebookMesh, SelectedRegion]:
@@ -276,6 +288,7 @@ class MeshRegistry:
             self._by_name = self._living() | {name: mesh}
             if self._current not in self._by_name:
                 self._current = name
+        self.when_changed()
         return mesh
 
     def adopt(self, mesh: NotebookMesh, *, is_current: bool) -> None:
@@ -287,6 +300,7 @@ class MeshRegistry:
             self._by_name = self._by_name | {mesh.name: mesh}  # its session is about to become the running one
             if is_current or not self._current:
                 self._current = mesh.name
+        self.when_changed()
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in RESERVED:
@@ -308,6 +322,7 @@ class MeshRegistry:
                 return
             if not report.stopped:
                 mesh.dead[rank] = report
+                mesh.when_changed()
                 return
             del mesh.rank_of[report.node]
             if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: its dead ranks will not be healed
@@ -319,6 +334,7 @@ class MeshRegistry:
                 mesh.busy.pop(rank, None)
                 mesh.lost[rank] = mesh.names.pop(rank, ())
                 mesh.fresh[rank] = mesh.last.serial
+                mesh.when_changed()
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
@@ -327,6 +343,7 @@ class MeshRegistry:
 
         mesh.unwatch = unwatch
         mesh.open_dashboard = lambda: self.open_dashboard(mesh.name)
+        mesh.when_changed = lambda: self.when_changed()
         mesh.is_one_of_several = lambda: len(self) > 1
         node.peers.when_down.append(note_end)
         node.peers.when_restarted.append(note_restart)
@@ -347,6 +364,7 @@ class MeshRegistry:
         current_session().history.forget(mesh.procs.name)
         if mesh.hosts is not None:
             self._close_unused(mesh.hosts)
+        self.when_changed()
         return mesh
 
     def end_idle(self, hosts: MeshHosts) -> str:

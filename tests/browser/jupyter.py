@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # it may be missing
 
 FrontEnd = Literal["lab", "notebook"]
 START = 60.0  # seconds
+LAB_EXTENSION = Path(__file__).parents[2] / "widgets" / "labextension"  # that of this checkout, installed or not
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -49,6 +50,7 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
         self.token = secrets.token_hex(16)
         self._write_settings()
+        shutil.copytree(LAB_EXTENSION, self.folder / "data" / "labextensions" / "meshbook")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"],
             env=os.environ | without_torch() | self._environment(),

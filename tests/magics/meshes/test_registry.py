@@ -12,6 +12,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import registry as module
 from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh, default_extent, wait_ready
 from meshbook.magics.meshes.status import history_of, state_of
+from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, MeshbookError
@@ -185,6 +186,20 @@ def test_meshes_end_with_their_session(meshes: MeshRegistry, monkeypatch: pytest
         monkeypatch.setattr(module, name, lambda: next_session)
     mesh = up(meshes)
     assert list(meshes) == [mesh]
+
+
+def test_each_change_of_a_mesh_or_of_its_health_is_reported(meshes: MeshRegistry, session: FakeSession) -> None:
+    seen: list[tuple[str, set[int], set[int]]] = []
+    meshes.when_changed = lambda: seen.extend((mesh.name, {*mesh.dead}, mesh.failed) for mesh in meshes)
+    mesh = up(meshes)
+    session.report(ExitReport("mesh.1", 4711, -9))
+    for listener in session.node.peers.when_restarted:
+        listener("mesh.1")
+    mesh.note_last(LastCell(serial=1, failed=frozenset({0, 1}), interrupted=frozenset({1})))
+    assert seen == [("mesh", set(), set()), ("mesh", {1}, set()), ("mesh", set(), set()), ("mesh", set(), {0})]
+    meshes.when_changed = lambda: seen.append(("", set(), set()))
+    meshes.down()
+    assert seen[-1][0] == ""
 
 
 # --- how many ---
