@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PART = re.compile(r"^<!--(?P<comment>.*?)-->|^```(?P<language>\w*)\n(?P<source>.*?)^```$", re.MULTILINE | re.DOTALL)
 MARKER = re.compile(r"\s*(setup\n|not run:|raises:)(.*)", re.DOTALL)
-BLOCK_TIMEOUT = 100.0  # seconds, on a busy machine
+BLOCK_TIMEOUT = 240.0  # seconds, on a busy machine
 
 # Names of the first cell stay; meshes with a variable end, and so do their processes.
 NOTE_NAMES = "import meshbook\n_names_of_all_pages = {*globals(), 'meshbook'}"
