@@ -23,7 +23,7 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # git, for the dates of benchmark results
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]  # git, for the dates of benchmark results
 
 ROOT = Path(__file__).parents[2]
 ERROR_ROOTS = {"MeshbookError", "UserError"}
