@@ -126,6 +126,7 @@ def kernel() -> Iterator[Notebook]:
     with Notebook() as notebook:
         notebook.run(NOTE_NAMES)
         yield notebook
+        notebook.run("meshbook.close_session()")  # waits for the agent and the fork server
 
 
 @pytest.fixture
