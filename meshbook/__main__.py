@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 
-from meshbook.cli import kernelspecs
+from meshbook.cli import kernelspecs, print_note
 from meshbook.cli.command_line import build_parser
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fail(text: str) -> int:
     """Print what went wrong; returns the status."""
-    print(f"meshbook: {text}", file=sys.stderr)
+    print_note(text)
     return 1
 
 

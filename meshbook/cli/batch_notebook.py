@@ -30,6 +30,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from meshbook import checkpoint
+from meshbook.cli import print_note
 from meshbook.cli.kernelspecs import KERNELSPEC
 
 RECORD = "meshbook_run"  # in the metadata of the executed copy
@@ -71,9 +72,9 @@ def run_notebook(job: BatchJob) -> int:
             notebook.metadata[RECORD].checkpoints = folder.name
             environment[CHECKPOINT_DIR] = str(folder)
             if (step := checkpoint.latest(folder)) is not None:
-                print_line(f"resuming from the checkpoint of step {step} in {folder}")
+                print_note(f"resuming from the checkpoint of step {step} in {folder}")
     except BatchError as error:
-        print_line(str(error))
+        print_note(str(error))
         return 1
     client = BatchClient(notebook, output=job.output)
     failure = client.run(environment, job.source.absolute().parent)
@@ -82,11 +83,11 @@ def run_notebook(job: BatchJob) -> int:
     client.save()
     page, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": job.source.stem}})
     job.output.with_suffix(".html").write_text(page, encoding="utf-8")
-    print_line(f"written: {job.output}, {job.output.with_suffix('.html')}")
+    print_note(f"written: {job.output}, {job.output.with_suffix('.html')}")
     if client.signal:
-        print_line(f"ended by {signal.Signals(client.signal).name}")
+        print_note(f"ended by {signal.Signals(client.signal).name}")
     if failure:
-        print_line(f"{job.source.name} failed in {failure}")
+        print_note(f"{job.source.name} failed in {failure}")
     return status
 
 
@@ -209,7 +210,7 @@ class BatchClient(NotebookClient):
             raise _Ended
         if cell.cell_type == "code" and cell.source.strip():
             self._cell = f"cell {self.code_cells_executed + 1}"
-            print_line(f"{self._cell}: {first_line(cell)}")
+            print_note(f"{self._cell}: {first_line(cell)}")
             self._cell += f" ({first_line(cell)})"
 
     def _end_cell(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
@@ -266,12 +267,6 @@ def read_parameter(text: str) -> tuple[str, Any]:
         return name, words[value] if value in words else ast.literal_eval(value)
     except (SyntaxError, ValueError):
         return name, value
-
-
-def print_line(text: str) -> None:
-    """Print a text to stderr with the command's prefix."""
-    for line in text.splitlines():
-        print(f"meshbook: {line}", file=sys.stderr, flush=True)
 
 
 def _plain(text: str, stream: Any) -> str:

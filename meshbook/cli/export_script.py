@@ -7,7 +7,6 @@ and nothing is written. Pure except for reading and writing the files.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import nbformat
 
+from meshbook.cli import print_note
 from meshbook.cli.cell_code import (
     NotExportable,
     assigned_names,
@@ -88,13 +88,13 @@ def export(source: Path, output: Path) -> int:
         notebook = nbformat.read(source, as_version=4)
         text, refused = make_script(notebook, source.name)
         if refused:
-            print(f"meshbook: {len(refused)} cells of {source.name} cannot be exported:", file=sys.stderr)
-            print("\n".join(refused), file=sys.stderr)
+            print_note(f"{len(refused)} cells of {source.name} cannot be exported:")
+            print_note("\n".join(refused))
             return 1
         compile(text, output, "exec")
         output.write_text(text, encoding="utf-8")
     except (OSError, SyntaxError, ValueError, nbformat.ValidationError) as error:
-        print(f"meshbook: cannot export {source}: {error}", file=sys.stderr)
+        print_note(f"cannot export {source}: {error}")
         return 1
     print(f"written: {output}")
     return 0

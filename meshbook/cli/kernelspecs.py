@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from meshbook.cli import print_note
+
 KERNEL_NAME = "meshbook"
 KERNELSPEC = Path(__file__).parent.parent / "kernel" / "kernelspec"
 
@@ -50,7 +52,7 @@ def uninstall(prefix: str | None) -> int:
     base = Path(jupyter_data_dir()) if prefix is None else Path(prefix) / "share" / "jupyter"
     written = base / "kernels" / KERNEL_NAME
     if not written.is_dir():
-        print(f"meshbook: no kernelspec in {written}", file=sys.stderr)
+        print_note(f"no kernelspec in {written}")
         return 1
     shutil.rmtree(written)
     print(f"Removed the kernelspec in {written}")

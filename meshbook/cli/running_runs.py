@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 
+from meshbook.cli import print_note
 from meshbook.magics.tracing.chrome_trace import write_trace
 from meshbook.magics.tracing.collect import Trace, take_run_trace
 from meshbook.runtime.config import current_settings, runtime_root
@@ -20,7 +20,7 @@ from meshbook.runtime.hosts.detached_runs import choose, format_run
 from meshbook.runtime.hosts.joined_runs import join, leave_runs
 from meshbook.runtime.hosts.journal import JournalTail
 from meshbook.runtime.hosts.launch import is_of_a_run, sweep
-from meshbook.runtime.hosts.lifeline import JOURNAL, RunRequest, RunUnreachable, Status, send_request
+from meshbook.runtime.hosts.lifeline import JOURNAL, RunRequest, RunUnreachable, send_request
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.node.call_table import Target
@@ -74,11 +74,7 @@ def _state_of(folder: Path) -> tuple[str, bool]:
     connection.close()
     assert answer.status is not None
     held = answer.status.held_by
-    return f"attached by {held}" if held else "", _is_busy(answer.status)
-
-
-def _is_busy(status: Status) -> bool:
-    return any(mesh.busy for mesh in status.meshes)
+    return f"attached by {held}" if held else "", any(mesh.busy for mesh in answer.status.meshes)
 
 
 def _add(store: OutputStore, frame: Buffer) -> None:
@@ -91,12 +87,6 @@ def _add(store: OutputStore, frame: Buffer) -> None:
 def _shown(chunk: Chunk) -> Chunk:
     """Return the chunk as one that is shown: the output of cells is not, where a notebook shows it."""
     return msgspec.structs.replace(chunk, options=SHOWN) if hasattr(chunk, "options") else chunk
-
-
-def print_note(text: str) -> None:
-    """Print a text to stderr, apart from the output of ranks."""
-    for line in text.splitlines():
-        print(f"meshbook: {line}", file=sys.stderr, flush=True)
 
 
 # -- traces ----------------------------------------------------------------------------
