@@ -117,9 +117,9 @@
     }
 
     #close() {
-      const comm = this.#comm;
+      const [comm, kernel] = [this.#comm, this.#kernel];
       [this.#comm, this.#kernel] = [null, null];
-      if (!comm.isDisposed) comm.close();
+      if (!comm.isDisposed && !kernel.isDisposed) comm.close(); // the kernel's end leaves its comms as they are
     }
 
     /** @param {Message | null} message */
