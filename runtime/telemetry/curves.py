@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, Medium, MetricHistogram, MetricImage
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedPoints, name_run
 
@@ -150,10 +151,9 @@ class CurveStore:
             there = f"there are {', '.join(known)}" if known else "no metric was logged; call meshbook.log(loss=...)"
             raise HistoryError(f"no metric {unknown[0]!r} was logged: {there}")
 
-    def runs_of_others(self, mesh: str) -> set[str]:
-        """Return the runs in which another mesh has logged, and not this one."""
-        self.flush()
-        return {run for run, its_mesh in self._meshes.items() if its_mesh != mesh}
+    def meshes(self) -> dict[str, str]:
+        """Return the name of each run's mesh; runs in which only the notebook has logged are left out."""
+        return {run: mesh_name(mesh) for run, mesh in dict(self._meshes).items()}
 
     # -- input ---------------------------------------------------------------------------------
 
@@ -250,7 +250,8 @@ class CurveStore:
             self._news.clear()
             try:
                 self.flush()
-                if not has_news or self._is_part_due():
+                # At the end of a script pyarrow cannot be imported any more, and the folder is about to be removed.
+                if (not has_news or self._is_part_due()) and threading.main_thread().is_alive():
                     self.write_part()
             except Exception as error:  # keep running, so that later points are still shown
                 self._warn(f"curves could not be updated: {error!r}")
@@ -304,9 +305,12 @@ class CurveStore:
         run = name_run(logged.origin, self._incarnation())
         if logged.rank == NOTEBOOK or self._meshes.setdefault(run, logged.mesh) == logged.mesh:
             return run
-        run = f"{run}, {logged.mesh}"
-        self._meshes[run] = logged.mesh
-        return run
+        named = f"{run}, {mesh_name(logged.mesh)}"
+        if self._meshes.setdefault(named, logged.mesh) == logged.mesh:
+            return named
+        unique = f"{run}, {logged.mesh}"  # a third mesh, with the name of the second
+        self._meshes[unique] = logged.mesh
+        return unique
 
     def _open(self) -> tuple[CurveTable, CurveFiles | None]:
         """Return the table and the files, which are made at the first point. Call it with `_handling`."""
