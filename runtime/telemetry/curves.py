@@ -270,9 +270,9 @@ class CurveStore:
         dropped_media: list[MediaKey] = []
         meshes = len(self._meshes)
         self._waiting_bytes = 0
-        try:
-            for _ in range(len(self._arrived)):  # and not what arrives in the meantime, which might never end
-                logged = self._arrived.popleft()
+        for _ in range(len(self._arrived)):  # and not what arrives in the meantime, which might never end
+            logged = self._arrived.popleft()
+            try:
                 run = self._run_of(logged)
                 with self._lock:
                     if isinstance(logged, LoggedPoints):
@@ -281,21 +281,23 @@ class CurveStore:
                         key, medium = self._media.read(run, logged)
                         dropped_media += self._media.keep(key, medium)
                         media[key] = medium
-                if isinstance(logged, LoggedPoints) and logged.dropped:
-                    writer = logged.mesh, logged.rank
-                    self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
-        finally:  # one bad message does not cost the history the others
-            if files is not None:
-                if len(self._meshes) > meshes:
-                    files.write_meshes(self._meshes)
-                for key in dropped_media:
+            except Exception as error:  # the other messages, and the end of a session, do not depend on this one
+                self._warn(f"points that rank {logged.rank} has logged could not be read: {error!r}")
+            if isinstance(logged, LoggedPoints) and logged.dropped:
+                writer = logged.mesh, logged.rank
+                self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
+        if files is not None:
+            if len(self._meshes) > meshes:
+                files.write_meshes(self._meshes)
+            for key in dropped_media:
+                if self._media.get(key) is None:  # and has not come again
                     media.pop(key, None)
                     files.remove_media(key)
-                for key, medium in media.items():
-                    files.write_media(key, medium)
-                if pieces:
-                    files.append(pieces)
-                self._warn(files.trouble)
+            for key, medium in media.items():
+                files.write_media(key, medium)
+            if pieces:
+                files.append(pieces)
+            self._warn(files.trouble)
         self._warn(self._overflow)
         if table.refused:
             self._warn("there are more curves than are shown; log fewer names, and put numbers into steps instead")

@@ -225,13 +225,12 @@ def test_points_beyond_what_the_store_can_handle_are_dropped_and_counted(
     assert store.count("a", "cell 12", 0) == 9
 
 
-def test_a_bad_message_does_not_cost_the_others(store: CurveStore) -> None:
+def test_a_bad_message_does_not_cost_the_others(store: CurveStore, caplog: pytest.LogCaptureFixture) -> None:
     store.add(logged(points("a", [1])))
     store.add(logged(MetricPoints("b", b"", b"123", b"1234")))
     store.add(logged(points("c", [1])))
-    with pytest.raises(ValueError, match="buffer"):
-        store.flush()
     store.flush()
+    assert "rank 0" in caplog.text
     assert [piece.metric for piece in store.saved().all_pieces()] == ["a", "c"]
 
 
