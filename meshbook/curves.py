@@ -150,6 +150,10 @@ class SummaryWriter:
 
         return ignore
 
+    def get_logdir(self) -> Any:
+        """Return the folder that the writer was given, which stays unused."""
+        return self.log_dir
+
     def flush(self) -> None:
         """Send what has been logged."""
         flush()

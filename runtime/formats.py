@@ -71,3 +71,8 @@ def _find_runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 def _format_run(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
+
+
+def mesh_name(mesh: str) -> str:
+    """Return the name that the user gave a mesh: `trainers` of `trainers-3f9c01aa`, which is unique in the run."""
+    return mesh.rpartition("-")[0] or mesh

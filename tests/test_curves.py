@@ -42,7 +42,7 @@ def test_a_summary_writer_logs_scalars(run: InProcessSession) -> None:
         writer.add_scalars("rates", {"a": 1, "b": 2}, global_step=7, walltime=5.0)
         writer.add_scalar("default", numpy.float32(1))
         writer.add_scalar("default", 2)
-    assert writer.log_dir == "runs/one"
+    assert (writer.log_dir, writer.get_logdir()) == ("runs/one", "runs/one")
     assert points_of(run, "Loss/train") == [(0, 3), (1, 2), (2, 1)]
     assert points_of(run, "rates/b") == [(7, 2)]
     assert points_of(run, "default") == [(0, 1), (1, 2)]

@@ -47,10 +47,12 @@ class _Parts:
     buffers: list[bytes] = field(default_factory=list)
     is_complete: bool = True
 
-    def has_room(self) -> bool:
-        """Return whether another entry fits; if not, the reply is not complete."""
-        self.is_complete = sum(map(len, self.buffers)) < REPLY_BYTES
-        return self.is_complete
+    def has_room(self, first: int = 0) -> bool:
+        """Return whether an entry fits beside the buffers from the `first` on; if not, the reply is not complete."""
+        if sum(map(len, self.buffers[first:])) < REPLY_BYTES:
+            return True
+        self.is_complete = False
+        return False
 
 
 def answer_curves(
@@ -156,13 +158,14 @@ def _shown_media(
 def _add_media(
     parts: _Parts, source: CurveSource, keys: Iterator[tuple[str, str, int]], request: CurvesRequest
 ) -> None:
-    have = set(request.have_media)
-    for name, run, rank in keys:
+    have = {(name, run, rank): at for name, run, rank, at in request.have_media}
+    first = len(parts.buffers)  # charts that change all the time leave room for media
+    for name, run, rank in sorted(keys, key=lambda key: have.get(key, -math.inf)):  # the oldest first, as of charts
         histogram, image = source.histogram(name, run, rank), source.image(name, run, rank)
         medium = histogram if image is None else image
-        if medium is None or (name, run, rank, medium.time) in have:
+        if medium is None or have.get((name, run, rank)) == medium.time:
             continue
-        if not parts.has_room():
+        if not parts.has_room(first):
             return
         head: MediumEntry = {
             "name": name,

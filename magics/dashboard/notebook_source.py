@@ -6,7 +6,7 @@ The dashboard's thread reads it several times a second, so all of it is in memor
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,9 +17,11 @@ from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.ansi import strip_colours
 from meshbook.magics.output.progress_bars import merge_bars
+from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.bar_lines import BarLine, parse_bar
-from meshbook.runtime.telemetry.curves import CurveStore
+from meshbook.runtime.telemetry.curve_media import MediaKey
+from meshbook.runtime.telemetry.curves import NOTEBOOK, CurveStore
 from meshbook.runtime.telemetry.vitals import HISTORY_SECONDS, METRICS, Activity, Metric, ProcessDetail, Vitals
 from meshbook.runtime.wire.messages import Address
 from meshbook.widgets.source import (
@@ -62,7 +64,7 @@ class NotebookSource:
         self._name = name
         self._known = _Known(MeshFacts(name, (("gpus", 0),), (), (), alive=False))
         self.stacks: Stacks | None = None  # the last ones taken
-        self.curves: CurveStore | None = None  # of the present or the last session
+        self.curves: MeshCurves | None = None  # of the present or the last session
         self.when_new: Callable[[], object] = lambda: None  # called when a mesh is seen for the first time
 
     @property
@@ -124,15 +126,60 @@ class NotebookSource:
     def _version_of_curves(self) -> int:
         return self.curves.version if self.curves is not None else 0
 
+    def _other_meshes(self) -> set[str]:
+        others = [mesh for mesh in self._notebook.meshes if mesh.name != self._name]
+        return {mesh_name(mesh.procs.name) for mesh in others}
+
     def _learn(self, mesh: NotebookMesh) -> _Known:
         known, procs = self._known, mesh.procs
         if known.mesh is mesh and known.addresses == procs.nodes:
             return known
         nodes = tuple(address.node for address in procs.nodes)
         known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
-        self.stacks, self.curves = None, mesh.session.curves
+        self.stacks, self.curves = None, MeshCurves(mesh.session.curves, self._other_meshes)
         self.when_new()
         return known
+
+
+class MeshCurves:
+    """The curves of one mesh of a notebook (`meshbook.widgets.source.CurveSource`), and those of the notebook itself.
+
+    Curves of the notebook's other meshes are left out, but not those of meshes that actors and scripts have spawned.
+    """
+
+    def __init__(self, store: CurveStore, other_meshes: Callable[[], Collection[str]]) -> None:
+        self._store = store
+        self._other_meshes = other_meshes
+        self.histogram, self.image, self.version_of = store.histogram, store.image, store.version_of
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change."""
+        return self._store.version
+
+    def metrics(self) -> list[str]:
+        """Return the metrics with points, in the order of their first appearance."""
+        hidden = self._hidden_runs()
+        return [name for name in self._store.metrics() if not hidden or self.runs(name)]
+
+    def runs(self, metric: str) -> list[str]:
+        """Return the runs of a metric, the oldest first."""
+        hidden, runs = self._hidden_runs(), self._store.runs(metric)
+        return [run for run in runs if run not in hidden or NOTEBOOK in self._store.ranks(metric, run)]
+
+    def all_series(self, metric: str, run: str) -> Mapping[int, tuple[Any, Any, Any]]:
+        """Return the curves by rank; of another mesh's run, that of the notebook."""
+        series = self._store.all_series(metric, run)
+        return {NOTEBOOK: series[NOTEBOOK]} if run in self._hidden_runs() else series
+
+    def media(self) -> list[MediaKey]:
+        """Return metric, run and rank of all histograms and images, in the order of their last change."""
+        hidden = self._hidden_runs()
+        return [key for key in self._store.media() if key[1] not in hidden or key[2] == NOTEBOOK]
+
+    def _hidden_runs(self) -> set[str]:
+        others = self._other_meshes()
+        return {run for run, mesh in self._store.meshes().items() if mesh in others} if others else set()
 
 
 def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:

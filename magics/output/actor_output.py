@@ -18,7 +18,8 @@ from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, 
 from meshbook.magics.output.render import render_area
 from meshbook.magics.output.text_buffer import TextBuffer
 from meshbook.magics.output.truncation import fit_details, fit_streams
-from meshbook.runtime.telemetry.forwarding import label_lines, mesh_name
+from meshbook.runtime.formats import mesh_name
+from meshbook.runtime.telemetry.forwarding import label_lines
 from meshbook.runtime.telemetry.lines import CompleteLines, DrawnText, Shown
 from meshbook.runtime.telemetry.output import DisplayChunk, StreamName
 

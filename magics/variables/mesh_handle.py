@@ -107,7 +107,7 @@ class NotebookProcMesh(ProcMesh):
         pyarrow is not installed.
         """
         ranks = self.current_ranks() if self._whole is not None else None
-        return self.notebook_mesh.session.metric_history(metrics, ranks, self.notebook_mesh.name)
+        return self.notebook_mesh.session.metric_history(metrics, ranks, self.notebook_mesh.procs.name)
 
     def _ipython_display_(self) -> None:
         """Display the dashboard of the mesh if widgets are supported; of a slice, or without widgets, one line."""

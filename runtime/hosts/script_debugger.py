@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from meshbook.runtime.telemetry.forwarding import mesh_name
+from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
 DEBUGGER_SOCKET = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens

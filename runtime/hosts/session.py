@@ -22,6 +22,7 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance, context, 
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
+from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
@@ -235,13 +236,17 @@ class Session:
     def metric_history(
         self, metrics: Collection[str] = (), ranks: Collection[int] | None = None, mesh: str | None = None
     ) -> MetricHistory:
-        """Return all points of these metrics, ranks and mesh; by default of all. HistoryError for an unknown metric."""
+        """Return all points of these metrics, ranks and mesh, given by its unique name; by default of all.
+
+        HistoryError for an unknown metric.
+        """
         from meshbook.runtime.telemetry.curve_exports import MetricHistory  # weight: numpy
 
         self.node.points.flush(wait=True)
         saved = self.curves.saved()
         self.curves.check_logged(metrics)
-        return MetricHistory(saved, metrics, ranks, self.curves.runs_of_others(mesh) if mesh is not None else ())
+        others = [run for run, name in self.curves.meshes().items() if mesh is not None and name != mesh_name(mesh)]
+        return MetricHistory(saved, metrics, ranks, others)
 
     def workers(self) -> list[Address]:
         """Return the addresses of all processes of this run that have not ended and that this process can reach."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.telemetry.curve_media import MediaKey, MediaTable, Medium, MetricHistogram, MetricImage
 from meshbook.runtime.telemetry.points import NOTEBOOK, HistoryError, Logged, LoggedPoints, name_run
 
@@ -150,10 +151,9 @@ class CurveStore:
             there = f"there are {', '.join(known)}" if known else "no metric was logged; call meshbook.log(loss=...)"
             raise HistoryError(f"no metric {unknown[0]!r} was logged: {there}")
 
-    def runs_of_others(self, mesh: str) -> set[str]:
-        """Return the runs in which another mesh has logged, and not this one."""
-        self.flush()
-        return {run for run, its_mesh in self._meshes.items() if its_mesh != mesh}
+    def meshes(self) -> dict[str, str]:
+        """Return the name of each run's mesh; runs in which only the notebook has logged are left out."""
+        return {run: mesh_name(mesh) for run, mesh in dict(self._meshes).items()}
 
     # -- input ---------------------------------------------------------------------------------
 
@@ -250,7 +250,8 @@ class CurveStore:
             self._news.clear()
             try:
                 self.flush()
-                if not has_news or self._is_part_due():
+                # At the end of a script pyarrow cannot be imported any more, and the folder is about to be removed.
+                if (not has_news or self._is_part_due()) and threading.main_thread().is_alive():
                     self.write_part()
             except Exception as error:  # keep running, so that later points are still shown
                 self._warn(f"curves could not be updated: {error!r}")
@@ -269,9 +270,9 @@ class CurveStore:
         dropped_media: list[MediaKey] = []
         meshes = len(self._meshes)
         self._waiting_bytes = 0
-        try:
-            for _ in range(len(self._arrived)):  # and not what arrives in the meantime, which might never end
-                logged = self._arrived.popleft()
+        for _ in range(len(self._arrived)):  # and not what arrives in the meantime, which might never end
+            logged = self._arrived.popleft()
+            try:
                 run = self._run_of(logged)
                 with self._lock:
                     if isinstance(logged, LoggedPoints):
@@ -280,21 +281,23 @@ class CurveStore:
                         key, medium = self._media.read(run, logged)
                         dropped_media += self._media.keep(key, medium)
                         media[key] = medium
-                if isinstance(logged, LoggedPoints) and logged.dropped:
-                    writer = logged.mesh, logged.rank
-                    self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
-        finally:  # one bad message does not cost the history the others
-            if files is not None:
-                if len(self._meshes) > meshes:
-                    files.write_meshes(self._meshes)
-                for key in dropped_media:
+            except Exception as error:  # the other messages, and the end of a session, do not depend on this one
+                self._warn(f"points that rank {logged.rank} has logged could not be read: {error!r}")
+            if isinstance(logged, LoggedPoints) and logged.dropped:
+                writer = logged.mesh, logged.rank
+                self.dropped[writer] = self.dropped.get(writer, 0) + logged.dropped
+        if files is not None:
+            if len(self._meshes) > meshes:
+                files.write_meshes(self._meshes)
+            for key in dropped_media:
+                if self._media.get(key) is None:  # and has not come again
                     media.pop(key, None)
                     files.remove_media(key)
-                for key, medium in media.items():
-                    files.write_media(key, medium)
-                if pieces:
-                    files.append(pieces)
-                self._warn(files.trouble)
+            for key, medium in media.items():
+                files.write_media(key, medium)
+            if pieces:
+                files.append(pieces)
+            self._warn(files.trouble)
         self._warn(self._overflow)
         if table.refused:
             self._warn("there are more curves than are shown; log fewer names, and put numbers into steps instead")
@@ -304,9 +307,12 @@ class CurveStore:
         run = name_run(logged.origin, self._incarnation())
         if logged.rank == NOTEBOOK or self._meshes.setdefault(run, logged.mesh) == logged.mesh:
             return run
-        run = f"{run}, {logged.mesh}"
-        self._meshes[run] = logged.mesh
-        return run
+        named = f"{run}, {mesh_name(logged.mesh)}"
+        if self._meshes.setdefault(named, logged.mesh) == logged.mesh:
+            return named
+        unique = f"{run}, {logged.mesh}"  # a third mesh, with the name of the second
+        self._meshes[unique] = logged.mesh
+        return unique
 
     def _open(self) -> tuple[CurveTable, CurveFiles | None]:
         """Return the table and the files, which are made at the first point. Call it with `_handling`."""

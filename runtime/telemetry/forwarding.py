@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.formats import format_ranks
+from meshbook.runtime.formats import format_ranks, mesh_name
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.overflow import Overflow
@@ -157,8 +157,3 @@ def label_lines(mesh: str, ranks: Sequence[int], text: str) -> str:
     """Prefix whole lines with a label: `[trainers 0-3] ready`."""
     label = f"[{mesh_name(mesh)} {format_ranks(ranks)}] "
     return label + text[:-1].replace("\n", f"\n{label}") + "\n"
-
-
-def mesh_name(mesh: str) -> str:
-    """Return the name that the user gave a mesh: `trainers` of `trainers-3f9c01aa`, which is unique in the run."""
-    return mesh.rpartition("-")[0] or mesh

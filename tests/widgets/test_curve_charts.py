@@ -148,6 +148,17 @@ def test_every_chart_is_renewed_while_all_of_them_change() -> None:
     assert all(seen.count((metric, "cell 2")) >= 3 for metric in source.metrics())
 
 
+def test_all_media_come_while_charts_and_media_change() -> None:
+    curves = {f"metric {number}": {"cell 2": {rank: [0.5] * 600 for rank in range(8)}} for number in range(12)}
+    source = ChangingCurves(curves)
+    view = Shown(source, names=[*source.metrics(), "sample"])
+    for at in range(4):
+        for rank in range(3):
+            source.images["sample", "cell 2", rank] = SimpleNamespace(step=0.0, time=float(at), png=bytes(REPLY_BYTES))
+        view.ask()
+    assert {rank for _, _, rank, _ in view.media} == {0, 1, 2}
+
+
 def test_earlier_runs_have_no_lines_and_large_values_fit() -> None:
     source = LoggedCurves({"loss": {"cell 1": {0: [1.0], 1: [3.0]}, "cell 2": {0: [1e300, -1e300, 1.0]}}})
     view = Shown(source, names=["loss"], runs=2)

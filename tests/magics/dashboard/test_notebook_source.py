@@ -7,8 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from meshbook.magics.dashboard.notebook_source import MOST, bar_of_engine, bars_of, mark_idle
+from meshbook.magics.dashboard.notebook_source import MOST, MeshCurves, bar_of_engine, bars_of, mark_idle
+from meshbook.runtime.telemetry.curves import CurveStore
+from meshbook.runtime.telemetry.points import NOTEBOOK, LoggedMedia
 from meshbook.runtime.telemetry.vitals import Activity, Vitals
+from tests.runtime.telemetry.test_curves import logged, points
 
 
 def _row(title: str, count: int, total: int = 10) -> str:
@@ -71,3 +74,21 @@ def test_a_rank_is_idle_until_its_first_heartbeat_after_a_cell() -> None:
         Activity.IDLE,
         *[Activity.IN_COLLECTIVE] * 3,
     ]
+
+
+def test_a_mesh_shows_its_curves_and_those_of_the_notebook_and_not_those_of_other_meshes() -> None:
+    store = CurveStore()
+    for mesh in ("left", "right"):
+        store.add(logged(points("loss", [1]), mesh=mesh))
+    store.add(logged(points("only", [1]), mesh="right", origin="13.0.2"))
+    store.add(logged(points("loss", [2]), mesh="", rank=NOTEBOOK))
+    store.add(logged(points("actor", [1]), mesh="of an actor", origin="14.0.3"))
+    store.add(LoggedMedia("13.0.2", "right", 0, "sample", "image", 0, 1e9, b"png"))
+    store.flush()
+    left, right = MeshCurves(store, lambda: {"right"}), MeshCurves(store, lambda: {"left"})
+    assert (left.metrics(), right.metrics()) == (["loss", "actor"], ["loss", "only", "actor"])
+    assert (left.runs("loss"), right.runs("loss")) == (["cell 12"], ["cell 12", "cell 12, right"])
+    assert list(left.all_series("loss", "cell 12")) == [NOTEBOOK, 0]
+    assert list(right.all_series("loss", "cell 12")) == [NOTEBOOK]
+    assert (left.media(), right.media()) == ([], [("sample", "cell 13", 0)])
+    store.close()

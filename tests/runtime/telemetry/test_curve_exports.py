@@ -118,7 +118,9 @@ def test_a_history_of_one_mesh_has_the_points_of_the_notebook(store: CurveStore)
     store.add(logged(points("loss", [7.0]), mesh="other"))
     store.add(logged(points("loss", [8.0]), mesh="", rank=NOTEBOOK))
     for mesh, values in {"gpus": [3, 2, 1, 8], "other": [8, 7]}.items():
-        history = MetricHistory(store.saved(), ["loss"], None, store.runs_of_others(mesh))
+        saved = store.saved()
+        others = [run for run, its_mesh in store.meshes().items() if its_mesh != mesh]
+        history = MetricHistory(saved, ["loss"], None, others)
         assert sorted(history.to_arrow().column("value").to_pylist()) == sorted(values)
         assert sum(len(piece.values) for piece in history.pieces()) == len(values)
 
