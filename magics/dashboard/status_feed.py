@@ -42,7 +42,7 @@ class MeshesMessage(TypedDict):
 
 
 @dataclass(eq=False)
-class _Page:
+class _OpenPage:
     comm: Any
     shows_dashboard: bool
     received: MeshesMessage | None = None  # the last message
@@ -54,7 +54,7 @@ class StatusFeed:
     def __init__(self, notebook: Notebook, loop: Any) -> None:
         self._notebook = notebook
         self._loop = loop  # tornado's, of the shell channel's thread
-        self._pages: deque[_Page] = deque(maxlen=MOST_PAGES)
+        self._pages: deque[_OpenPage] = deque(maxlen=MOST_PAGES)
         self._is_due = False
 
     def install(self) -> None:
@@ -72,12 +72,12 @@ class StatusFeed:
 
     def _open(self, comm: Any, message: dict[str, Any]) -> None:
         data: OpenData = message["content"]["data"]
-        page = _Page(comm, bool(data.get("dashboard")))
+        page = _OpenPage(comm, bool(data.get("dashboard")))
         self._pages.append(page)
         comm.on_close(lambda closed: self._forget(page))
         self.send_soon()
 
-    def _forget(self, page: _Page) -> None:
+    def _forget(self, page: _OpenPage) -> None:
         with contextlib.suppress(ValueError):  # displaced by newer pages
             self._pages.remove(page)
 
