@@ -69,6 +69,8 @@ class JoinedRun:
             raise SupervisionError(f"cannot join run {folder.name}: {error}") from error
         node = self.node = Node(transport, welcome.run, welcome.settings)
         node.controller, node.guide = welcome.controller, welcome.agent
+        # In this run only a child process of the controller logs, whose points are not the notebook's.
+        node.points.drop_all()
         node.routes.trust(welcome.controller)
         node.routes.trust(welcome.agent)
         node.routes.expect(welcome.incarnations)

@@ -130,7 +130,7 @@ class PointRecorder:
 
     def _start(self, thread: threading.Thread) -> None:
         if os.getpid() != self._pid:
-            self._become_child()
+            self.drop_all()
             warn_in_child()
             return
         thread.start()
@@ -138,12 +138,12 @@ class PointRecorder:
 
         def leave_child() -> None:
             if (forked := recorder()) is not None:
-                forked._become_child()
+                forked.drop_all()
 
         os.register_at_fork(after_in_child=leave_child)
 
-    def _become_child(self) -> None:
-        """Drop what a forked child logs: the connection to the controller is the parent's."""
+    def drop_all(self) -> None:
+        """Drop what is logged here from now on: this is a child process, which has no place of its own in the run."""
         self._rows = deque(maxlen=0)
         self._dropped = 0
         self._is_asleep = False

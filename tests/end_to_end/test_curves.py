@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from meshbook.runs import attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import current_session
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.telemetry.curves import CurveStore
+from meshbook.runtime.telemetry.curves import NOTEBOOK, CurveStore
 from tests.support import PATIENCE
 
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
@@ -111,6 +112,23 @@ def test_what_a_forked_child_logs_is_dropped(procs: ProcMesh) -> None:
 
     trainers(procs).slice(gpus=0).run.call(log_in_child).get(PATIENCE)
     assert list(curves().series("forked", "script", 0)[2]) == [1, 2]
+
+
+def test_what_a_forked_child_of_a_script_logs_is_dropped(procs: ProcMesh, tmp_path: Path) -> None:
+    meshbook.log(own=1.0)
+    if not (child := os.fork()):
+        try:
+            logging.getLogger("meshbook").addHandler(logging.FileHandler(tmp_path / "warnings"))
+            for _ in range(2):
+                meshbook.log(own=2.0)
+            meshbook.curves.SummaryWriter().flush()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "warnings").read_text().count("child process") == 1
+    meshbook.log(own=3.0)
+    current_session().node.points.flush()
+    assert list(curves().series("own", "script", NOTEBOOK)[2]) == [1, 3]
 
 
 def test_curves_are_there_for_the_next_controller(procs: ProcMesh, tmp_path: Path) -> None:
