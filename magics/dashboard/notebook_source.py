@@ -197,8 +197,8 @@ def _facts_of(mesh: NotebookMesh, procs: ProcMesh) -> MeshFacts:
 
 
 def mark_idle(vitals: Vitals, seconds: Sequence[float]) -> Vitals:
-    """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` are the times since then."""
-    is_older = numpy.asarray(vitals.age) > numpy.asarray(seconds)
+    """Mark ranks idle that sent no heartbeat since their last cell ended; `seconds` since then, 0 if a cell runs."""
+    is_older = (numpy.asarray(vitals.age) > numpy.asarray(seconds)) & (numpy.asarray(seconds) > 0)
     return replace(vitals, activity=numpy.where(is_older, numpy.uint8(Activity.IDLE), vitals.activity))
 
 

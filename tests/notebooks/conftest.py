@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from meshbook.runtime.config import Settings
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-PATIENCE = 120  # seconds for a cell
+PATIENCE = 240  # seconds for a cell
 
 
 class Page:

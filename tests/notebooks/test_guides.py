@@ -1,4 +1,4 @@
-"""The notebooks on hangs run, and what they promise comes out."""
+"""The notebooks on reinforcement learning, sweeps, hangs and slow ranks run, and what they promise comes out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MACHINE = re.compile(r"/(?:home|root|tmp|Users|var|work)/\S*")
+
+
+def check_reinforcement_learning(page: Any, summary: dict[str, Any]) -> None:
+    assert summary["mean_reward"] >= 195
+    assert summary["games"] < 3000
+    assert summary["healed"] == [1]
+    assert "SIGKILL" in page.shown["train"]
+    assert "healed" in page.shown["status"]
+    assert "generators 1" in page.shown["trace"]
+    assert re.search(r"^mean_reward .*notebook: \d+", page.shown["curves"], re.MULTILINE)
+
+
+def check_hyperparameter_sweep(page: Any, summary: dict[str, Any]) -> None:
+    assert summary["trainings"] == 12
+    assert summary["best"] > 0.93
+    assert len(summary["ranks"]) > 1
+    assert summary["handed_out_again"] == 0
+    assert page.shown["map"].count("width") == 4
+    assert "accuracy/width" in page.shown["curves"]
 
 
 def check_debugging_a_hang(page: Any, summary: dict[str, Any]) -> None:
@@ -29,8 +49,22 @@ def check_debugging_a_hang(page: Any, summary: dict[str, Any]) -> None:
     assert max(summary["errors"]) < 0.05
 
 
+def check_straggler(page: Any, summary: dict[str, Any]) -> None:
+    shown = page.shown
+    assert "for rank 2 in all_reduce" in shown["trace"]
+    assert "rank 2 diverges" in shown["curves"]
+    assert "parse (cell" in shown["profile"]
+    assert "[2] (144, CacheInfo(hits=0" in shown["why"]
+    before, after = ([each["load_ms"] for each in summary[when]] for when in ("before", "after"))
+    assert before[2] > 3 * median(before)
+    assert after[2] < before[2] / 3
+
+
 CHECKS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "reinforcement_learning": check_reinforcement_learning,
+    "hyperparameter_sweep": check_hyperparameter_sweep,
     "debugging_a_hang": check_debugging_a_hang,
+    "straggler": check_straggler,
 }
 
 
@@ -41,7 +75,8 @@ def check(name: str, page: Any) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("sklearn_once")
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_runs_and_shows_what_it_promises(name: str, executed: Callable[[Path], Any], tmp_path: Path) -> None:
     check(name, executed(NOTEBOOKS / f"{name}.ipynb"))

@@ -68,11 +68,12 @@ def test_the_queue_of_a_tensor_engine_is_a_bar(
 
 
 def test_a_rank_is_idle_until_its_first_heartbeat_after_a_cell() -> None:
-    activity = np.full(4, Activity.IN_COLLECTIVE, np.uint8)
-    vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf], np.float32))
-    assert mark_idle(vitals, [0.5, 0.5, math.inf, math.inf]).activity.tolist() == [
+    activity = np.full(5, Activity.IN_COLLECTIVE, np.uint8)
+    vitals = Vitals({}, activity, np.array([0.9, 0.1, 0.9, math.inf, 0.1], np.float32))
+    runs_a_cell = 0.0
+    assert mark_idle(vitals, [0.5, 0.5, math.inf, math.inf, runs_a_cell]).activity.tolist() == [
         Activity.IDLE,
-        *[Activity.IN_COLLECTIVE] * 3,
+        *[Activity.IN_COLLECTIVE] * 4,
     ]
 
 
