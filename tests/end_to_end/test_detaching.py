@@ -275,6 +275,7 @@ def test_an_attach_that_fails_leaves_it_detached(trainers: ProcMesh) -> None:
     for _ in range(2):
         with pytest.raises(KeyError):
             attaching.attach(detached.choose(run), "a test", fail)
+        wait_until_free(run)
     _, connection = send_request(current_session().folder.path.parent / run, RunRequest("attach", "one who goes again"))
     connection.close()
     wait_until_free(run)
