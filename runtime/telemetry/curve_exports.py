@@ -177,8 +177,10 @@ class MetricHistory:
 
 
 def _concatenate(tables: Iterator[Any]) -> Any:
-    import pyarrow
-
+    try:
+        import pyarrow
+    except ImportError:
+        raise HistoryError(NO_PYARROW) from None
     return pyarrow.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 

@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from meshbook.runtime.telemetry import curve_files, curve_media, curves
+from meshbook.runtime.telemetry.curve_exports import MetricHistory
 from meshbook.runtime.telemetry.curve_files import CurveFiles
 from meshbook.runtime.telemetry.curve_table import SHOWN_RUNS, CurvePiece, CurveTable
 from meshbook.runtime.telemetry.curves import CurveStore
@@ -416,7 +417,7 @@ def test_without_pyarrow_points_are_kept_and_the_error_says_what_to_install(
     second.write_part()
     assert [list(piece.values) for piece in second.saved().all_pieces()] == [[1, 2], [3]]
     with pytest.raises(HistoryError, match="pyarrow"):
-        list(second.saved().tables())
+        MetricHistory(second.saved()).to_arrow()
     second.close()
 
 
