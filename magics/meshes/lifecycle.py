@@ -152,7 +152,7 @@ def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     )
     if (stuck := mesh.stuck & set(interrupted)) and not _wait_freed(mesh, stuck, INTERRUPTED_WITHIN):
         advice += f"\n{format_stuck(mesh, mesh.stuck & stuck)}"
-    return ", ".join(parts) + advice
+    return "; ".join(parts) + advice
 
 
 def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

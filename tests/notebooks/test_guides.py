@@ -39,7 +39,7 @@ def check_debugging_a_hang(page: Any, summary: dict[str, Any]) -> None:
     assert shown["wait"] == "False"
     assert re.search(r"rank 2 done, 3 ranks \[0-1,3\] in all_reduce \(cell \d+:4\)", shown["jobs"])
     assert "all_reduce" in shown["stack"]
-    assert "interrupted 3 ranks [0-1,3], rank 2 idle" in shown["interrupt"]
+    assert "interrupted 3 ranks [0-1,3]; rank 2 idle" in shown["interrupt"]
     assert "3 running" in shown["interrupt"]
     assert "ranks 0-3 run no cell" in shown["break"]
     assert "interrupted; ranks 0-1,3 were at cell" in shown["result"]
