@@ -33,7 +33,7 @@ class MeshHosts:
 
     def __str__(self) -> str:
         missing = f" without {', '.join(self.drained)}" if self.drained else ""
-        return self.text + missing + "".join(f" and {text}" for text in self.joined)
+        return self.text + "".join(f" and {text}" for text in self.joined) + missing
 
     def note_change(self, machines: HostMesh) -> None:
         """Note that the meshes are on these hosts now."""
