@@ -224,7 +224,7 @@ class BatchClient(NotebookClient):
     def _describe(self, error: BaseException) -> str:
         """Return the cell that failed, with its number and first line, and the error."""
         what = f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else str(error)
-        return f"{self._cell}: {_COLOURS.sub('', what).strip()}"
+        return f"{self._cell}: {_COLOURS.sub('', what).strip().removesuffix(':')}"
 
     # -- signals -----------------------------------------------------------------
 
