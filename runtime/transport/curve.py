@@ -85,7 +85,8 @@ class Handshakes:
         self._unknown: OrderedDict[int, None] = OrderedDict()
         self._closing: set[int] = set()  # of those that were closed here, until ZeroMQ has noticed
         self._reasons: deque[str] = deque()  # of handshakes that failed, until their connections end
-        self._succeeded = 0  # handshakes on connections that are among the unknown ones
+        # Handshakes on connections that are among the unknown ones, less those on admitted ones whose event is unread.
+        self._succeeded = 0
 
     def note(self, most: int) -> tuple[int, list[str]]:
         """Handle at most `most` events; return their number, and the reasons of the connections that were refused."""
@@ -117,7 +118,7 @@ class Handshakes:
         del self._unknown[descriptor]
         if self._reasons:
             return [self._reasons.popleft()]
-        if self._succeeded:
+        if self._succeeded > 0:
             self._succeeded -= 1
             return []
         return [_GARBAGE]
@@ -127,7 +128,7 @@ class Handshakes:
         if descriptor not in self._unknown:
             return False
         del self._unknown[descriptor]
-        self._succeeded = max(0, self._succeeded - 1)
+        self._succeeded -= 1
         return True
 
     def close_beyond(self, most: int) -> list[str]:

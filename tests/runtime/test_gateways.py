@@ -7,10 +7,12 @@ import logging
 import queue
 import select
 import socket
+import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ import zmq
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.transport import PeerGone, RunEnded
-from meshbook.runtime.transport.curve import KeyPair, authenticate
+from meshbook.runtime.transport.curve import Handshakes, KeyPair, authenticate
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.gateway_connections import BATCH, UNREAD_EVENTS, GatewayListener, RejectedPeers
 from meshbook.runtime.transport.home import Home, LaneRequest
@@ -501,6 +503,31 @@ def knock(prefix: str, keys: KeyPair | None) -> None:
     monitor.recv_multipart()  # raises zmq.Again where the connection stands
     stranger.disable_monitor()
     context.destroy(0)
+
+
+class Monitored:
+    """Stands for a socket and its monitor."""
+
+    def __init__(self) -> None:
+        self.events: deque[tuple[int, int]] = deque()
+
+    def get_monitor_socket(self, events: int) -> Monitored:
+        return self
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self.events:
+            raise zmq.Again
+        return [struct.pack("=HI", *self.events.popleft())]
+
+
+def test_a_handshake_that_is_noted_after_its_message_hides_no_refused_peer() -> None:
+    monitored = Monitored()
+    handshakes = Handshakes(cast("Any", monitored))
+    monitored.events.append((zmq.EVENT_ACCEPTED, 7))
+    assert handshakes.note(10) == (1, [])
+    assert handshakes.admit(7)
+    monitored.events += [(zmq.EVENT_HANDSHAKE_SUCCEEDED, 7), (zmq.EVENT_ACCEPTED, 8), (zmq.EVENT_DISCONNECTED, 8)]
+    assert handshakes.note(10) == (3, ["it sent no handshake"])
 
 
 @pytest.mark.parametrize(
