@@ -30,9 +30,10 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
         yield f"  {working}"
     if mesh.stuck:
         yield f"  {format_stuck(mesh, mesh.stuck)}"
-    for rank, names in sorted(mesh.lost.items()):
-        if rank not in mesh.dead:
-            yield f"  rank {rank} was restarted; {format_lost(names)}"
+    for rank, lost in sorted(mesh.lost.items()):
+        missing = [name for name in lost if name not in mesh.names.get(rank, ())]
+        if rank not in mesh.dead and (missing or not lost):
+            yield f"  rank {rank} was restarted; {format_lost(missing)}"
 
 
 def _count_spares(mesh: NotebookMesh) -> str:

@@ -309,6 +309,8 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: MeshRegistry, session: FakeS
         listener("mesh.1")
     assert (mesh.dead, mesh.busy, mesh.lost) == ({}, {}, {1: ("model",)})
     assert list(state_of(mesh))[1:] == ["  rank 1 was restarted; it lost 1 name: model"]
+    mesh.names[1] = ("model", "step")  # a cell has bound it again
+    assert list(state_of(mesh))[1:] == []
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
 
