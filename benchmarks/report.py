@@ -7,6 +7,7 @@ run, and reports the ratio; compare figures of one run only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -17,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import meshbook
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,11 @@ class Report:
 
 
 def _format_versions() -> str:
-    """Return the day and what was measured: `2026-11-21, meshbook 0.1.0, Python 3.11.13, torch 2.13.0`."""
-    versions = {
-        "meshbook": meshbook.__version__,
-        "Python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-    }
+    """Return the day and what was measured: `2026-11-21, Python 3.11.13, meshbook 0.2.0, torch 2.13.0`."""
+    versions = {"Python": platform.python_version()}
+    for package in ("meshbook", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # some benchmarks need no torch
+            versions[package] = importlib.metadata.version(package)
     return ", ".join([time.strftime("%Y-%m-%d"), *map(" ".join, versions.items())])
 
 

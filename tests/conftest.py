@@ -109,7 +109,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 # Left out together with torch, because they are as large: .ci/requirements.py.
 LEFT_OUT = {"torch", "duckdb", "pandas", "polars", "pyarrow"}
 # What these tests start imports torch, except in modules that are marked `without_torch`.
-START_TORCH = {"end_to_end", "hosts", "kernel", "libraries"}
+START_TORCH = {"cli", "docs", "end_to_end", "hosts", "kernel", "libraries"}
 # Folders whose configuration imports torch.
 NEED_TORCH = (HERE / "runtime" / "tensor",)
 
