@@ -81,6 +81,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"no such file: {source}")
     if output.suffix != ".ipynb" or output.absolute() == source.absolute():
         parser.error("-o must be another file, with the suffix .ipynb")
+    if not output.absolute().parent.is_dir():
+        parser.error(f"no such folder: {output.absolute().parent}")
     if missing := [name for name in ("papermill", "nbconvert") if util.find_spec(name) is None]:
         return fail(f"running notebooks needs {' and '.join(missing)}; run pip install 'meshbook[run]'")
     from meshbook.cli.batch_notebook import BatchJob, read_parameter, run_notebook  # weight, as below

@@ -386,9 +386,8 @@ class CellExecution:
     def _error(self, result: MeshResult) -> CellError:
         errors = self._errors()
         dead = [rank for rank in errors if rank in self._mesh.dead]
-        hints = [format_link(ProcessDied.page)] if dead else []
-        if dead and not self._mesh.session.has_lost_agent:
-            hints = [f"{format_remedy(self._mesh, dead)}; {format_link(ProcessDied.page)}"]
+        remedy = [format_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
+        hints = ["; ".join([*remedy, format_link(ProcessDied.page)])] if dead else []
         hints += explain_missing(errors, self._mesh, self.cell.variables)
         ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
         return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)

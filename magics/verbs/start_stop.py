@@ -77,13 +77,10 @@ class UpVerb(Verb):
 
     def run(self, notebook: Notebook) -> None:
         name = self.name or DEFAULT_NAME
+        fixed = self if self.fixed else notebook.fixed_meshes.get(name, self)
+        replace(self, gpus=fixed.gpus, shape=fixed.shape, hosts=fixed.hosts, idle=fixed.idle)._start(notebook)
         if self.fixed:
-            self._start(notebook)
             notebook.fixed_meshes[name] = self
-        elif (fixed := notebook.fixed_meshes.get(name)) is not None:
-            replace(self, gpus=fixed.gpus, shape=fixed.shape, hosts=fixed.hosts, idle=fixed.idle)._start(notebook)
-        else:
-            self._start(notebook)
 
     def _start(self, notebook: Notebook) -> None:
         started = time.monotonic()

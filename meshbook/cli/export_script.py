@@ -88,7 +88,8 @@ def export(source: Path, output: Path) -> int:
         notebook = nbformat.read(source, as_version=4)
         text, refused = make_script(notebook, source.name)
         if refused:
-            print_note(f"{len(refused)} cells of {source.name} cannot be exported:")
+            cells = "1 cell" if len(refused) == 1 else f"{len(refused)} cells"
+            print_note(f"{cells} of {source.name} cannot be exported:")
             print_note("\n".join(refused))
             return 1
         compile(text, output, "exec")
@@ -113,9 +114,9 @@ def make_script(notebook: Any, name: str) -> tuple[str, list[str]]:
             if "raises-exception" in cell.metadata.get("tags", ()):
                 raise NotExportable("it is expected to raise, which ends a script")
             add_cell(script, cell.source)
-        except NotExportable as why:
+        except NotExportable as reason:
             first = next(line for line in cell.source.splitlines() if line.strip())
-            refused.append(f"  cell {number} ({first.strip()}): {why}")
+            refused.append(f"  cell {number} ({first.strip()}): {reason}")
     if any(INIT in part for part in script.parts):
         script.parts.append(LEAVE)
     return "\n\n".join([_head(script, name), *script.parts]) + "\n", refused

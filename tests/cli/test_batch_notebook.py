@@ -118,8 +118,8 @@ for step in range(start + 1, 4):
     if step == 2:
         with open(pipe, "w") as file:
             file.write("ready ")
-        import time
-        time.sleep(600)
+        import threading
+        threading.Event().wait()  # until it is killed
 start, state["total"].item()"""
 
 
@@ -143,7 +143,7 @@ def test_a_signal_ends_the_cell_and_saves_the_executed_copy(tmp_path: Path, run:
     make_notebook(
         tmp_path / "a.ipynb",
         "%mesh up --gpus 1",
-        f"%%mesh\nimport time\n{signs.definition}tell('ready'); time.sleep(600)",
+        f"%%mesh\nimport threading\n{signs.definition}tell('ready'); threading.Event().wait()",
         "'never'",
     )
     batch = run("a.ipynb", **without_torch())

@@ -60,6 +60,7 @@ def test_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -
         (["run", "none.ipynb"], "no such file: none.ipynb"),
         (["run", "{notebook}", "-o", "out.html"], "-o must be another file"),
         (["run", "{notebook}", "-o", "{notebook}"], "-o must be another file"),
+        (["run", "{notebook}", "-o", "nowhere/out.ipynb"], "no such folder"),
         (["run", "{notebook}", "-p", "lr"], "must be NAME=VALUE, not 'lr'"),
         (["run", "{notebook}", "extra"], "unknown argument: extra"),
         (["run", "{notebook}", "--name", "a"], "--name is the name of the mesh of --hosts and --gpus"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import sys
@@ -59,6 +60,10 @@ def is_in(function: str) -> Callable[[Observation], bool]:
     )
 
 
+def shows(cell: Cell, text: str) -> bool:
+    return text in live_text(cell)
+
+
 def press(notebook: Notebook, cell: Cell, *, after: int = 0, times: int) -> None:
     """Interrupt so many times, after so many interrupts, and wait for the end.
 
@@ -67,7 +72,7 @@ def press(notebook: Notebook, cell: Cell, *, after: int = 0, times: int) -> None
     for number in range(after, after + times):
         if number:
             advice = ["break process groups", "kill"][number - 1]
-            notebook.wait_until(lambda text=f"interrupt again to {advice}": text in live_text(cell), ENDS_WITHIN)  # type: ignore[misc]
+            notebook.wait_until(functools.partial(shows, cell, f"interrupt again to {advice}"), ENDS_WITHIN)
         notebook.interrupt()
     notebook.wait_failed(cell, ENDS_WITHIN)
 
