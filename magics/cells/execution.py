@@ -81,6 +81,7 @@ class CellExecution:
         self._state = CellState(self._ranks)
         self._output = OutputCollector(self._make_output(), cell.publisher)
         self._futures: dict[int, Future[Any]] = {}
+        self._bound: dict[str, None] = {}  # the names that its ranks report for the first time
         self._arrivals = itertools.count(1)
         self._wakes_for_each = False  # the loop wakes for each answer, not only for the last one
         self._has_left = False  # another notebook finishes it
@@ -147,6 +148,7 @@ class CellExecution:
         try:
             with interruptible(lambda: self._loop.call_soon_threadsafe(self.interrupt)):
                 unanswered = await self._wait()
+                self._note_lost()
                 if unanswered or self._supervisor.has_to_settle:
                     await run_interruptible(self._settle(unanswered), self.interrupt)
         finally:  # however it has ended, open prompts are answered
@@ -362,6 +364,8 @@ class CellExecution:
         if self.cell.transfers is not None:
             outcome = self.cell.transfers.take(rank, outcome)
         if outcome.names is not None:
+            known = set(self._mesh.names.get(rank, ()))
+            self._bound |= dict.fromkeys(name for name in outcome.names if name not in known)
             self._mesh.names[rank] = outcome.names
         if rank in self._state.silent:
             self._note(rank, outcome)
@@ -373,6 +377,12 @@ class CellExecution:
         self._output.finish(rank, outcome.error and self._supervisor.judge(rank, outcome.error))
         self._supervisor.answered(outcome.error)
         self._prompting.ended(rank)
+
+    def _note_lost(self) -> None:
+        """Add the names that the cell has bound on other ranks to the lost names of ranks that died in it."""
+        for rank, error in self._state.errors.items():
+            if error.type_name == ProcessDied.__name__:
+                self._mesh.note_lost(rank, self._bound)
 
     # -- result and error ----------------------------------------------------------
 

@@ -59,7 +59,8 @@ class NotebookMesh:
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
     )  # the names in each rank's namespace after its last cell
-    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)  # restarted rank -> the names it had before
+    # rank -> the names that it had before restarts, and those that cells bound elsewhere in which it died
+    lost: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fresh: dict[int, int] = field(default_factory=dict)  # restarted rank -> the serial of the last cell before
     added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
@@ -136,6 +137,10 @@ class NotebookMesh:
         self.last = LastCell()
         self.when_changed()
         return self.cells.update_names.call()
+
+    def note_lost(self, rank: int, names: Iterable[str]) -> None:
+        """Record names that a rank lacks after a restart."""
+        self.lost[rank] = tuple(dict.fromkeys((*names, *self.lost.get(rank, ()))))
 
     def note_last(self, cell: LastCell) -> None:
         """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""
@@ -332,7 +337,7 @@ class MeshRegistry:
             if (rank := mesh.rank_of.get(name)) is not None:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
-                mesh.lost[rank] = mesh.names.pop(rank, ())
+                mesh.note_lost(rank, mesh.names.pop(rank, ()))
                 mesh.fresh[rank] = mesh.last.serial
                 mesh.when_changed()
 

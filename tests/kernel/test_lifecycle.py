@@ -32,7 +32,9 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
     mesh.run("%%mesh\nmodel, _hidden = rank * 11, 1")
     mesh.run_failing(KILL_RANK_1)
     healed = mesh.run("%mesh heal").stdout
-    assert re.fullmatch(r"restarted rank 1 in \d\.\d\d s; it lost 4 names: tell, threading, time, model\n", healed)
+    assert re.fullmatch(
+        r"restarted rank 1 in \d\.\d\d s; it lost 6 names: tell, threading, time, model, os, signal\n", healed
+    )
     assert mesh.run("%%mesh\nrank, world_size, str(device), dict(point), globals().get('model')").result == (
         "[0] (0, 3, 'cpu', {'gpus': 0}, 0)\n[1] (1, 3, 'cpu', {'gpus': 1}, None)\n[2] (2, 3, 'cpu', {'gpus': 2}, 22)"
     )
@@ -40,7 +42,7 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
     lines = mesh.run("%mesh status").stdout.splitlines()
     status = [line for line in lines if not line.startswith("  uses ")]  # which may not have been measured yet
     assert status[1:3] == [
-        "  rank 1 was restarted; it lost 4 names: tell, threading, time, model",
+        "  rank 1 was restarted; it lost 6 names: tell, threading, time, model, os, signal",
         "  last events:",
     ]
     assert re.fullmatch(r"    [\d:]{8} mesh rank 1 failed: .*Killed\(sig=9\).*", status[3])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshbook.magics.cells import execution as module
@@ -406,6 +407,20 @@ def test_a_third_interrupt_kills_and_heals_and_says_what_was_lost() -> None:
     told = error.by_rank[1]
     assert (told.kind, told.place) == ("interrupted", "cell 7:4")
     assert re.fullmatch(r"was killed and restarted in 0.0\d s; it lost 2 names: model, step", told.message)
+
+
+def test_the_names_of_the_cell_in_which_a_rank_died_are_lost_there() -> None:
+    cell = Cell(3, on_error="finish")
+    cell.mesh.names = {0: ("writer",), 1: ("model",), 2: ("model",)}
+    cell.mesh.lost[1] = ("optimizer",)
+
+    def script(run: CellExecution) -> None:
+        cell.ranks.answer(0, msgspec.structs.replace(DONE, names=("writer", "os", "step")))
+        cell.ranks.answer(1, ProcessDied("", ExitReport("mesh.1", 4711, -9)))
+        cell.ranks.answer(2, msgspec.structs.replace(RAISED, names=("model", "os")))
+
+    cell.run_failing(script)
+    assert cell.mesh.lost == {1: ("os", "step", "optimizer")}
 
 
 def test_a_rank_that_cannot_be_healed_says_so() -> None:

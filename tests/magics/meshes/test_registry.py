@@ -313,6 +313,10 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: MeshRegistry, session: FakeS
     assert list(state_of(mesh))[1:] == []
     session.report(ExitReport("mesh.1", 4712, -9))
     assert list(mesh.dead) == [1]
+    mesh.names[1] = ("step",)
+    for listener in session.node.peers.when_restarted:
+        listener("mesh.1")
+    assert mesh.lost == {1: ("step", "model")}, "it still lacks what it lost in the first restart"
 
 
 def test_the_dead_are_known(meshes: MeshRegistry, session: FakeSession) -> None:
