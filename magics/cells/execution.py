@@ -405,7 +405,10 @@ class CellExecution:
     def _footer(self) -> str:
         """The cost of the cell as text; empty where a table shows it."""
         costs = {rank: outcome.cost for rank, outcome in self._state.outcomes.items() if outcome.cost is not _NOTHING}
-        return summarise_costs(costs) if costs and not self.cell.options.time else ""
+        if not costs or self.cell.options.time:
+            return ""
+        has_lost = any(rank not in costs and error.kind != "skipped" for rank, error in self._state.errors.items())
+        return summarise_costs(costs, self.seconds if has_lost else 0.0)
 
     def _history(self) -> LastCell:
         failed = frozenset(self._state.failed)

@@ -49,18 +49,21 @@ class CostTable:
         return [*rest, summarise_costs(self.by_rank)]
 
 
-def summarise_costs(costs: Mapping[int, CellCost]) -> str:
-    """Return the footer of a cell: `wall 3.21 s · slowest r5 +0.40 s over the median · peak mem r2 31 GB`."""
+def summarise_costs(costs: Mapping[int, CellCost], seconds: float = 0.0) -> str:
+    """Return the footer of a cell: `wall 3.21 s · slowest r5 +0.40 s over the median · peak mem r2 31 GB`.
+
+    `seconds` are those of the whole cell if some of its ranks have no cost: one of those may be the slowest.
+    """
     if not costs:
         return "no ranks"
     slowest = max(costs, key=lambda rank: costs[rank].wall)
     wall = costs[slowest].wall
     skew = wall - statistics.median(cost.wall for cost in costs.values())
     fullest = max(costs, key=lambda rank: _memory_of(costs[rank]))
-    parts = [f"wall {format_seconds(wall)}"]
+    parts = [f"wall {format_seconds(seconds or wall)}"]
     # In the same unit as the wall time beside it.
     more = format_seconds(skew) if wall < 1 else f"{skew:.2f} s"
-    if len(costs) > 1 and not more.startswith(("0 ", "0.00 ")):
+    if len(costs) > 1 and not seconds and not more.startswith(("0 ", "0.00 ")):
         parts.append(f"slowest r{slowest} +{more} over the median")
     return " · ".join([*parts, f"peak mem r{fullest} {format_bytes(_memory_of(costs[fullest])[1])}"])
 

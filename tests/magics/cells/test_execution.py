@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -22,7 +23,8 @@ from meshbook.magics.cells.escalation import GracePeriods
 from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.publisher import Publication, StreamText
+from meshbook.magics.output.model import OutputLimits
+from meshbook.magics.output.publisher import LiveDisplay, Publication, StreamText
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
@@ -142,6 +144,7 @@ class Cell:
         self.mesh = NotebookMesh("mesh", procs, actors, actors, actors, session=None, has_gpus=False)  # type: ignore[arg-type]
         self.store = OutputStore()
         self.options = CellOptions(**options)
+        self.limits = OutputLimits()
         self.published: list[Publication] = []
 
     def run(self, script: Callable[[CellExecution], None]) -> MeshResult:
@@ -153,7 +156,7 @@ class Cell:
                 context=SimpleNamespace(actor_instance=None),
             )
             publisher: Any = SimpleNamespace(publish=self.published.extend)
-            cell = MeshCell(session, self.mesh, self.ranks.region, self.options, publisher, 7)
+            cell = MeshCell(*(session, self.mesh, self.ranks.region, self.options, publisher, 7), limits=self.limits)
             run = CellExecution(cell, periods=self.periods)
             asyncio.get_running_loop().call_soon(script, run)
             return await run.run("source")
@@ -421,6 +424,23 @@ def test_the_names_of_the_cell_in_which_a_rank_died_are_lost_there() -> None:
 
     cell.run_failing(script)
     assert cell.mesh.lost == {1: ("os", "step", "optimizer")}
+
+
+@pytest.mark.parametrize(
+    ("ended", "wall"), [(DONE, "100 ms"), (ProcessDied("", ExitReport("mesh.1", 4711, -9)), "42.00 s")]
+)
+def test_the_footer_has_the_time_of_the_cell_if_a_rank_has_died(
+    ended: CellOutcome | MeshbookError, wall: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(2, on_error="finish")
+    cell.limits = OutputLimits(plain_time=0.0, update_interval=0.0)  # from the beginning, the cell has an area
+    monkeypatch.setattr(CellExecution, "seconds", 42.0)
+    cell.ranks.answer(0, DONE)
+    with contextlib.suppress(CellError):
+        cell.run(lambda run: cell.ranks.answer(1, ended))
+    area = cell.published[-1]
+    assert isinstance(area, LiveDisplay)
+    assert area.data["text/plain"].splitlines()[-1].startswith(f"wall {wall} · ")
 
 
 def test_a_rank_that_cannot_be_healed_says_so() -> None:

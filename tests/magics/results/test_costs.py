@@ -48,3 +48,7 @@ def test_of_many_ranks_the_table_has_the_slowest():
 )
 def test_summary_of_costs(costs, expected):
     assert summarise_costs(costs) == expected
+
+
+def test_without_the_cost_of_some_ranks_the_time_is_that_of_the_cell():
+    assert summarise_costs(COSTS, 5.0) == "wall 5.00 s · peak mem r2 31 GB"
