@@ -187,7 +187,7 @@ class Loaded:
     def __init__(self, shell: Any) -> None:
         notebook = load_meshbook(shell)
         self._shell = shell
-        self._rewriting = Rewriting()
+        self._rewriting = Rewriting(lambda: notebook.mode.is_within)
         self._before: ModuleType | None = sys.modules.get(_REPLACED)
         self._extensions = {name for name in _OTHER_EXTENSIONS if name not in shell.extension_manager.loaded}
         shell.input_transformers_cleanup.insert(0, self._rewriting)

@@ -1,4 +1,4 @@
-"""Translate magics of ipyparallel and nbdistributed: their cell magics and option lines become those of `%%mesh`.
+"""Translate magics of ipyparallel and nbdistributed: their cells become calls of the runner of `%%mesh` cells.
 
 This module runs nothing: cells run with the translated line only (`magics.syntax.cell_options`). Pure, but for the
 defaults that `Rewriting` holds.
@@ -16,18 +16,23 @@ from typing import Any
 
 from meshbook.magics.errors import UsageError
 from meshbook.magics.syntax.argparsing import HelpRequested, Parser, count, parse_words, quoted, split_words, variable
+from meshbook.magics.syntax.transform import make_call
 
 REFUSE = "__mesh_refuse__"
 _MAGICS = re.compile(r"%%(?P<name>px|distributed|rank)(?P<line>(?![\w]).*)$")
 
 
 class Rewriting:
-    """An input transformer that runs before meshbook's. `defaults` are those of `%pxconfig`."""
+    """An input transformer that runs before meshbook's. `defaults` are those of `%pxconfig`.
+
+    `is_within` returns whether the cell is part of a running one.
+    """
 
     has_side_effects = True  # as meshbook's transformer: completeness is checked on the text that the user typed
 
-    def __init__(self) -> None:
+    def __init__(self, is_within: Callable[[], bool] = lambda: False) -> None:
         self.defaults = PxDefaults()
+        self._is_within = is_within
 
     def __call__(self, lines: list[str]) -> list[str]:
         first = next((index for index, line in enumerate(lines) if line.strip()), None)
@@ -40,7 +45,8 @@ class Rewriting:
             return [f"{REFUSE}({str(error)!r})\n"]
         except HelpRequested as asked:
             return [f"print({asked.text!r})\n"]
-        return [*lines[:first], f"%%mesh {ours}\n", *lines[first + 1 :]]
+        # Not as a `%%mesh` cell: tracebacks show the line that the user wrote.
+        return [make_call(ours, lines, first + 1, is_within=self._is_within())]
 
     def _translations(self) -> dict[str, Callable[[str], str]]:
         return {

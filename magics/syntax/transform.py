@@ -17,6 +17,7 @@ RUNNER_WITHIN = "__mesh_run_within__"
 _TIMER = re.compile(r"%%time(?:it)?(?:[ \t]|$)")
 _MAGIC = re.compile(r"%%mesh(?:[ \t]+(.*))?$")
 HERE = re.compile(r"%%here[ \t]*$")
+_REWRITTEN = re.compile(r"(?:await )?__mesh_\w+__\(")  # by a transformer before this one
 
 
 class Transform:
@@ -51,10 +52,17 @@ def transform(lines: list[str], mode: str | None = None, *, is_within: bool = Fa
     second = next_line(lines, first + 1) if timer else first
     found = read_first_line(lines[second].rstrip("\r\n")) if second is not None else None
     if second is None or found is None:
-        return lines if mode is None else _transform_by_mode(lines, mode, first, timer)
-    # Comments replace magics and blank lines, so that line numbers in tracebacks are those of the cell.
-    body = "".join([*map(_as_comment, lines[: second + 1]), *lines[second + 1 :]])
-    return [_call(found, body, timer, is_within=is_within)]
+        return lines if mode is None or _REWRITTEN.match(line) else _transform_by_mode(lines, mode, first, timer)
+    return [make_call(found, lines, second + 1, timer, is_within=is_within)]
+
+
+def make_call(options: str, lines: list[str], count: int, timer: str = "", *, is_within: bool = False) -> str:
+    """Return the call that runs a cell on ranks. Its first `count` lines are magics, comments or blank.
+
+    Comments replace these, so that line numbers in tracebacks are those of the cell.
+    """
+    body = "".join([*map(_as_comment, lines[:count]), *lines[count:]])
+    return _call(options, body, timer, is_within=is_within)
 
 
 def _transform_by_mode(lines: list[str], mode: str, first: int, timer: str) -> list[str]:

@@ -49,7 +49,7 @@ FRAME = re.compile(r"(?:\s|\x1b\[[0-9;]*m)*File .*")
 MARKS = re.compile(r"[%!?]|^[ \t]*(?:[/,;]|>>>|\.\.\.|In ?\[)|\A\s", re.MULTILINE)
 # A magic of the notebook as a line of a traceback shows it: after its number, and as the comment sent to the rank.
 _CODES = r"(?:\x1b\[[\d;]*m)*"
-_MAGIC_ABOVE = re.compile(rf"^({_CODES} *\d+{_CODES} {_CODES})#(?=%%(?:mesh|time|timeit)\b)")
+_MAGIC_ABOVE = re.compile(rf"^({_CODES} *\d+{_CODES} {_CODES})#(?=%%(?:mesh|time|timeit|px|rank|distributed)\b)")
 # The comments that replace the line of `%%mesh`, and those below it.
 COMMENTS = re.compile(r"(?:#.*\n)*")
 # Such comments if the cell's own first line is a cell magic.

@@ -6,6 +6,7 @@ import pytest
 
 from meshbook.magics.compat.translation import (
     PxDefaults,
+    Rewriting,
     read_init,
     read_switch,
     translate_px,
@@ -75,6 +76,25 @@ def test_rank(line: str, ours: str) -> None:
 def test_rank_without_ranks(line: str) -> None:
     with pytest.raises(UsageError, match=r"expected ranks in brackets"):
         translate_rank(line)
+
+
+@pytest.mark.parametrize(
+    ("source", "rewritten"),
+    [
+        ("%%px --noblock\nx\n", "await __mesh_run__('all -a', '#%%px --noblock\\nx\\n')\n"),
+        ("\n%%rank[0]\nx", "await __mesh_run__('0', '#\\n#%%rank[0]\\nx')\n"),
+        ("%%distributed\nx", "await __mesh_run__('all', '#%%distributed\\nx')\n"),
+        ("%%px --bogus\nx", "__mesh_refuse__(\"%%px: unknown option '--bogus'. Did you mean '--out'? "),
+        ("%%pxx\nx", "%%pxx\nx"),
+        ("x\n%%px", "x\n%%px"),
+    ],
+)
+def test_cells_become_calls_with_the_line_that_the_user_wrote(source: str, rewritten: str) -> None:
+    assert "".join(Rewriting()(source.splitlines(keepends=True))).startswith(rewritten)
+
+
+def test_within_another_cell_the_call_is_a_plain_one() -> None:
+    assert Rewriting(lambda: True)(["%%px\n", "x\n"]) == ["__mesh_run_within__('all', '#%%px\\nx\\n')\n"]
 
 
 def test_dist_lines() -> None:

@@ -127,6 +127,8 @@ def run_by_mode(source: str, mode: str | None = "0:2 -q") -> str:
         ("%%mesh 1\nx", "await __mesh_run__('1', '#%%mesh 1\\nx')\n"),
         ("# note\n%%here\nx", "#\n#\nx"),
         ("#mesh: 1\nx", "await __mesh_run__('1', '#mesh: 1\\nx')\n"),
+        ("await __mesh_run__('all', '#%%px\\nx')\n", "await __mesh_run__('all', '#%%px\\nx')\n"),
+        ("__mesh_refuse__('unknown option')\n", "__mesh_refuse__('unknown option')\n"),
         ("%%here\nx = 1\n", "#\nx = 1\n"),
         ("\n%%here  \nawait x", "#\n#\nawait x"),
         ("%%here\n%%time\nx", "%%time\nx"),
