@@ -43,8 +43,11 @@ class ParallelMagics(Magics):
     @no_var_expand  # type: ignore[untyped-decorator]
     @line_magic  # type: ignore[untyped-decorator]
     def px(self, line: str) -> Any:
-        """Run one line on the ranks, and wait: `%px import numpy`."""
-        return self.shell.run_line_magic("on", f"{self._rewriting.defaults.targets} {line}")
+        """Run one line on the ranks: `%px import numpy`. Return a job at once after `%pxconfig --noblock`."""
+        defaults = self._rewriting.defaults
+        if not defaults.block:
+            return self.px_cell("", line)
+        return self.shell.run_line_magic("on", f"{defaults.targets} {line}")
 
     @no_var_expand  # type: ignore[untyped-decorator]
     @cell_magic("px")  # type: ignore[untyped-decorator]

@@ -37,6 +37,19 @@ def test_px_runs_on_the_ranks_of_the_activated_view(notebook: Notebook) -> None:
     assert notebook.run("%%px\nrank").result == "[0] 0\n[1] 1"
 
 
+def test_px_returns_a_job_where_it_does_not_wait(notebook: Notebook) -> None:
+    notebook.run("%pxconfig --noblock")
+    notebook.run("later = %px rank + 1")
+    assert notebook.evaluate("later.get().values") == [1, 2]
+    notebook.run("%pxconfig --block")
+
+
+def test_the_traceback_of_a_px_cell_has_the_line_of_the_user(notebook: Notebook) -> None:
+    traceback = notebook.run_failing("%%px --targets 1\n1 / 0").traceback
+    assert "1 %%px --targets 1\n" in traceback
+    assert "%%mesh" not in traceback
+
+
 def test_errors_of_cells_have_what_programs_ask(notebook: Notebook) -> None:
     cell = notebook.run(
         "try:\n    get_ipython().run_cell_magic('px', '', '1 / 0')\n"
