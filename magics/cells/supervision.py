@@ -24,6 +24,7 @@ from meshbook.magics.meshes.whereabouts import (
     answers_of,
     ask_ranks,
     collect_whereabouts,
+    format_remaining,
     format_whereabouts,
 )
 from meshbook.magics.results.error_groups import EndedBy
@@ -215,7 +216,7 @@ class CellSupervisor:
         done = [rank for rank in self._ranks if rank not in self._silent]
         line = self._watch.take(running, done, self._loop.time())
         if self._policy.is_wanted and running:
-            line = f"interrupted, but {format_whereabouts(running)}; {self._policy.advice}"
+            line = f"interrupted, but {format_remaining(running)}; {self._policy.advice}"
         self.whereabouts = line
         self._say(line)
 

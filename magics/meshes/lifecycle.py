@@ -25,6 +25,7 @@ from meshbook.magics.meshes.whereabouts import (
     ask_ranks,
     collect_whereabouts,
     count_ranks,
+    format_remaining,
     format_whereabouts,
 )
 from meshbook.runtime.actor.future import Future
@@ -164,7 +165,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
-        parts.append(f"{format_whereabouts(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")
+        parts.append(f"{format_remaining(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")
     else:
         parts.append(f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell")
     return "\n".join(parts)

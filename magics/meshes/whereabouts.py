@@ -73,14 +73,26 @@ class RankWhereabouts:
 
 def format_whereabouts(whereabouts: Mapping[int, RankWhereabouts]) -> str:
     """Format whereabouts as one line: ranks at the same place together, larger groups first."""
+    return ", ".join(f"{count_ranks(ranks)} {place}" for place, ranks in _group_by_place(whereabouts))
+
+
+def format_remaining(whereabouts: Mapping[int, RankWhereabouts]) -> str:
+    """Format the whereabouts of ranks that should have left, as clauses: `rank 0 is still in barrier`."""
+    clauses = []
+    for place, ranks in _group_by_place(whereabouts):
+        verb = "" if place.startswith("do") else "is still " if len(ranks) == 1 else "are still "  # `does not answer`
+        clauses.append(f"{count_ranks(ranks)} {verb}{place}")
+    return ", ".join(clauses)
+
+
+def _group_by_place(whereabouts: Mapping[int, RankWhereabouts]) -> list[tuple[str, list[int]]]:
     ranks_at: dict[str, list[int]] = {}
     for rank in sorted(whereabouts):
         ranks_at.setdefault(str(whereabouts[rank]), []).append(rank)
-    groups = sorted(ranks_at.items(), key=lambda group: -len(group[1]))
-    return ", ".join(
-        f"{count_ranks(ranks)} {place if len(ranks) == 1 else place.replace('does not', 'do not', 1)}"
-        for place, ranks in groups
-    )
+    return [
+        (place if len(ranks) == 1 else place.replace("does not", "do not", 1), ranks)
+        for place, ranks in sorted(ranks_at.items(), key=lambda group: -len(group[1]))
+    ]
 
 
 def count_ranks(ranks: Sequence[int]) -> str:

@@ -263,7 +263,7 @@ def test_a_rank_that_its_cell_ended_without_is_stuck_and_can_be_interrupted(
     signs.wait_for("in", 2)
     notebook.wait_failed(cell)
     view.wait(lambda state: state["counts"].get("stuck") == 1 and state["by_rank"][0] == RankState.STUCK)
-    assert "rank 0 at cell" in view.ask(kind="act", action="interrupt", sel="")["text"], "it still runs"
+    assert "rank 0 is still at cell" in view.ask(kind="act", action="interrupt", sel="")["text"], "it still runs"
     go.touch()
     view.ask(kind="act", action="interrupt", sel="")
     view.wait(lambda state: "stuck" not in state["counts"])

@@ -233,7 +233,7 @@ def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: No
     assert "rank 0 stuck" in mesh.run("%mesh").stdout
     for command in ("%mesh heal", "%mesh interrupt", "%mesh status"):
         assert "%mesh interrupt --break" in mesh.run(command).stdout
-    assert "rank 0 at cell" in mesh.run("%mesh interrupt --break").stdout, "it waits in no collective"
+    assert "rank 0 is still at cell" in mesh.run("%mesh interrupt --break").stdout, "it waits in no collective"
     assert mesh.run("%%mesh !0\nrank").result == "[1] 1\n[2] 2", "the others are free"
     assert mesh.run("%mesh interrupt --kill").stdout.startswith("restarted rank 0 in ")
     assert mesh.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshbook.magics.meshes.whereabouts import RankWhereabouts, format_whereabouts
+from meshbook.magics.meshes.whereabouts import RankWhereabouts, format_remaining, format_whereabouts
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.hosts.observer import Observation, SampledFrame, SampledThread
@@ -71,4 +71,8 @@ def test_ranks_at_the_same_place_are_reported_together_and_the_most_first() -> N
     assert format_whereabouts(whereabouts) == (
         "3 ranks [0,2-3] in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "
         "rank 1 at data.py:88 in load"
+    )
+    assert format_remaining(whereabouts) == (
+        "3 ranks [0,2-3] are still in all_reduce (cell 9:14), 2 ranks [5-6] do not answer: stopped (SIGSTOP), "
+        "rank 1 is still at data.py:88 in load"
     )
