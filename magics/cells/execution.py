@@ -16,10 +16,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from meshbook.magics.cells.admission import AdmissionQueue, StartWave, format_waiting, plan_waves
 from meshbook.magics.cells.cell import CellProgress, PreparedCell
 from meshbook.magics.cells.escalation import GRACE_PERIODS, GracePeriods
 from meshbook.magics.cells.rank_errors import (
+    error_of_freed,
     error_of_lost,
     error_of_silent,
     error_of_skipped,
@@ -361,6 +364,8 @@ class CellExecution:
         )
 
     def _answered(self, rank: int, outcome: CellOutcome) -> None:
+        if outcome.error is not None and outcome.error.is_consequence and self._supervisor.was_broken:
+            outcome = msgspec.structs.replace(outcome, error=error_of_freed(outcome.error))
         if self.cell.transfers is not None:
             outcome = self.cell.transfers.take(rank, outcome)
         if outcome.names is not None:

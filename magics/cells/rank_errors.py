@@ -57,6 +57,12 @@ def error_of_killed(outcome: str, lost: Sequence[str], frames: Sequence[Frame]) 
     return RankError("interrupted", "killed", f"was killed {outcome}; {format_lost(lost)}", tuple(frames))
 
 
+def error_of_freed(error: RankError) -> RankError:
+    """The error of a rank whose collective failed because a person has broken the process groups."""
+    message = "was freed from its collective by %mesh interrupt --break"
+    return RankError("interrupted", "KeyboardInterrupt", message, error.frames)
+
+
 def format_lost(names: Sequence[str], *, many: bool = False) -> str:
     """Return `it lost 3 names: model, optimizer, step`; with `many`, `they lost 3 names`."""
     if not names:

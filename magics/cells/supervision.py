@@ -73,6 +73,7 @@ class CellSupervisor:
         self._watch = DivergenceWatch(self._loop.time(), self._absent)
         self._limit = math.inf
         self._has_begun = False
+        self._breaks = self._mesh.breaks
         self._aside: set[asyncio.Task[None]] = set()  # queries that run beside the wait; an abort waits for none
         self._before_abort: dict[int, RankWhereabouts] = {}  # where silent ranks were before an abort
         self._timed_out = ""  # the text of a time limit that has passed
@@ -94,6 +95,7 @@ class CellSupervisor:
         if not self._has_begun:
             now = self._loop.time()
             self._has_begun, self._watch = True, DivergenceWatch(now, self._absent)
+            self._breaks = self._mesh.breaks
             self._limit = math.inf if self._timeout is None else now + self._timeout
 
     def answered(self, error: RankError | None) -> None:
@@ -156,6 +158,11 @@ class CellSupervisor:
         if broken:  # also for ranks that left the groups: new groups need a new rendezvous of all ranks
             await answers_of([self._mesh.procs.abort_process_groups()], ABORT_WITHIN)
         self._broken |= broken
+
+    @property
+    def was_broken(self) -> bool:
+        """Whether a command has broken the process groups since the cell began."""
+        return self._mesh.breaks > self._breaks
 
     @property
     def has_to_settle(self) -> bool:

@@ -161,7 +161,9 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
 
     This breaks the groups of all ranks, since a part of a group is of no use. The ranks keep their variables.
     """
-    broken, running = wait_for(_break_groups(mesh, _alive(mesh, ranks)))
+    alive = _alive(mesh, ranks)
+    mesh.breaks += 1
+    broken, running = wait_for(_break_groups(mesh, alive))
     groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:

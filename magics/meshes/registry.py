@@ -63,6 +63,7 @@ class NotebookMesh:
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fresh: dict[int, int] = field(default_factory=dict)  # restarted rank -> the serial of the last cell before
     added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
+    breaks: int = 0  # how often its process groups were broken by command
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ _RESET = "\x1b[0m"
 _INTERRUPT = "KeyboardInterrupt"
 _MANY = (
     ("was killed", "were killed"),
+    ("was freed from its", "were freed from their"),
     ("restart it", "restart them"),
     ("; it ", "; they "),
     ("does not", "do not"),
@@ -81,13 +82,15 @@ def name_error(groups: Sequence[ErrorGroup], ending: EndedBy) -> str:
 def group_errors(errors: Mapping[int, RankError], order: Sequence[int], mesh: str = "") -> list[ErrorGroup]:
     """Make one group per distinct error: deaths first, then failures in the given order, and consequences last.
 
-    Errors are equal if kind, type, message, place and `is_consequence` are.
+    Errors are equal if kind, type, message, place and `is_consequence` are. In the message of a consequence the numbers
+    do not count: they are ports of peers.
     """
     ranks_of: dict[Hashable, list[int]] = {}
     for rank in [*order, *sorted(errors.keys() - set(order))]:
         if rank in errors:
             error = errors[rank]
-            identity = (error.kind, error.type_name, error.message, error.place, error.is_consequence)
+            message = skeleton(error.message) if error.is_consequence else error.message
+            identity = (error.kind, error.type_name, message, error.place, error.is_consequence)
             ranks_of.setdefault(identity, []).append(rank)
     groups = [ErrorGroup(tuple(sorted(set(ranks))), errors[ranks[0]], mesh) for ranks in ranks_of.values()]
     return sorted(groups, key=_precedence)

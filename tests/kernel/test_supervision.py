@@ -295,5 +295,7 @@ def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(me
     assert mesh.run("%mesh interrupt --break").stdout == (
         "broke process groups (gloo group of 3 ranks): initialize them again\nranks 0-2 run no cell\n"
     )
-    assert mesh.run_failing("%mesh result", ENDS_WITHIN).error["ename"] == "AssertionError"
+    error = mesh.run_failing("%mesh result", ENDS_WITHIN).error
+    assert error["ename"] == "AssertionError"
+    assert ": was freed from its collective by %mesh interrupt --break" in error["evalue"]
     mesh.run(TRAINING)

@@ -452,6 +452,33 @@ def test_a_rank_that_cannot_be_healed_says_so() -> None:
     assert told.message.startswith("was killed but could not be restarted (no more memory); restart it with %mesh heal")
 
 
+def test_errors_after_a_command_has_broken_the_process_groups_name_the_command() -> None:
+    cell = Cell(3, on_error="finish")
+    frames = (Frame("<cell 7>", 4, "<module>"), ALL_REDUCE)
+    closed = [
+        RankError(
+            "raised", "RuntimeError", f"Connection closed by peer [127.0.0.1]:{port}", frames, is_consequence=True
+        )
+        for port in (4711, 4712)
+    ]
+
+    def script(run: CellExecution) -> None:
+        cell.mesh.breaks += 1
+        cell.ranks.answer(0, CellOutcome(DONE.cost, error=closed[0]))
+        cell.ranks.answer(1, DONE)
+        cell.ranks.answer(2, CellOutcome(DONE.cost, error=closed[1]))
+
+    error = cell.run_failing(script)
+    assert type(error).__name__ == "KeyboardInterrupt"
+    assert str(error) == (
+        "interrupted; ranks 0,2 were in all_reduce (cell 7:4); "
+        "ranks 0,2 were freed from their collective by %mesh interrupt --break"
+    )
+    cell = Cell(1)
+    cell.mesh.breaks = 1
+    assert cell.run_failing(lambda run: cell.ranks.answer(0, LOST_PEER)).by_rank[0].message == "closed by peer"
+
+
 def test_a_time_limit_says_where_ranks_are_and_interrupts() -> None:
     cell = Cell(2, timeout=0.01)
     cell.ranks.places[0] = MainThreadState(frames=(Frame("<cell 7>", 4, "<module>"), ALL_REDUCE))

@@ -69,6 +69,15 @@ GROUPS = {
         [0, 1, 2],
         [((1,), "ZeroDivisionError"), ((0, 2), "ConnectionError")],
     ),
+    "consequences at other ports": (
+        {
+            0: failed("RuntimeError", "closed by [::1]:47", is_consequence=True),
+            1: failed(),
+            2: failed("RuntimeError", "closed by [::1]:48", is_consequence=True),
+        },
+        [0, 1, 2],
+        [((1,), "ZeroDivisionError"), ((0, 2), "RuntimeError")],
+    ),
     "what died is the cause": (
         {0: failed(), 1: consequence(), 2: died()},
         [1, 0, 2],
