@@ -64,6 +64,11 @@ class Notebook:
         if known is None or isinstance(known, ProcMesh):
             self.shell.user_ns[mesh.name] = NotebookProcMesh(mesh.procs, mesh)
 
+    def runs_on(self, mesh: NotebookMesh) -> list[CellExecution]:
+        """Return the running cells on this mesh: those that block the notebook, then the others."""
+        beside = [running.run for running in list(self.background.running)]
+        return [run for run in (*self.foreground_cells, *beside) if run.mesh is mesh]
+
     def values_of(self, names: Iterable[str]) -> dict[str, Any]:
         """Return variables of the notebook. VariableError if one does not exist."""
         known = self.shell.user_ns

@@ -80,7 +80,7 @@ class NotebookSource:
         if mesh is None:
             return self._look_without_mesh()
         known = self._learn(mesh)
-        runs = runs_on(self._notebook, mesh)
+        runs = self._notebook.runs_on(mesh)
         return MeshSnapshot(
             mesh=known.facts,
             vitals=mark_idle(mesh.session.history.vitals(known.nodes), mesh.queues.seconds_free(known.nodes)),
@@ -227,16 +227,10 @@ def _events(mesh: NotebookMesh) -> Iterator[MeshEvent]:
         yield MeshEvent(clock, event.kind, event.ranks, event.text.partition("\n")[0])
 
 
-def runs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
-    """Return the running cells that block the notebook, then the others."""
-    beside = [running.run for running in list(notebook.background.running)]
-    return [run for run in (*notebook.foreground_cells, *beside) if run.mesh is mesh]
-
-
 def jobs_on(notebook: Notebook, mesh: NotebookMesh) -> list[CellExecution]:
     """Return the running jobs, which do not block the notebook."""
     jobs = {job.run for job in notebook.jobs if not job.done()}
-    return [run for run in runs_on(notebook, mesh) if run in jobs]
+    return [run for run in notebook.runs_on(mesh) if run in jobs]
 
 
 def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
@@ -249,7 +243,7 @@ def blocks_notebook(notebook: Notebook, mesh: NotebookMesh) -> bool:
 def cell_of(notebook: Notebook, mesh: NotebookMesh) -> CellFacts | None:
     """Return the cell that blocks the notebook, or the first of the jobs."""
     jobs = jobs_on(notebook, mesh)
-    for run in (*[run for run in runs_on(notebook, mesh) if run not in jobs], *jobs):
+    for run in (*[run for run in notebook.runs_on(mesh) if run not in jobs], *jobs):
         return CellFacts(run.cell.number, run.title, run.seconds, tuple(run.ranks), run.waits_for, len(jobs))
     if not blocks_notebook(notebook, mesh):
         return None

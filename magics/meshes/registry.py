@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,11 +150,18 @@ class NotebookMesh:
             self.last = cell
             self.when_changed()
 
+    @property
+    def tasks(self) -> dict[str, list[int]]:
+        """The ranks that run a cell, by its title: `job 7 of cell 12`."""
+        found = {
+            title: [self.rank_of[node] for node in nodes if node in self.rank_of]
+            for title, nodes in self.queues.at_work().items()
+        }
+        return {title: ranks for title, ranks in found.items() if ranks}
+
     def at_work(self) -> Iterator[str]:
         """Yield `ranks 0-1 run job 7 of cell 12` for each task that its ranks run."""
-        for title, nodes in self.queues.at_work().items():
-            if ranks := [self.rank_of[node] for node in nodes if node in self.rank_of]:
-                yield f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} {title}"
+        return itertools.starmap(format_task, self.tasks.items())
 
     def format_summary(self) -> str:
         """Return `mesh: 4 ranks (gpus=4) on CPU`."""
@@ -164,6 +172,11 @@ class NotebookMesh:
         state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
+
+
+def format_task(title: str, ranks: Sequence[int]) -> str:
+    """Return `ranks 0-1 run job 7 of cell 12`."""
+    return f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} {title}"
 
 
 class MeshRegistry:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
+from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.meshes.mesh_hosts import format_hosts
-from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.meshes.registry import NotebookMesh, format_task
+from meshbook.magics.meshes.whereabouts import collect_whereabouts, format_whereabouts
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
@@ -16,8 +19,11 @@ MOST_EVENTS = 5
 SOON = 1.0  # seconds until a status is shown without the missing answer
 
 
-def state_of(mesh: NotebookMesh) -> Iterator[str]:
-    """Yield a line for the mesh, and one for each rank that is not well or has been restarted."""
+def state_of(mesh: NotebookMesh, seconds: Mapping[str, float] = MappingProxyType({})) -> Iterator[str]:
+    """Yield a line for the mesh, and one for each task and for each rank that is not well or has been restarted.
+
+    `seconds` are the durations of the tasks, by title.
+    """
     yield mesh.format_summary()
     if mesh.hosts is not None:
         yield from format_hosts(mesh.procs, mesh.session)
@@ -26,14 +32,24 @@ def state_of(mesh: NotebookMesh) -> Iterator[str]:
     for rank, report in sorted(mesh.dead.items()):
         pid = f" (pid {report.pid})" if report.pid else ""
         yield f"  rank {rank}{pid} is dead: {report.cause}"
-    for working in mesh.at_work():
-        yield f"  {working}"
+    yield from _format_work(mesh, seconds)
     if mesh.stuck:
         yield f"  {format_stuck(mesh, mesh.stuck)}"
     for rank, lost in sorted(mesh.lost.items()):
         missing = [name for name in lost if name not in mesh.names.get(rank, ())]
         if rank not in mesh.dead and (missing or not lost):
             yield f"  rank {rank} was restarted; {format_lost(missing)}"
+
+
+def _format_work(mesh: NotebookMesh, seconds: Mapping[str, float]) -> Iterator[str]:
+    """Yield `  ranks 0-1 run job 7 of cell 12 · 00:06 · 2 ranks [0-1] in barrier (cell 12:3)` for each task."""
+    if not (tasks := mesh.tasks):
+        return
+    whereabouts = wait_for(collect_whereabouts(mesh, [rank for ranks in tasks.values() for rank in ranks]))
+    for title, ranks in tasks.items():
+        since = [format_elapsed(seconds[title])] if title in seconds else []
+        places = format_whereabouts({rank: whereabouts[rank] for rank in ranks})
+        yield f"  {' · '.join([format_task(title, ranks), *since, places])}"
 
 
 def _count_spares(mesh: NotebookMesh) -> str:

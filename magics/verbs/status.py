@@ -40,7 +40,7 @@ class StatusVerb(Verb):
             print_detached_runs()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
-            first, *others = state_of(mesh)
+            first, *others = state_of(mesh, {run.title: run.seconds for run in notebook.runs_on(mesh)})
             mark = "; the current mesh" if mesh.label and mesh is meshes.get() else ""
             more = [] if self.brief else [*vitals_of(mesh), *history_of(mesh)]
             print("\n".join([f"{first}{mark}", *others, *more]))

@@ -99,7 +99,7 @@ def areas_of(cell: Cell) -> list[str]:
 
 def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a 1:\nhold()")
-    assert f"  ranks 1-2 run {title_of(job)}\n" in notebook.run("%mesh status").stdout
+    assert f"  ranks 1-2 run {title_of(job)} · " in notebook.run("%mesh status").stdout
     notebook.run("%mesh config plain_time 0.1")
     cell = notebook.start("%%mesh\ntell('free')\nrank")
     signs.wait_for("free")

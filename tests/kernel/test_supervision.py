@@ -292,6 +292,10 @@ def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(me
     mesh.run(f"%%mesh -a --on-error finish\n{SECOND_STEP_FAILS}")
     stuck = "[0-1] main thread: in DistributedDataParallel"
     mesh.wait_until(lambda: mesh.run("%mesh stack").stdout.startswith(stuck))
+    where = (
+        r"  ranks 0-1 run job 1 of cell (\d+) · \d\d:\d\d · 2 ranks \[0-1\] in DistributedDataParallel \(cell \1:5\)\n"
+    )
+    mesh.wait_until(lambda: re.search(where, mesh.run("%mesh status").stdout) is not None)
     assert mesh.run("%mesh interrupt --break").stdout == (
         "broke process groups (gloo group of 3 ranks): initialize them again\nranks 0-2 run no cell\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +12,12 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes import registry as module
 from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh, default_extent, wait_ready
 from meshbook.magics.meshes.status import history_of, state_of
+from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.outcome import Frame
+from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.telemetry.events import RunEvent
@@ -317,6 +320,20 @@ def test_a_rank_that_was_healed_is_not_dead(meshes: MeshRegistry, session: FakeS
     for listener in session.node.peers.when_restarted:
         listener("mesh.1")
     assert mesh.lost == {1: ("step", "model")}, "it still lacks what it lost in the first restart"
+
+
+def test_ranks_at_work_have_their_places(meshes: MeshRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def collect(mesh: NotebookMesh, ranks: Sequence[int]) -> dict[int, RankWhereabouts]:
+        return {rank: RankWhereabouts(MainThreadState(frames=(Frame("<cell 7>", rank, "step"),))) for rank in ranks}
+
+    monkeypatch.setattr("meshbook.magics.meshes.status.collect_whereabouts", collect)
+    mesh = up(meshes, gpus=4)
+    mesh.queues.join(["mesh.1", "mesh.2"], "7.1", "job 1 of cell 7")
+    mesh.queues.join(["mesh.3"], "8.1", "cell 8")
+    assert list(state_of(mesh, {"job 1 of cell 7": 65.0}))[1:] == [
+        "  ranks 1-2 run job 1 of cell 7 · 01:05 · rank 1 at cell 7:1 in step, rank 2 at cell 7:2 in step",
+        "  rank 3 runs cell 8 · rank 3 at cell 7:3 in step",
+    ]
 
 
 def test_the_dead_are_known(meshes: MeshRegistry, session: FakeSession) -> None:
