@@ -50,7 +50,9 @@ def entry_of(name: str, value: Any) -> Entry:
         size, text = None, f"cannot be shown: {type(error).__name__}: {error}"
     line = " ".join(text.split())
     line = line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
-    return Entry(name, type(value).__name__, size, line)
+    # A library may replace the class of its module, as meshbook does.
+    type_name = "module" if isinstance(value, types.ModuleType) else type(value).__name__
+    return Entry(name, type_name, size, line)
 
 
 def _size_and_text(value: Any) -> tuple[int | None, str]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import meshbook
 from meshbook.runtime.cells.inventory import MOST_CHARACTERS, Inventory, entry_of
 from meshbook.runtime.cells.variables import Namespace
 
@@ -61,6 +62,7 @@ def double(x: int, y: int = 1) -> int:
         (pl.Series([1, 2]), "Series", 16, "(2,) Int64"),
         (pd.DataFrame({"a": [1, 2]}), "DataFrame", 148, "(2, 1) a int64"),
         (math, "module", None, "math"),
+        (meshbook, "module", None, f"meshbook {meshbook.__version__}"),
         (Plain, "type", None, f"{__name__}.Plain"),
         (double, "function", None, "double(x: 'int', y: 'int' = 1) -> 'int'"),
         (Plain(), "Plain", None, f"<{__name__}.Plain object>"),
