@@ -164,8 +164,15 @@ class MeshCurves:
 
     def runs(self, metric: str) -> list[str]:
         """Return the runs of a metric, the oldest first."""
-        hidden, runs = self._hidden_runs(), self._store.runs(metric)
+        return self._shown_runs(metric, self._hidden_runs())
+
+    def _shown_runs(self, metric: str, hidden: Collection[str]) -> list[str]:
+        runs = self._store.runs(metric)
         return [run for run in runs if run not in hidden or NOTEBOOK in self._store.ranks(metric, run)]
+
+    def size_of(self, run: str) -> int | None:
+        """Return how many ranks the mesh of a run has now; None if that is not known."""
+        return self._size if self._store.meshes().get(run) == self._name else None
 
     def all_series(self, metric: str, run: str) -> Mapping[int, tuple[Any, Any, Any]]:
         """Return the curves by rank; of another mesh's run, that of the notebook."""
