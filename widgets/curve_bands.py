@@ -88,13 +88,18 @@ def gather_samples(ranks: Sequence[int], series: Sequence[tuple[Any, Any, Any]],
     return Samples(tuple(ranks), owners, steps, x, joined(2))
 
 
-def make_band(samples: Samples, points: int, low: float = -math.inf, high: float = math.inf) -> Band:
-    """Return the band of these samples in the range of x from `low` to `high`, with at most `points` points."""
+def make_band(
+    samples: Samples, points: int, low: float = -math.inf, high: float = math.inf, *, size: int | None = None
+) -> Band:
+    """Return the band of these samples in the range of x from `low` to `high`, with at most `points` points.
+
+    `size` is the number of ranks that there are now, if known; the others are not behind.
+    """
     shown = _within(samples, low, high)
     groups = min(points, max(FEWEST_GROUPS, MOST_CELLS // max(1, len(samples.ranks))))
     cells = _cells_of(shown, *_number(shown.x, groups))
     filled = _spread(cells, len(samples.ranks))
-    found = [*_invalid(samples), *_diverging(samples.ranks, filled), *_stragglers(samples)]
+    found = [*_invalid(samples), *_diverging(samples.ranks, filled), *_stragglers(samples, size)]
     lines = _choose_lines(samples.ranks, found)
     row_of = {rank: row for row, rank in enumerate(samples.ranks)}
     is_inside: Any = np.ones(len(samples.ranks), bool)
@@ -288,16 +293,18 @@ def _medians(values: Any) -> Any:
     return (ordered[(counts - 1) // 2, columns] + ordered[counts // 2, columns]) / 2
 
 
-def _stragglers(samples: Samples) -> Iterator[NamedLine]:
-    """Yield the ranks that are at a much earlier step than the others, the last one first."""
-    if len(samples.ranks) < FEWEST_RANKS:
-        return
-    if not len(samples.owners):
+def _stragglers(samples: Samples, size: int | None) -> Iterator[NamedLine]:
+    """Yield the ranks below `size` that are at a much earlier step than the others, the last one first."""
+    is_here: Any = np.array(samples.ranks) < (math.inf if size is None else size)
+    if np.count_nonzero(is_here) < FEWEST_RANKS:
         return
     last = np.full(len(samples.ranks), np.nan)
     starts: Any = np.searchsorted(samples.owners, np.arange(len(last) + 1, dtype=np.int32))
     has_points = np.diff(starts) > 0
     last[has_points] = np.maximum.reduceat(samples.steps, starts[:-1][has_points])
+    last[~is_here] = np.nan
+    if np.isnan(last).all():
+        return
     median = float(np.nanmedian(last))
     spread = _SIGMA * float(np.nanmedian(np.abs(last - median)))
     lacking = median - last

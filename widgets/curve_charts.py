@@ -100,7 +100,7 @@ def band_of(
     samples = gather_samples(list(curves), list(curves.values()), by_time=request.axis == "time")
     low = -math.inf if request.low is None else request.low
     high = math.inf if request.high is None else request.high
-    return make_band(samples, request.points, low, high)
+    return make_band(samples, request.points, low, high, size=source.size_of(run))
 
 
 def _add_curves(

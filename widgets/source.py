@@ -159,6 +159,10 @@ class CurveSource(Protocol):
         """Return the runs of a metric, the oldest first."""
         ...
 
+    def size_of(self, run: str) -> int | None:
+        """Return how many ranks the mesh of a run has now; None if that is not known."""
+        ...
+
     def all_series(self, metric: str, run: str) -> Mapping[int, tuple[Any, Any, Any]]:
         """Return the curves by rank: steps, times (in seconds since 1970) and values, as float64 arrays."""
         ...

@@ -136,7 +136,8 @@ class NotebookSource:
             return known
         nodes = tuple(address.node for address in procs.nodes)
         known = self._known = _Known(_facts_of(mesh, procs), mesh, procs.nodes, nodes)
-        self.stacks, self.curves = None, MeshCurves(mesh.session.curves, self._other_meshes)
+        name, size = mesh_name(procs.name), known.facts.size
+        self.stacks, self.curves = None, MeshCurves(mesh.session.curves, self._other_meshes, name, size)
         self.when_new()
         return known
 
@@ -145,11 +146,13 @@ class MeshCurves:
     """The curves of one mesh of a notebook (`meshbook.widgets.source.CurveSource`), and those of the notebook itself.
 
     Curves of the notebook's other meshes are left out, but not those of meshes that actors and scripts have spawned.
+    `size` is the number of its ranks.
     """
 
-    def __init__(self, store: CurveStore, other_meshes: Callable[[], Collection[str]]) -> None:
+    def __init__(self, store: CurveStore, other_meshes: Callable[[], Collection[str]], name: str, size: int) -> None:
         self._store = store
         self._other_meshes = other_meshes
+        self._name, self._size = name, size
         self.histogram, self.image, self.version_of = store.histogram, store.image, store.version_of
 
     @property
@@ -160,7 +163,7 @@ class MeshCurves:
     def metrics(self) -> list[str]:
         """Return the metrics with points, in the order of their first appearance."""
         hidden = self._hidden_runs()
-        return [name for name in self._store.metrics() if not hidden or self.runs(name)]
+        return [name for name in self._store.metrics() if not hidden or self._shown_runs(name, hidden)]
 
     def runs(self, metric: str) -> list[str]:
         """Return the runs of a metric, the oldest first."""

@@ -18,7 +18,7 @@ def loss(rank: int, steps: int = STEPS, noise: float = 0.02) -> Any:
     return 0.2 + 1.8 * np.exp(-np.arange(steps) / 40) + np.random.default_rng(rank).normal(0, noise, steps)
 
 
-def band_of(curves: Mapping[int, Any], points: int = 400, *, by_time: bool = False, **limits: float) -> Band:
+def band_of(curves: Mapping[int, Any], points: int = 400, *, by_time: bool = False, **limits: Any) -> Band:
     """The band of curves by rank; each step takes half a second."""
     series = [(np.arange(len(each), dtype=float), 1.7e9 + np.arange(len(each)) / 2, each) for each in curves.values()]
     return make_band(gather_samples(list(curves), series, by_time=by_time), points, **limits)
@@ -79,6 +79,15 @@ def test_stragglers_and_diverging_ranks_are_named_and_leave_the_mean() -> None:
     assert texts[3].startswith("diverges: 4.")
     assert band.ranks == 3
     assert band.high[-1] < 0.4
+
+
+def test_ranks_that_are_gone_are_not_behind() -> None:
+    curves = {rank: loss(rank, 80 if rank in (2, 6, 7) else STEPS) for rank in range(8)}
+    assert named(band_of(curves)) == dict.fromkeys((2, 6, 7), "straggler")
+    assert named(band_of(curves, size=6)) == {2: "straggler"}
+    curves = {rank: loss(rank, STEPS if rank in (0, 1, 3) else 80) for rank in range(8)}
+    assert named(band_of(curves, size=4)) == {2: "straggler"}, "they do not count in the median, either"
+    assert named(band_of({rank: loss(rank) for rank in range(4, 8)}, size=4)) == {}
 
 
 @pytest.mark.parametrize("size", [3, 4, 8, 100])

@@ -22,6 +22,7 @@ class LoggedCurves:
     histograms: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     images: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     version: int = 0
+    size: int | None = None
 
     def metrics(self) -> list[str]:
         return list(self.curves)
@@ -31,6 +32,9 @@ class LoggedCurves:
 
     def version_of(self, metric: str, run: str) -> int:
         return sum(map(len, self.curves[metric][run].values()))
+
+    def size_of(self, run: str) -> int | None:
+        return self.size
 
     def all_series(self, metric: str, run: str) -> Mapping[int, tuple[Any, Any, Any]]:
         return {
@@ -157,6 +161,14 @@ def test_all_media_come_while_charts_and_media_change() -> None:
             source.images["sample", "cell 2", rank] = SimpleNamespace(step=0.0, time=float(at), png=bytes(REPLY_BYTES))
         view.ask()
     assert {rank for _, _, rank, _ in view.media} == {0, 1, 2}
+
+
+def test_ranks_that_a_resize_has_removed_are_not_behind() -> None:
+    source = LoggedCurves({"loss": {"cell 1": {rank: [1.0] * (100 if rank < 3 else 10) for rank in range(4)}}})
+    for size, kinds in ((4, ["straggler", "rank", "rank", "rank"]), (3, ["rank"] * 4)):
+        source.size = size
+        reply = Shown(source, names=["loss"]).ask()
+        assert [line["kind"] for line in reply["curves"][0]["lines"]] == kinds
 
 
 def test_earlier_runs_have_no_lines_and_large_values_fit() -> None:

@@ -51,6 +51,10 @@ class FakeCurves:
         """Return the cells with steps, the oldest first."""
         return list(self._times)
 
+    def size_of(self, run: str) -> int:
+        """Return the number of ranks."""
+        return self._size
+
     def version_of(self, metric: str, run: str) -> int:
         """Return the number of steps of a run."""
         return len(self._times.get(run, ()))

@@ -86,10 +86,27 @@ def test_a_mesh_shows_its_curves_and_those_of_the_notebook_and_not_those_of_othe
     store.add(logged(points("actor", [1]), mesh="of an actor", origin="14.0.3"))
     store.add(LoggedMedia("13.0.2", "right", 0, "sample", "image", 0, 1e9, b"png"))
     store.flush()
-    left, right = MeshCurves(store, lambda: {"right"}), MeshCurves(store, lambda: {"left"})
+    left, right = MeshCurves(store, lambda: {"right"}, "left", 2), MeshCurves(store, lambda: {"left"}, "right", 3)
     assert (left.metrics(), right.metrics()) == (["loss", "actor"], ["loss", "only", "actor"])
     assert (left.runs("loss"), right.runs("loss")) == (["cell 12"], ["cell 12", "cell 12, right"])
     assert list(left.all_series("loss", "cell 12")) == [NOTEBOOK, 0]
     assert list(right.all_series("loss", "cell 12")) == [NOTEBOOK]
     assert (left.media(), right.media()) == ([], [("sample", "cell 13", 0)])
+    assert [left.size_of(run) for run in ("cell 12", "cell 12, right", "cell 14")] == [2, None, None]
+    assert right.size_of("cell 12, right") == 3
+    store.close()
+
+
+def test_the_metrics_of_a_mesh_are_listed_with_one_look_at_the_other_meshes() -> None:
+    def look() -> set[str]:
+        looks.append("looked")
+        return {"right"}
+
+    looks: list[str] = []
+    store = CurveStore()
+    for name in ("loss", "norm", "rate"):
+        store.add(logged(points(name, [1]), mesh="left"))
+    store.flush()
+    curves = MeshCurves(store, look, "left", 1)
+    assert (curves.metrics(), len(looks)) == (["loss", "norm", "rate"], 1)
     store.close()
