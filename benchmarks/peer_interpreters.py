@@ -39,8 +39,8 @@ def chain(count: int) -> Any:
     return x
 
 
-class Training:
-    """An MLP with SGD and momentum; on the mesh if one is active when it is made."""
+class MLPTraining:
+    """A training of an MLP with SGD and momentum; on the mesh if one is active when it is made."""
 
     def __init__(self) -> None:
         import torch
@@ -148,9 +148,9 @@ def monarch() -> Answers:
         return this_host().spawn_procs(per_host={"gpus": 1})  # the engine of 0.7.0 needs a dimension of this name
 
     @functools.cache
-    def training() -> Training:
+    def training() -> MLPTraining:
         with engine().activate():
-            return Training()
+            return MLPTraining()
 
     def run(program: Callable[[int], Any], count: int, times: int) -> float:
         with engine().activate():
@@ -162,31 +162,39 @@ def monarch() -> Answers:
     return {"read": read, "echo": echo, "chain": lambda count, times: run(chain, count, times), "train": train}
 
 
-def ray() -> Answers:
+class ArrayHolder:
+    """The memory of a worker of Ray or Dask."""
+
+    def hold(self, size: int) -> None:
+        import numpy as np
+
+        self.memory = np.ones(size, np.uint8)
+
+    def memory_itself(self) -> Any:
+        return self.memory
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def time_copies(fetch: Callable[[], Any], size: int, times: int) -> float:
+    """Return the median seconds to fetch an array and copy it into memory that was written to before."""
     import numpy as np
+
+    target = np.zeros(size, np.uint8)
+    return warm_median(lambda: np.copyto(target, fetch()), times)
+
+
+def ray() -> Answers:
     import ray as runtime
     import torch
 
     runtime.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 
     @runtime.remote(num_cpus=1)
-    class Holder:
-        def hold(self, size: int) -> None:
-            self.memory = np.ones(size, np.uint8)
-
-        def memory_itself(self) -> Any:
-            return self.memory
-
-        def echo(self, value: Any) -> Any:
-            return value
-
+    class Holder(ArrayHolder):
         def read(self, holder: Any, size: int, times: int) -> float:
-            target = np.zeros(size, np.uint8)
-
-            def once() -> None:
-                np.copyto(target, runtime.get(holder.memory_itself.remote()))
-
-            return warm_median(once, times)
+            return time_copies(lambda: runtime.get(holder.memory_itself.remote()), size, times)
 
     holder, reader = Holder.remote(), Holder.remote()
 
@@ -205,19 +213,9 @@ def dask() -> Answers:
     import numpy as np
     from distributed import Client, LocalCluster
 
-    class Holder:
-        def hold(self, size: int) -> None:
-            self.memory = np.ones(size, np.uint8)
-
-        def memory_itself(self) -> Any:
-            return self.memory
-
-        def echo(self, value: Any) -> Any:
-            return value
-
+    class Holder(ArrayHolder):
         def read(self, holder: Any, size: int, times: int) -> float:
-            target = np.zeros(size, np.uint8)
-            return warm_median(lambda: np.copyto(target, holder.memory_itself().result()), times)
+            return time_copies(lambda: holder.memory_itself().result(), size, times)
 
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0)
     client = Client(cluster)

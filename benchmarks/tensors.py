@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 import torch
-from peer_interpreters import Peer, Training, chain, run_steps
+from peer_interpreters import MLPTraining, Peer, chain, run_steps
 from report import Aim, Report, json_option
 from rounds import Comparison, Turn, format_spread, run_rounds, timed
 
@@ -96,9 +96,9 @@ def main() -> None:
     parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has torchmonarch")
     options = parser.parse_args()
     report, procs = Report(), this_host().spawn_procs(per_host={"gpus": options.ranks})
-    local = Training()
+    local = MLPTraining()
     with procs.activate():
-        training = Training()
+        training = MLPTraining()
 
     def run_chain() -> None:
         with procs.activate():

@@ -44,7 +44,7 @@ from meshbook.magics.results.error_groups import (
     summarise,
 )
 from meshbook.runtime.cells.outcome import RankError
-from meshbook.runtime.errors import MeshbookError, format_link
+from meshbook.runtime.errors import MeshbookError, format_help
 from meshbook.runtime.formats import name_ranks
 
 if TYPE_CHECKING:  # An error only holds results and does not use them.
@@ -58,7 +58,7 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         # IPython prints these lines in place of the traceback.
-        page = format_link(self.__cause__.page) if isinstance(self.__cause__, MeshbookError) else ""
+        page = format_help(self.__cause__.page) if isinstance(self.__cause__, MeshbookError) else ""
         return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}", *([page] if page else [])]
 
 

@@ -7,6 +7,7 @@ here imports what only its verb needs.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import metadata, util
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from meshbook.cli import kernelspecs, print_note
 from meshbook.cli.command_line import build_parser
+from meshbook.runtime.error_page import WIDTH, format_list, sections
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return end_run(args.run)
         case "debug":
             return debug()
+        case "explain":
+            return explain(args.name)
         case "doctor":
             return doctor()
         case "worker":
@@ -192,6 +196,13 @@ def debug() -> int:
         return fail(str(error))
     except KeyboardInterrupt:
         print()
+    return 0
+
+
+def explain(name: str | None) -> int:
+    """Print a section of the page on errors, or list them all."""
+    width = min(shutil.get_terminal_size().columns, WIDTH)
+    print(format_list(width) if name is None else sections()[name].format(width))
     return 0
 
 

@@ -27,7 +27,7 @@
 
 Foreign errors are converted to one of these at the seam where they enter, chained to their cause.
 
-docs/errors.md explains each class. A class with a `page` adds a note with the link to its section.
+docs/errors.md explains each class. A class with a `page` adds a note with the command that shows its section.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ from typing import Any, ClassVar
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.traces import SourceLine, render_in_ipython
 
-DOCS = "docs/errors.md"  # where the documentation explains errors
 
-
-def format_link(page: str) -> str:
-    """Return `see docs/errors.md#grouperror`; the empty string for no page."""
-    return f"see {DOCS}#{page}" if page else ""
+def format_help(page: str) -> str:
+    """Return `help: meshbook explain grouperror`; the empty string for no page."""
+    return f"help: meshbook explain {page}" if page else ""
 
 
 class MeshbookError(Exception):
     """The root of every error that meshbook itself raises.
 
-    `page` is the section of docs/errors.md that helps with it; empty if the message says all. Tracebacks show the link
-    as a note (PEP 678), below the message: `str()` does not contain it, so that texts may be joined and compared.
+    `page` is the section of docs/errors.md that helps with it; empty if the message says all. Tracebacks show the
+    command for it as a note (PEP 678), below the message: `str()` does not contain it, so that texts may be joined and
+    compared.
     """
 
     page: ClassVar[str] = ""
@@ -63,7 +62,7 @@ class MeshbookError(Exception):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         if self.page:
-            self.add_note(format_link(self.page))
+            self.add_note(format_help(self.page))
 
 
 class CallError(MeshbookError):

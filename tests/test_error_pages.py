@@ -1,10 +1,9 @@
-"""docs/errors.md has a section for each public error, and the links that errors show lead there."""
+"""docs/errors.md has a section for each public error, and the names that errors show are those of sections."""
 
 from __future__ import annotations
 
 import ast
 import pickle
-import re
 import traceback
 from collections.abc import Iterator
 from functools import cache
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from meshbook.magics.errors import MeshError
+from meshbook.runtime.error_page import PAGE, sections
 from meshbook.runtime.errors import (
-    DOCS,
     BootstrapFailed,
     ExitReport,
     GroupError,
@@ -22,7 +21,7 @@ from meshbook.runtime.errors import (
     MeshbookError,
     SupervisionError,
     TransferTimeout,
-    format_link,
+    format_help,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -55,53 +54,50 @@ def errors() -> dict[str, str]:
     return {name: known[name][1] for name in found if name in known}
 
 
-@cache
-def sections() -> dict[str, str]:
-    """Return the headings of the page by their anchors."""
-    headings = re.findall(r"^##+ (.+)$", (ROOT / DOCS).read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-"): heading for heading in headings}
-
-
 def test_every_public_error_has_a_section() -> None:
     assert {"ProcessDied", "CheckpointError", "SelectionError", "RDMATcpFallbackWarning"} <= errors().keys()
-    assert errors().keys() <= set(sections().values())
+    assert errors().keys() <= {section.heading for section in sections().values()}
 
 
-def test_every_link_leads_to_the_section_of_its_error() -> None:
-    linked = {name: page for name, page in errors().items() if page}
-    assert "GroupError" in linked
-    assert {page: name for name, page in linked.items()}.items() <= sections().items()
+def test_every_error_names_its_own_section() -> None:
+    pages = {name: page for name, page in errors().items() if page}
+    assert "GroupError" in pages
+    assert {name: sections()[page].heading for name, page in pages.items()} == {name: name for name in pages}
     assert "meshfailure" in sections()
 
 
-def test_a_traceback_ends_with_the_link_and_the_message_does_not_contain_it() -> None:
+def test_the_page_is_that_of_the_documentation() -> None:
+    assert PAGE.samefile(ROOT / "docs" / "errors.md")
+
+
+def test_a_traceback_ends_with_the_command_and_the_message_does_not_contain_it() -> None:
     error = GroupError("rank 3 did not join")
     assert str(error) == "rank 3 did not join"
-    assert traceback.format_exception_only(error)[-1] == f"see {DOCS}#grouperror\n"
+    assert traceback.format_exception_only(error)[-1] == "help: meshbook explain grouperror\n"
 
 
 @pytest.mark.parametrize("kind", [MeshbookError, MeshError])
-def test_an_error_whose_message_says_all_has_no_link(kind: type[MeshbookError]) -> None:
+def test_an_error_whose_message_says_all_has_no_help(kind: type[MeshbookError]) -> None:
     assert len(traceback.format_exception_only(kind("no mesh is up"))) == 1
 
 
-def test_errors_that_are_other_errors_as_well_have_their_links() -> None:
+def test_errors_that_are_other_errors_as_well_have_their_help() -> None:
     error = TransferTimeout("not done after 3 s")
     assert isinstance(error, TimeoutError | RuntimeError)
-    assert (str(error), error.__notes__) == ("not done after 3 s", [format_link("transfertimeout")])
+    assert (str(error), error.__notes__) == ("not done after 3 s", [format_help("transfertimeout")])
     assert pickle.loads(pickle.dumps(error)).__notes__ == error.__notes__
-    assert BootstrapFailed("it raised", ExitReport("procs.0", 7, 1)).__notes__ == [format_link("bootstrapfailed")]
+    assert BootstrapFailed("it raised", ExitReport("procs.0", 7, 1)).__notes__ == [format_help("bootstrapfailed")]
 
 
 def test_an_error_of_a_subclass_keeps_the_page() -> None:
     class Lost(SupervisionError):
         """An error of a user's program."""
 
-    assert Lost("gone").__notes__ == [format_link("supervisionerror")]
+    assert Lost("gone").__notes__ == [format_help("supervisionerror")]
 
 
 def test_a_user_error_shows_the_page_of_its_cause() -> None:
     error = MeshError("--hosts lab: no answer")
     assert len(error._render_traceback_()) == 1
     error.__cause__ = LaunchError("no answer")
-    assert error._render_traceback_()[1:] == [format_link("launcherror")]
+    assert error._render_traceback_()[1:] == [format_help("launcherror")]

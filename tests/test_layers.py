@@ -52,6 +52,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.traces": 0,
     "meshbook.runtime.formats": 0,
     "meshbook.runtime.monarch_texts": 0,
+    "meshbook.runtime.error_page": 0,
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
     "meshbook.runtime.threads": 0,

@@ -106,6 +106,8 @@ def test_pip_install_brings_package_and_kernelspec(tmp_path: Path, kind: str, di
     assert place.is_relative_to(ROOT if kind == "editable" else environment)
     assert (place.parent / "py.typed").is_file()
 
+    assert run(python, "-m", "meshbook", "explain", "GroupError", cwd=tmp_path).startswith("GroupError\n")
+
     clone = tmp_path / "around" / "meshbook"  # with folders of the same names, as a clone has
     (clone / "kernel").mkdir(parents=True)
     (clone / "kernel" / "__init__.py").touch()

@@ -45,7 +45,7 @@ from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.errors import MeshbookError, ProcessDied, format_link
+from meshbook.runtime.errors import MeshbookError, ProcessDied, format_help
 from meshbook.runtime.formats import format_label
 from meshbook.runtime.node.call_table import PerRank
 
@@ -402,7 +402,7 @@ class CellExecution:
         errors = self._errors()
         dead = [rank for rank in errors if rank in self._mesh.dead]
         remedy = [format_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
-        hints = ["; ".join([*remedy, format_link(ProcessDied.page)])] if dead else []
+        hints = ["; ".join([*remedy, format_help(ProcessDied.page)])] if dead else []
         hints += explain_missing(errors, self._mesh, self.cell.variables)
         ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
         return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)

@@ -16,6 +16,8 @@ from meshbook.magics.doctor.finding import Finding
 from meshbook.runtime.resources import count_gpus
 
 KERNEL = "meshbook"
+# With this interpreter: the command `meshbook` on PATH may be that of another environment.
+REGISTER = f"{sys.executable} -m meshbook install --user"
 # Optional packages: their purpose, and how to install them.
 OPTIONAL = {
     "py-spy": ("shows and profiles ranks that are stuck in C", "pip install 'meshbook[debug]'"),
@@ -94,7 +96,7 @@ def kernelspec() -> Iterator[Finding]:
         spec = KernelSpecManager().get_kernel_spec(KERNEL)
     except NoSuchKernel:
         text = "Jupyter has no kernel named meshbook; in other kernels, use %load_ext meshbook"
-        yield Finding("warning", "kernelspec", text, f"{sys.executable} -m meshbook install --user")
+        yield Finding("warning", "kernelspec", text, REGISTER)
         return
     # Jupyter replaces a bare "python" with the server's own interpreter, whatever the path says.
     written = sys.executable if spec.argv[0] in ("python", f"python{sys.version_info[0]}") else spec.argv[0]
@@ -103,11 +105,10 @@ def kernelspec() -> Iterator[Finding]:
 
 def judge_kernelspec(folder: str, started: str | None, written: str) -> Finding:
     """Judge a kernelspec that starts `written`; `started` is the interpreter found under that name."""
-    remedy = f"{sys.executable} -m meshbook install --user"
     if started is None:
-        return Finding("problem", "kernelspec", f"{folder} starts {written}, which does not exist", remedy)
+        return Finding("problem", "kernelspec", f"{folder} starts {written}, which does not exist", REGISTER)
     # Not resolved: the python of a virtual environment is a link, whose place identifies the environment.
     if Path(started).parent != Path(sys.executable).parent:
         text = f"{folder} starts {started}, but this is {sys.executable}: the kernel may use another meshbook"
-        return Finding("note", "kernelspec", text, remedy)
+        return Finding("note", "kernelspec", text, REGISTER)
     return Finding("ok", "kernelspec", folder)

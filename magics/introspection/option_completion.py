@@ -31,6 +31,7 @@ from meshbook.magics.syntax.settings import SETTINGS, UNSET
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.verb_table import VERBS
 from meshbook.runtime.cells.completion import Match
+from meshbook.runtime.error_page import section_name, sections
 
 
 def _complete_pulled(text: str, start: int, scope: SelectorScope) -> list[Match]:
@@ -61,6 +62,12 @@ def _complete_hosts(text: str, start: int, scope: SelectorScope) -> list[Match]:
     return _offer(dict.fromkeys(offered), text, start, "choice")
 
 
+def _complete_section(text: str, start: int, scope: SelectorScope) -> list[Match]:
+    """Complete the name of an error in the case in which it begins: `gro` or `Gro`."""
+    classes = [each.heading for each in sections().values() if each.heading.isidentifier()]
+    return _offer(sections() if text == text.lower() else classes, text, start, "choice")
+
+
 # The completion of a value by its type; other types (numbers, new names) have none.
 _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     selector: complete_selector,
@@ -72,6 +79,7 @@ _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     host_name: lambda text, start, scope: _offer(scope.hosts, text, start, "choice"),
     hosts_text: _complete_hosts,
     setting_name: lambda text, start, scope: _offer(SETTINGS, text, start, "setting"),
+    section_name: _complete_section,
 }
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")

@@ -18,7 +18,7 @@ from meshbook.magics.output.actor_output import ActorOutputRouter
 from meshbook.magics.output.publisher import Error
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.failure import MeshFailure
-from meshbook.runtime.errors import format_link
+from meshbook.runtime.errors import format_help
 from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook
 from meshbook.runtime.hosts.session import running_session
 from meshbook.runtime.traces import without_ours
@@ -84,7 +84,7 @@ class UnhandledFaultDisplay:
         self._seen[key] = count = self._seen.get(key, 0) + 1
         rank = failure.crashed_ranks[-1]
         summary = f"rank {rank} of mesh {failure.mesh_name} has failed"
-        report = [*failure.report().splitlines(), format_link("meshfailure")] if count <= MOST_REPORTS else []
+        report = [*failure.report().splitlines(), format_help("meshfailure")] if count <= MOST_REPORTS else []
         title = f"{_RED}MeshFailure{_RESET}: {summary}"
         self._screen.publish(origin, [Error("MeshFailure", summary, (title, *report))])
 

@@ -67,9 +67,10 @@ class ProfileSummary:
         return sum(self.share(seconds, rank) for rank in self.ranks) / max(1, len(self.ranks))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the entries as a table, the largest times first."""
+        """Return the entries with the largest times of any rank as a table, in the order of their shares."""
         seen = [line for line in self.lines if any(self.share(line.own, rank) >= LEAST for rank in self.ranks)]
         largest = sorted(seen, key=lambda line: -max(line.own.values(), default=0.0))[:MOST_ROWS]
+        largest.sort(key=lambda line: (-self.mean(line.own), line.name))
         has_totals = any(line.total for line in largest)
         ends = ("lowest", "highest") if len(self.ranks) > 1 else ()
         rows: list[tuple[str, ...]] = [("own time", *(["total"] if has_totals else []), "", *ends)]

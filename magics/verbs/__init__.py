@@ -10,7 +10,7 @@ parser of a line. The other modules have the verbs by theme:
 - `variables`: push, pull, who, whos, diff
 - `jobs`: jobs, result, cancel
 - `notebook_settings`: mode, config
-- `attach`, `detach`, `curves`, `trace`, `profile`, `log`: the verb of that name
+- `attach`, `detach`, `curves`, `trace`, `profile`, `log`, `explain`: the verb of that name
 """
 
 from __future__ import annotations

@@ -41,7 +41,12 @@ class CurvesVerb(Verb):
             default=(),
             help="a metric, a group such as train, or a pattern such as *loss (default: all metrics)",
         )
-        parser.add_argument("--mesh", metavar="NAME", type=mesh_name, help="mesh to show (default: the current mesh)")
+        parser.add_argument(
+            "--mesh",
+            metavar="NAME",
+            type=mesh_name,
+            help="mesh to show (default: the current mesh) or to export (default: all meshes)",
+        )
         parser.add_argument(
             "--export",
             metavar="FILE",
@@ -56,12 +61,12 @@ class CurvesVerb(Verb):
         session.node.points.flush(wait=True)
         session.curves.flush()
         if self.export:
-            return self._export(session)
+            return self._export(session, None if self.mesh is None else mesh.procs.name)
         view = notebook.dashboards.open_curves(mesh.name, self.names)
         publisher_for(notebook.shell).publish([Display(*output) for output in view.outputs()])
         return None
 
-    def _export(self, session: Session) -> None:
+    def _export(self, session: Session, mesh: str | None) -> None:
         from meshbook.widgets.curve_picture import match_metrics  # weight: numpy
 
         to_folder = self.export[0] == TENSORBOARD
@@ -74,7 +79,7 @@ class CurvesVerb(Verb):
         path = Path(self.export[-1]).expanduser()
         try:
             # If no metric fits, the names themselves give the error.
-            found = session.metric_history(chosen or self.names)
+            found = session.metric_history(chosen or self.names, mesh=mesh)
             count = found.write_tensorboard(path) if to_folder else found.write(path)
         except HistoryError as error:
             raise MeshError(str(error)) from error

@@ -23,6 +23,7 @@ from meshbook.magics.verbs.curves import CurvesVerb
 from meshbook.magics.verbs.debugging import DebugVerb, InterruptVerb, StackVerb
 from meshbook.magics.verbs.detach import DetachVerb
 from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
+from meshbook.magics.verbs.explain import ExplainVerb
 from meshbook.magics.verbs.jobs import CancelVerb, JobsVerb, ResultVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.notebook_settings import ConfigVerb, ModeVerb
@@ -65,6 +66,7 @@ _VERB_CLASSES: tuple[type[Verb], ...] = (
     ProfileVerb,
     LogVerb,
     DoctorVerb,
+    ExplainVerb,
 )
 VERBS = {verb.word: verb for verb in _VERB_CLASSES}
 WIDTH = 100  # as in the texts of argparse (`argparsing.Parser`)

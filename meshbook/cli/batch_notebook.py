@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -102,6 +103,9 @@ def prepare(job: BatchJob) -> Any:
         names = ", ".join(known) or "none"
         raise BatchError(f"{job.source.name} has no parameter {unknown[0]!r}; its parameters: {names}")
     if job.parameters:
+        if known is None:
+            print_note(f"{job.source.name} has no cell with the tag `parameters`: they are set before its first cell")
+        logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of the same, without our prefix
         notebook = parameterize_notebook(notebook, dict(job.parameters), kernel_name="meshbook", language="python")
     notebook.cells = [cell for cell in notebook.cells if MESH_TAG not in cell.metadata.get("tags", ())]
     if job.mesh:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from meshbook.runtime.error_page import section_name, sections
+
 # What a shell completes for an argument; shtab reads it (`shtab.FILE`).
 FILES = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 RUN_HELP = "the id of the run, a prefix of the id, or the name of one of its meshes"
@@ -54,6 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
     add("debug", "serve breakpoint() of actors in scripts on this terminal, until Ctrl-C", "debug")
+    _add_section(
+        add(
+            "explain",
+            "explain an error class or a frequent message: what it means, its usual causes, and what to do",
+            "explain grouperror",
+        )
+    )
     add("doctor", "check the installation and the machine, and suggest fixes", "doctor")
     add(
         "worker",
@@ -146,6 +155,17 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--last", type=_read_size, metavar="S", help="only the last S seconds (default: all that is known)"
+    )
+
+
+def _add_section(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        type=section_name,
+        choices=list(sections()),  # for completion: the type returns one of them
+        help="an error class in any case, or words of a message (default: list all)",
     )
 
 

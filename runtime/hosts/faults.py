@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from meshbook.runtime.actor.failure import MeshFailure, Receipt
-from meshbook.runtime.errors import format_link
+from meshbook.runtime.errors import format_help
 from meshbook.runtime.node.ledger import OwnedMesh
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ Hook: TypeAlias = Callable[[MeshFailure], object]
 
 def default_hook(failure: MeshFailure) -> None:
     """Print the failure, then raise SystemExit(1), except in a notebook's kernel, which continues."""
-    print(f"{failure}\n{format_link('meshfailure')}", file=sys.stderr, flush=True)
+    print(f"{failure}\n{format_help('meshfailure')}", file=sys.stderr, flush=True)
     kernels = sys.modules.get("ipykernel.kernelapp")
     if kernels is None or not kernels.IPKernelApp.initialized():
         raise SystemExit(1)

@@ -1,6 +1,6 @@
 """The controller's side of `breakpoint()` in scripts: one rank at a time is connected to a terminal.
 
-It is the terminal of `python -m meshbook debug` where that runs, otherwise the script's own. Without either, a rank
+It is the terminal of `meshbook debug` where that runs, otherwise the script's own. Without either, a rank
 that reaches a breakpoint gets an error with that reason.
 """
 
@@ -20,10 +20,10 @@ from typing import Protocol
 from meshbook.runtime.formats import mesh_name
 from meshbook.runtime.telemetry.prompt_questions import EOF, PromptAnswer, PromptQuestion, Reply
 
-DEBUGGER_SOCKET = "debugger"  # the socket in the folder of all runs at which `python -m meshbook debug` listens
+DEBUGGER_SOCKET = "debugger"  # the socket in the folder of all runs at which `meshbook debug` listens
 HOLD = 0.5  # seconds that a rank keeps the terminal after a command, while others wait for it
 NO_TERMINAL = (
-    "the script has no terminal; run it in a terminal, or run `python -m meshbook debug` in another terminal "
+    "the script has no terminal; run it in a terminal, or run `meshbook debug` in another terminal "
     "and start the script again"
 )
 
@@ -48,7 +48,7 @@ class OwnTerminal:
 
 
 class SecondTerminal:
-    """The terminal of `python -m meshbook debug`, by a line of JSON for each text and each command."""
+    """The terminal of `meshbook debug`, by a line of JSON for each text and each command."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._file = connection.makefile("rw", encoding="utf-8")
@@ -165,7 +165,7 @@ def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -
     path = root / DEBUGGER_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise RuntimeError("`python -m meshbook debug` is already running in another terminal")
+            raise RuntimeError("`meshbook debug` is already running in another terminal")
     path.unlink(missing_ok=True)  # left by a terminal that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

@@ -59,20 +59,19 @@ class ProcessGroups:
         self._latest: Future[Any] = Future.completed(None)
         self._lock = threading.Lock()  # guards all of these: answers arrive on several threads
 
-    def make(self, wanted: GroupRequest) -> Future[int]:
-        """Create a group once earlier requests are settled; the future resolves to its generation."""
+    def make(self, wanted: GroupRequest) -> Future[None]:
+        """Create a group once earlier requests are settled."""
         node = current_node()
-        made: Future[int] = Future.pending()
+        made: Future[None] = Future.pending()
         with self._lock:
             earlier, self._latest = self._latest, made
         earlier.when_done(_GroupCreation(node, wanted, functools.partial(self._note, wanted), made).begin)
         return made
 
-    def _note(self, wanted: GroupRequest) -> int:
+    def _note(self, wanted: GroupRequest) -> None:
         with self._lock:
             self._made = [other for other in self._made if not other.nodes & wanted.nodes] + [wanted]
             self.generation += 1
-            return self.generation
 
     def make_again(self, mesh: ProcMesh, restarted: Collection[int], size: int) -> list[Future[Any]]:
         """After a heal or a resize: set another rendezvous port, and recreate the groups that are not complete.
@@ -119,7 +118,7 @@ def _first_of(mesh: ProcMesh) -> ProcMesh:
 class _GroupCreation:
     """The creation of one group. `note` records the group once it exists."""
 
-    def __init__(self, node: Any, wanted: GroupRequest, note: Callable[[], int], made: Future[int]) -> None:
+    def __init__(self, node: Any, wanted: GroupRequest, note: Callable[[], None], made: Future[None]) -> None:
         self._node = node
         self._mesh = wanted.mesh
         self._wanted = wanted
@@ -151,8 +150,8 @@ class _GroupCreation:
         self._step("join_group", plan, limit=limit, then=lambda _: self._end())
 
     def _end(self) -> None:
-        generation = self._note()
-        self._made.resolve(lambda: generation)
+        self._note()
+        self._made.resolve(lambda: None)
 
     def _step(
         self,

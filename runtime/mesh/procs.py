@@ -466,7 +466,7 @@ class ProcMesh(TensorMesh, MeshTrait):
             begun += self._ownership.groups.make_again(self, restarted, was or self.size())
         return [future for future in begun if future is not None]
 
-    def init_process_group(self, backend: str | None = None, timeout: float | timedelta | None = None) -> Future[int]:
+    def init_process_group(self, backend: str | None = None, timeout: float | timedelta | None = None) -> Future[None]:
         """Create torch.distributed's default process group from the ranks of this mesh or slice.
 
         The group is created from the caller's process: no rank calls `dist.init_process_group`, and the ranks' threads
@@ -481,9 +481,9 @@ class ProcMesh(TensorMesh, MeshTrait):
         `backend` is torch's: "gloo", "nccl" or "cpu:gloo,cuda:nccl". The default is the last one if each rank has its
         own GPU, and otherwise gloo. `timeout`, in seconds or as a timedelta, limits each collective.
 
-        Resolves, once all ranks have joined, to the generation of the group (`process_group_generation`). Raises
-        GroupError, which names the rank that did not join; the other ranks are freed and are then in no group. Raises
-        ValueError on a received reference, RuntimeError once the mesh was stopped.
+        Resolves to None once all ranks have joined. Raises GroupError, which names the rank that did not join; the
+        other ranks are freed and are then in no group. Raises ValueError on a received reference, RuntimeError once the
+        mesh was stopped.
         """
         self._check_groups()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

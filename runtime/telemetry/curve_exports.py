@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,27 +154,37 @@ class MetricHistory:
         HistoryError if the package `tensorboard` is not installed, or the files cannot be written.
         """
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise HistoryError("an export to TensorBoard needs its package; run: pip install tensorboard") from None
-        writers: dict[tuple[str, int], Any] = {}
+        name = f"events.out.tfevents.{time.time_ns()}"
         count = 0
         try:
             for piece in self.pieces():
-                key = piece.run, piece.rank
-                if key not in writers:
-                    rank = "notebook" if piece.rank == NOTEBOOK else f"rank {piece.rank}"
-                    writers[key] = SummaryWriter(str(folder / piece.run / rank))
-                points = zip(piece.steps.tolist(), piece.times.tolist(), piece.values.tolist(), strict=True)
-                for step, at, value in points:
-                    writers[key].add_scalar(piece.metric, value, math.floor(step), walltime=at)
+                path = folder / piece.run / ("notebook" if piece.rank == NOTEBOOK else f"rank {piece.rank}") / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # Open for one piece only: a run may have more ranks than a process may have open files. SummaryWriter
+                # cannot append to a file, and has a thread for each.
+                with open(path, "ab") as file:
+                    records = RecordWriter(file)
+                    for event in _events(piece, is_first=not file.tell()):
+                        records.write(event.SerializeToString())
                 count += len(piece.values)
         except OSError as error:
             raise HistoryError(f"curves cannot be exported to {folder}: {error}") from error
-        finally:
-            for writer in writers.values():
-                writer.close()
         return count
+
+
+def _events(piece: CurvePiece, *, is_first: bool) -> Iterator[Any]:
+    """Yield TensorBoard's events for the points of a curve; the first one of a file is its version."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    if is_first:
+        yield Event(wall_time=piece.times[0], file_version="brain.Event:2")
+    for step, at, value in zip(piece.steps.tolist(), piece.times.tolist(), piece.values.tolist(), strict=True):
+        summary = Summary(value=[Summary.Value(tag=piece.metric, simple_value=value)])
+        yield Event(wall_time=at, step=math.floor(step), summary=summary)
 
 
 def _concatenate(tables: Iterator[Any]) -> Any:

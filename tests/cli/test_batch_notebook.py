@@ -210,7 +210,9 @@ def test_an_unknown_parameter_is_rejected(tmp_path: Path) -> None:
         prepare(job(tmp_path, parameters={"rl": 1}))
 
 
-def test_parameters_of_a_notebook_without_their_cell_come_first(tmp_path: Path) -> None:
+def test_parameters_of_a_notebook_without_their_cell_come_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_notebook(tmp_path / "a.ipynb", "lr")
     notebook = prepare(job(tmp_path, parameters={"lr": 1}, mesh=("--hosts", "ssh:a,b")))
     assert [cell.source for cell in notebook.cells] == [
@@ -219,6 +221,10 @@ def test_parameters_of_a_notebook_without_their_cell_come_first(tmp_path: Path) 
         "lr",
     ]
     assert parameters_of(notebook) is None
+    assert caplog.records == []  # papermill's warning would have no prefix
+    assert capsys.readouterr().err == (
+        "meshbook: a.ipynb has no cell with the tag `parameters`: they are set before its first cell\n"
+    )
 
 
 def test_a_notebook_that_cannot_be_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from meshbook.__main__ import main
 from meshbook.cli.batch_notebook import read_parameter
 from meshbook.cli.command_line import build_parser
 
-VERBS = "lab run export runs attach end trace debug doctor worker install uninstall completion"
+VERBS = "lab run export runs attach end trace debug explain doctor worker install uninstall completion"
 
 
 def verbs() -> Iterator[argparse.ArgumentParser]:
@@ -46,12 +47,26 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == ""
 
 
+def test_explain_prints_a_section(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["explain", "GroupError"]) == 0
+    heading, empty, *lines = capsys.readouterr().out.splitlines()
+    assert (heading, empty) == ("GroupError", "")
+    assert 40 < max(map(len, lines)) <= 60
+
+
+def test_explain_without_a_name_lists_the_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    assert re.search(r"^launcherror +A host agent", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("shell", "word"), [("bash", "-F _shtab_meshbook meshbook"), ("zsh", "#compdef meshbook")])
 def test_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     code = capsys.readouterr().out
     assert word in code
     assert "uninstall" in code
+    assert "grouperror" in code
 
 
 @pytest.mark.parametrize(
@@ -66,6 +81,7 @@ def test_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -
         (["run", "{notebook}", "--name", "a"], "--name is the name of the mesh of --hosts and --gpus"),
         (["run", "{notebook}", "--curves", "a.csv"], "-m and --curves are for scripts"),
         (["run", "-p", "lr=1", "train.py"], "are for notebooks"),
+        (["explain", "groperror"], "no section is about 'groperror'; did you mean grouperror"),
         (["run", "--gpus", "0", "{notebook}"], "must be an integer of at least 1"),
     ],
 )

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshbook.__main__ import main
+from meshbook.cli import running_runs
+from meshbook.runtime.config import current_settings, runtime_root
 from meshbook.runtime.hosts.journal import JournalTail
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, MeshStatus, RunReply, Status
 from tests.support import PATIENCE
 
 SCRIPT = """
@@ -95,6 +102,38 @@ def test_the_output_and_the_traces_of_a_run(
     assert "no detached run matches" in capsys.readouterr().err
     assert main(["trace", run]) == 1
     assert "no run matches" in capsys.readouterr().err
+
+
+def answer_as_run(server: socket.socket, run: str, busy: list[int]) -> None:
+    """Answer requests for the status of a run; `busy`: its busy ranks at each of them."""
+    for count in busy:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rwb") as request:
+            request.readline()
+            mesh = MeshStatus("mesh", ranks=2, busy=count, dead=0)
+            status = Status(run=run, host="here", version="", meshes=(mesh,), since=0.0, until=0.0)
+            request.write(msgspec.json.encode(RunReply(status=status)) + b"\n")
+
+
+def test_attach_ends_when_the_cells_of_the_run_have_ended(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHBOOK_RUNTIME_DIR", str(runtime_dir))
+    monkeypatch.setattr(running_runs, "LOOK_SECONDS", 0.0)
+    run = secrets.token_hex(4)
+    folder = runtime_root(current_settings()) / run
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / RUN_SOCKET))
+        server.listen()
+        server.settimeout(PATIENCE)
+        answering = threading.Thread(target=answer_as_run, args=(server, run, [2, 2, 1, 0]))
+        answering.start()
+        assert main(["attach", run]) == 0
+        answering.join(PATIENCE)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "mesh: 2 ranks, 2 busy" in first
+    assert last == f"meshbook: run {run}: its cells have ended"
 
 
 def test_a_journal_is_read_while_it_is_written_and_turned(tmp_path: Path) -> None:

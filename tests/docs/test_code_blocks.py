@@ -1,8 +1,8 @@
 """Runs the Python blocks of README.md and of all pages in docs/, from top to bottom, as cells of one notebook.
 
 A block is what ```` ```python ```` begins; it may have `%mesh`, `%%mesh` and `await`. Each page begins in an empty
-folder, with the variables `mesh`, four ranks that are the current mesh, and `meshbook`. HTML comments before a block
-change how it runs; GitHub and the site hide them:
+folder, with the variable `mesh`: four ranks, which are the current mesh. HTML comments before a block change how it
+runs; GitHub and the site hide them:
 
     <!-- not run: needs Slurm -->      the block only has to compile; the reason says what is missing here
     <!-- raises: ZeroDivisionError -->  the cell has to fail with an error of this name
@@ -33,7 +33,7 @@ MARKER = re.compile(r"\s*(setup\n|not run:|raises:)(.*)", re.DOTALL)
 BLOCK_TIMEOUT = 240.0  # seconds, on a busy machine
 
 # Names of the first cell stay; meshes with a variable end, and so do their processes.
-NOTE_NAMES = "import meshbook\n_names_of_all_pages = {*globals(), 'meshbook'}"
+NOTE_NAMES = "_names_of_all_pages = {*globals()}"
 CLEAR = """
 def _clear():
     from meshbook import DeviceMesh, ProcMesh
@@ -126,7 +126,7 @@ def kernel() -> Iterator[Notebook]:
     with Notebook() as notebook:
         notebook.run(NOTE_NAMES)
         yield notebook
-        notebook.run("meshbook.close_session()")  # waits for the agent and the fork server
+        notebook.run("import meshbook\nmeshbook.close_session()")  # waits for the agent and the fork server
 
 
 @pytest.fixture

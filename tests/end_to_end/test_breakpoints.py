@@ -143,4 +143,4 @@ def test_without_a_terminal_the_error_says_what_to_do(run_script: Callable[..., 
     line = script.read_line()
     assert line.startswith("error trainer.step() on rank")
     assert "the script has no terminal" in line
-    assert "`python -m meshbook debug` in another terminal" in line
+    assert "`meshbook debug` in another terminal" in line

@@ -365,3 +365,13 @@ def test_what_ranks_log_comes_as_curves_live_and_as_a_picture(shared: Notebook, 
         lengths = "[len(each.history('train/loss')) for each in (mesh, mesh.slice(gpus=0))]"
         assert shared.run(lengths).result == "[200, 50]"
     assert "no metric 'lost'" in str(shared.run_failing("%mesh curves lost --export run.csv").error)
+
+
+def test_an_export_may_be_of_one_mesh(shared: Notebook, tmp_path: Path) -> None:
+    shared.run("%mesh up --gpus 1 --name other\n%mesh use mesh")
+    for ranks in ("other", "mesh[0:2]"):
+        shared.run(f"%%mesh {ranks}\nimport meshbook\nmeshbook.log(elsewhere=1)")
+    for option, count in (("--mesh other", 1), ("--mesh mesh", 2), ("", 3)):
+        line = f"%mesh curves elsewhere {option} --export {tmp_path / 'run.csv'}"
+        assert shared.run(line).plain.startswith(f"wrote {count} points")
+    shared.run("%mesh down other")

@@ -53,7 +53,7 @@ def test_a_killed_rank_fails_its_cell_and_the_others_live_on(mesh: Notebook, sig
     assert cell.traceback.splitlines()[:22] == [title, "last lines of its stderr:", *words]
     assert "outside meshbook" in cell.traceback
     assert cell.traceback.count("died during the cell") == 1
-    assert cell.traceback.splitlines()[-1] == "restart rank 1 with %mesh heal; see docs/errors.md#processdied"
+    assert cell.traceback.splitlines()[-1] == "restart rank 1 with %mesh heal; help: meshbook explain processdied"
     assert "ranks 0,2 failed as a consequence" in cell.traceback
     assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 22"
 

@@ -279,3 +279,10 @@ def test_a_value_whose_text_cannot_be_made_fails_the_cell(notebook: Notebook, bo
 )
 def test_an_odd_value_is_shown_all_the_same(notebook: Notebook, source: str) -> None:
     assert "<__main__.Odd at " in (notebook.run(f"%%mesh\n{source}").result or "")
+
+
+def test_a_section_about_an_error_is_shown_as_markdown(notebook: Notebook) -> None:
+    (shown,) = notebook.run("%mesh explain GroupError").displays
+    assert shown["text/markdown"].startswith("### GroupError\n\n`init_process_group`")
+    assert shown["text/plain"].startswith("GroupError\n\n")
+    assert "\ngrouperror  " in notebook.run("%mesh explain").stdout

@@ -75,7 +75,7 @@ def test_torch_meets_again_on_a_healed_mesh(mesh: Notebook) -> None:
 
 
 def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: Notebook) -> None:
-    mesh.run("mesh.init_process_group().get();")
+    assert mesh.run("await mesh.init_process_group()").result is None
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
     mesh.run_failing(KILL_RANK_1)
     mesh.run("%mesh heal")

@@ -1,4 +1,4 @@
-"""The notebooks on reinforcement learning, sweeps, hangs and slow ranks run, and what they promise comes out."""
+"""The notebooks on tensors, reinforcement learning, sweeps, hangs and slow ranks run and show what they promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from typing import Any
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-MACHINE = re.compile(r"/(?:home|root|tmp|Users|var|work)/\S*")
+MACHINE = re.compile(r"/(?:home|root|tmp(?!/ipykernel_)|Users|var|work)/\S*")  # a kernel names its cells by such files
+PICTURES = {"pipeline_parallel": {"curve", "schedule"}, "distributed_tensors": {"curve"}}
+
+
+def check_pipeline_parallel(page: Any, summary: dict[str, Any]) -> None:
+    assert summary["difference"] < 1e-6
+    assert summary["last_loss"] < 0.2 * summary["first_loss"]
+    assert summary["transfers"] == 2 * 4  # forward and backward, for each micro-batch
+    assert all(peak > 0 for peak in summary["peak_bytes"])
+
+
+def check_distributed_tensors(page: Any, summary: dict[str, Any]) -> None:
+    assert summary["per_rank_difference"] < 1e-5  # the order of sums, over thirty steps
+    assert summary["global_difference"] < 1e-5
+    assert summary["last_over_first"] < 0.2
+    assert summary["sums"] == [1, 5]
+    assert summary["product_is_equal"]
 
 
 def check_reinforcement_learning(page: Any, summary: dict[str, Any]) -> None:
@@ -61,6 +77,8 @@ def check_straggler(page: Any, summary: dict[str, Any]) -> None:
 
 
 CHECKS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "pipeline_parallel": check_pipeline_parallel,
+    "distributed_tensors": check_distributed_tensors,
     "reinforcement_learning": check_reinforcement_learning,
     "hyperparameter_sweep": check_hyperparameter_sweep,
     "debugging_a_hang": check_debugging_a_hang,
@@ -68,9 +86,15 @@ CHECKS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 }
 
 
+def has_picture(cell: Any) -> bool:
+    return any("image/png" in each.get("data", {}) for each in cell.outputs)
+
+
 def check(name: str, page: Any) -> None:
     """What the notebook promises is there."""
     assert page.failed == page.may_fail
+    if name in PICTURES:
+        assert {cell.id for cell in page.cells.values() if has_picture(cell)} == PICTURES[name]
     CHECKS[name](page, json.loads(page.shown["sum-up"].partition("summary: ")[2]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import PickleError, SupervisionError, format_link
+from meshbook.runtime.errors import PickleError, SupervisionError, format_help
 from meshbook.runtime.traces import (
     MOST_CHARACTERS,
     SourceLine,
@@ -211,7 +211,7 @@ def test_ours_are_shown_where_there_are_no_others() -> None:
     known.__traceback__ = known.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
     assert format_error(known).splitlines() == [
         "meshbook.runtime.errors.PickleError: told well",
-        format_link(PickleError.page),
+        format_help(PickleError.page),
     ]
 
 

@@ -94,7 +94,7 @@ def spawns(procs: ProcMesh) -> Trainer:
     reveal_type(this_host().spawn_procs(per_host={"gpus": 2}))  # -> ProcMesh
     reveal_type(procs.spawn("trainer", Trainer, 0.1))  # -> Trainer
     reveal_type(procs.heal())  # -> Future[list[int]]
-    reveal_type(procs.init_process_group("gloo", timeout=60))  # -> Future[int]
+    reveal_type(procs.init_process_group("gloo", timeout=60))  # -> Future[None]
     reveal_type(procs.abort_process_groups())  # -> Future[dict[int, tuple[str, ...]]]
     reveal_type(procs.resize(gpus=6))  # -> ProcMesh
     reveal_type(procs.all_of(procs.spawn("trainer", Trainer, 0.1)))  # -> Trainer

@@ -107,6 +107,8 @@ def test_exclusive_options_are_not_offered_together() -> None:
         ("config on_error ", "stop finish debug default"),
         ("config plain-time ", "default"),
         ("config block o", "on off"),
+        ("explain gro", "grouperror"),
+        ("explain Gro", "GroupError"),
         ("help st", "status stack"),
         ("help stack ", ""),
         ("mode o", "on off"),

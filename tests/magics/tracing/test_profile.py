@@ -101,6 +101,12 @@ def test_short_entries_are_left_out() -> None:
     assert [row[1] for row in ProfileSummary("", {0: 1.0}, lines).rows()[1:]] == ["f3", "f2"]
 
 
+def test_entries_are_in_the_order_of_the_share_they_show() -> None:
+    lines = [ProfileLine(name, dict(enumerate(own)), {}) for name, *own in (("a", 3, 0), ("b", 2, 2), ("c", 2, 2))]
+    rows = ProfileSummary("", {0: 7.0, 1: 4.0}, tuple(reversed(lines))).rows()[1:]
+    assert [row[:2] for row in rows] == [("39%", "b"), ("39%", "c"), ("21%", "a")]
+
+
 def test_names_are_escaped() -> None:
     page = profile_of(samples(((CodeLine("<lambda>", "<cell 7>", 1),), 1.0))).summary.html()
     assert "&lt;lambda&gt;" in page

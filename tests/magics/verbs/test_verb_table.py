@@ -12,6 +12,7 @@ from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.curves import CurvesVerb
 from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
+from meshbook.magics.verbs.explain import ExplainVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
 from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
@@ -60,6 +61,8 @@ from meshbook.runtime.geometry import Extent
         ("log 3", LogVerb("3")),
         ("log -n 20 0", LogVerb("0", lines=20)),
         ("log failed -g 'loss 0' -c --cell 9", LogVerb("failed", grep="loss 0", case=True, cell=9)),
+        ("explain", ExplainVerb()),
+        ("explain GroupError", ExplainVerb("grouperror")),
         ("log --grep ^loss -r --stderr -t", LogVerb(grep="^loss", regex=True, stderr=True, time=True)),
     ],
 )
@@ -91,6 +94,7 @@ def test_verbs(line: str, verb: Verb) -> None:
         ("up --shape gpus=2,gpus=2", "Duplicate dimension name 'gpus'"),
         ("up --name 3", "--name: '3' is not a valid variable name"),
         ("status a b", "%mesh status: unexpected argument 'b'"),
+        ("explain groperror", "no section is about 'groperror'; did you mean grouperror"),
         ("log 0 -n 0", "-n: '0' is not a whole number of 1 or more"),
         pytest.param("log -n " + "9" * 5000, "…' is not a whole number", id="endless number"),
     ],

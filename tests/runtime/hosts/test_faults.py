@@ -14,7 +14,7 @@ import pytest
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.errors import format_link
+from meshbook.runtime.errors import format_help
 from meshbook.runtime.hosts import faults as module
 from meshbook.runtime.hosts.faults import (
     HookedModule,
@@ -180,7 +180,7 @@ def test_the_default_prints_the_failure_and_ends_the_process(
     reported.report(*fault(3))
     assert ended() == 1
     shown = "MeshFailure of mesh trainer, crashed_ranks=[3]: it had enough"
-    assert capsys.readouterr().err.splitlines() == [shown, format_link("meshfailure")]
+    assert capsys.readouterr().err.splitlines() == [shown, format_help("meshfailure")]
 
 
 @pytest.mark.parametrize(

@@ -103,4 +103,4 @@ def test_without_a_terminal_a_rank_is_refused(ranks: Ranks, monkeypatch: pytest.
     ranks.ask(0, "stop")
     _, answer = ranks.answer()
     assert answer.kind == "refused"
-    assert "python -m meshbook debug" in answer.text
+    assert "run `meshbook debug`" in answer.text

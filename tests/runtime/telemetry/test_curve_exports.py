@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshbook.runtime.telemetry.curve_exports import MetricHistory
@@ -127,17 +129,35 @@ def test_a_history_of_one_mesh_has_the_points_of_the_notebook(store: CurveStore)
 
 def test_event_files_of_tensorboard(store: CurveStore, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    pytest.importorskip("torch")
     assert MetricHistory(store.saved()).write_tensorboard(tmp_path / "tb") == 4
     events = accumulator.EventAccumulator(str(tmp_path / "tb" / "cell 12" / "rank 0"))
     events.Reload()
     assert [(each.step, each.value) for each in events.Scalars("loss")] == [(0, 3), (1, 2)]
+    assert events.Scalars("loss")[0].wall_time == pytest.approx(next(MetricHistory(store.saved()).pieces()).times[0])
+
+
+def test_an_export_to_tensorboard_has_one_file_open_at_a_time(
+    store: CurveStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    found = [CurvePiece("loss", "cell 1", number % 4, *np.full((3, 1), number)) for number in range(8)]
+    counts = []
+
+    def count_open_files(history: MetricHistory) -> Iterator[CurvePiece]:
+        for piece in found:
+            counts.append((len([*Path("/proc/self/fd").iterdir()]), threading.active_count()))
+            yield piece
+
+    monkeypatch.setattr(MetricHistory, "pieces", count_open_files)
+    assert MetricHistory(store.saved()).write_tensorboard(tmp_path / "tb") == 8
+    assert len(set(counts)) == 1
+    assert len([*(tmp_path / "tb").rglob("*tfevents*")]) == 4
 
 
 def test_without_tensorboard_the_error_says_what_to_install(
     store: CurveStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     with pytest.raises(HistoryError, match="pip install tensorboard"):
         MetricHistory(store.saved()).write_tensorboard(tmp_path)
 
