@@ -8,6 +8,8 @@ threads: a discrete-event simulation. A message arrives `LATENCY` after it was s
 the processor time that it takes here, on the simulated processor of its node: every node has its own. A host has
 `PER_HOST` ranks. The direct calls are the same with casts switched off.
 
+The calls are also made with a line of output of each rank, which travels with its reply.
+
 A round reports the median of `CALLS` calls. All nodes share the caches of this machine, and the sends cost no system
 call. So the processor times are those of the Python code in this process, and not those of a real controller.
 """
@@ -15,12 +17,13 @@ call. So the processor times are those of the Python code in this process, and n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import heapq
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +36,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk, OutputStore, TelemetryActor
 from meshbook.runtime.transport import Accept
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.wire.frames import Buffer
@@ -46,6 +50,24 @@ NOWHERE = Extent((), ())
 PROBE = "probe-0@controller"  # the key of an actor whose messages flow control counts
 WITHOUT_CASTS = 256  # the most ranks that are called directly as well
 MICRO = 1e6
+
+
+class LineOfOutput:
+    """Replaces the capture of a rank: each reply has a line of output."""
+
+    def __init__(self, node: Node, controller: Address, rank: int) -> None:
+        self._node = node
+        self._target = Target(controller, TELEMETRY)
+        self._chunk = OutputChunk("cell", "mesh", rank, "stdout", f"rank {rank}\n")
+
+    def keeps_for(self, call: object) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def kept_output(self) -> Iterator[list[Buffer]]:
+        frame = self._node.calls.pack_small(self._target, "relayed", ((self._chunk,), {}), NOWHERE)
+        assert frame is not None
+        yield [frame]
 
 
 class Probe(Actor):
@@ -147,9 +169,9 @@ class SimulatedTransport:
 
 
 class SimulatedMesh:
-    """A controller, and so many ranks on hosts with agents. With `casts`, agents relay."""
+    """A controller, and so many ranks on hosts with agents. With `casts`, agents relay; with `prints`, ranks print."""
 
-    def __init__(self, ranks: int, *, casts: bool) -> None:
+    def __init__(self, ranks: int, *, casts: bool, prints: bool = False) -> None:
         self.world = World()
         settings = Settings(spans=0, cast_ranks=1 if casts else 0)
 
@@ -159,6 +181,12 @@ class SimulatedMesh:
         self.controller = node("controller", "host-0")
         self.transport = self.world.transports["controller"]
         self.context = Context(Instance("client", "client", NOWHERE.point(0), self.controller))
+        self.lines: list[Any] = []  # the output that has arrived
+        output = OutputStore()
+        output.set_default(self.lines.append)
+        telemetry = TelemetryActor(output, cast("Any", None), cast("Any", None))
+        self.controller.actors.host_inline(TELEMETRY, telemetry)
+        self.prints = prints
         self.nodes = []
         targets = []
         for rank in range(ranks):
@@ -169,6 +197,8 @@ class SimulatedMesh:
                 self.controller.casts.add_agent(agent.address)
             worker = node(f"worker-{rank}", host)
             worker.actors.host_inline(PROBE, Probe())
+            if prints:
+                worker.replies.capture = cast("Any", LineOfOutput(worker, self.controller.address, rank))
             self.nodes.append(worker)
             targets.append(Target(worker.address, PROBE))
         extent = Extent.of(gpus=ranks)
@@ -188,13 +218,15 @@ class SimulatedMesh:
             world.run(lambda: False)  # the timers that are left
             sent_now, received_now, *_ = controller.traffic()
             assert set(made[0].get().values()) == {2}
+            assert len(self.lines) == (len(made[0].get()) if self.prints else 0)
+            self.lines.clear()
             return latency, taken, sent_now - sent + received_now - received
         finally:
             CURRENT.reset(token)
 
 
-def measure(report: Report, ranks: int, *, casts: bool) -> None:
-    mesh = SimulatedMesh(ranks, casts=casts)
+def measure(report: Report, ranks: int, *, casts: bool, prints: bool) -> None:
+    mesh = SimulatedMesh(ranks, casts=casts, prints=prints)
     mesh.call()  # with greetings and marks
     gc.collect()
     gc.freeze()  # the simulated nodes are not part of the controller
@@ -202,9 +234,9 @@ def measure(report: Report, ranks: int, *, casts: bool) -> None:
     gc.unfreeze()
     latency, taken, messages = (statistics.median(figures) for figures in zip(*calls, strict=True))
     outside = statistics.median(each - busy for each, busy, _ in calls)
-    what = f"{ranks} ranks, {'casts' if casts else 'direct'}"
+    what = f"{ranks} ranks, {'casts' if casts else 'direct'}{' with output' if prints else ''}"
     report.put(f"{what}: controller's messages", messages, "messages", Aim(32) if casts else "")
-    aim = Aim(5) if casts and ranks >= 64 else ""
+    aim = Aim(5) if casts and ranks >= 64 and not prints else ""
     report.put(f"{what}: controller's time per rank", taken / ranks * MICRO, "us", aim)
     report.put(f"{what}: latency", latency * 1e3, "ms")
     report.put(f"{what}: controller's wait", outside * 1e3, "ms")
@@ -259,9 +291,10 @@ def main() -> None:
             measure_processes(report, options.processes)
             continue
         for ranks in RANKS:
-            measure(report, ranks, casts=True)
-            if ranks <= WITHOUT_CASTS:
-                measure(report, ranks, casts=False)
+            for prints in (False, True):
+                measure(report, ranks, casts=True, prints=prints)
+                if ranks <= WITHOUT_CASTS:
+                    measure(report, ranks, casts=False, prints=prints)
     report.present("calls on simulated ranks" if not options.processes else "real processes", options)
     if options.json and not options.processes:
         draw(report, options.json.with_suffix(".svg"))

@@ -116,7 +116,7 @@ class CellActor(Actor):
         meter = CellMeter()
         self._node.status.cell(True)
         if self._node.capture is not None:
-            self._node.capture.begin(origin)
+            self._node.capture.begin(origin, self._node.cast_call())
         try:
             with INTERRUPTS.during(origin):
                 outcome = self._run_out(source, number, origin, debugs, meter)
@@ -217,7 +217,7 @@ class CellActor(Actor):
 
     def _end(self, origin: str) -> None:
         if self._node.capture is not None:
-            self._node.capture.end(origin)
+            self._node.capture.end(origin, self._node.cast_call())
 
 
 class CellControl(Actor):

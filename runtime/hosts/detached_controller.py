@@ -17,7 +17,7 @@ from meshbook.runtime.hosts.controllers import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.hosts.journal import Journal
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.events import RunEvent
-from meshbook.runtime.telemetry.output import TELEMETRY, Chunk
+from meshbook.runtime.telemetry.output import TELEMETRY, Chunk, OutputChunk
 from meshbook.runtime.telemetry.points import Logged
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer
@@ -65,6 +65,10 @@ class JournalOnly(Actor):
 
     @endpoint
     def output(self, chunk: Chunk) -> None:
+        """Do nothing: the journal has the output."""
+
+    @endpoint
+    def relayed(self, chunk: OutputChunk) -> None:
         """Do nothing: the journal has the output."""
 
     @endpoint

@@ -58,7 +58,7 @@ class Journal:
             message, _ = unpack(frame)
         except RefusedMessage:
             return  # the node reports it
-        if isinstance(message, Call) and (message.actor, message.endpoint) == (TELEMETRY, "output"):
+        if isinstance(message, Call) and message.actor == TELEMETRY and message.endpoint in ("output", "relayed"):
             if message.sender not in self._outputs:
                 self._outputs[message.sender] = _OutputFiles(
                     self._folder / f"{message.sender}.output", self._kept_bytes
@@ -70,6 +70,8 @@ class Journal:
             self._logged[message.sender].write(frame)
         elif isinstance(message, Gathered):
             for each in message.replies:
+                for output in each.output.frames if each.output is not None else ():
+                    self.note(output)
                 self.note(pack(Reply(each.node, each.call, each.status, each.rank), (each.body,), len(frame)))
         elif self._is_kept(message):
             with contextlib.suppress(OSError):  # a full disk: the next controller detects the missing answer

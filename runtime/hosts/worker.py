@@ -47,7 +47,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.bar_lines import BarPoints
-from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture
+from meshbook.runtime.telemetry.capture import CHUNK_CHARACTERS, Capture, ReplyOutput
 from meshbook.runtime.telemetry.collective_spans import watch_collectives
 from meshbook.runtime.telemetry.logs import Prefix, print_logs
 from meshbook.runtime.telemetry.output import TELEMETRY, LogOptions, OutputChunk
@@ -55,11 +55,12 @@ from meshbook.runtime.telemetry.status_writer import watch_steps
 from meshbook.runtime.telemetry.stderr_tail import leave_traceback
 from meshbook.runtime.telemetry.traffic import TransferRecord
 from meshbook.runtime.traces import format_error
-from meshbook.runtime.transport import Transport
+from meshbook.runtime.transport import PeerGone, Transport
 from meshbook.runtime.transport.disturbed import DisturbedTransport
 from meshbook.runtime.transport.home import Home, host_of, ip_of
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
+from meshbook.runtime.wire.frames import Buffer
 
 NOWHERE = Extent((), ())
 
@@ -87,6 +88,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     node.data_plane = DataPlane(node, folder, spec.world.agent, is_worker=True)
     provide_client(lambda: client_of(node, spec), lambda: node.home, join)
     capture = make_capture(node, spec, folder)
+    capture.install()
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, spec.incarnation)
     os.register_at_fork(after_in_child=node.status.close)  # the page belongs to this process only
@@ -153,22 +155,35 @@ def client_of(node: Node, spec: WorkerSpec) -> Context:
 
 
 def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
-    """Capture the output of this process, and send it to the controller."""
+    """Return the capture of this process, which sends output to the controller."""
     target = [Target(node.controller, TELEMETRY)]
     bars = BarPoints(node.points.add_own, node.points.is_logged)
 
-    def send(chunk: OutputChunk) -> None:
+    def note_bars(chunk: OutputChunk) -> None:
         if chunk.live is not None:  # progress bars, or their last state
             bars.take(chunk.origin, chunk.live or chunk.text)
+
+    def send(chunk: OutputChunk) -> None:
+        note_bars(chunk)
         node.calls.send(target, "output", ((chunk,), {}), NOWHERE, None)
+
+    def pack(chunk: OutputChunk) -> Buffer | None:
+        if (frame := node.calls.pack_small(target[0], "relayed", ((chunk,), {}), NOWHERE)) is not None:
+            note_bars(chunk)
+        return frame
+
+    def send_packed(frame: Buffer) -> None:
+        with contextlib.suppress(PeerGone):  # the controller has ended
+            node.routes.send_soon(node.controller, frame)
 
     # A character has at most four bytes; the rest is for the other fields of the message.
     size = max(1, min(CHUNK_CHARACTERS, node.settings.max_message_bytes // 8))
     place = spec.world.mesh, spec.rank, folder, spec.address.node
-    capture = node.capture = Capture(send, *place, size, has_left=lambda: node.routes.have_left(node.controller))
+    has_left, keeping = lambda: node.routes.have_left(node.controller), ReplyOutput(pack, send_packed)
+    capture = Capture(send, *place, size, has_left=has_left, reply_output=keeping)
+    node.capture = node.replies.capture = capture
     settings = spec.world.settings
     capture.set_options(LogOptions(shown=settings.enable_log_forwarding or settings.show_output))
-    capture.install()
     return capture
 
 

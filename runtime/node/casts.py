@@ -50,6 +50,7 @@ from meshbook.runtime.wire.messages import (
     Mark,
     Message,
     Relayed,
+    RelayedOutput,
     Reply,
 )
 
@@ -201,7 +202,7 @@ class CastSender:
                 stream.casts = number = stream.casts + 1
                 stream.done += 1  # after `casts`: from here on, a direct message needs a fence
                 rank, mark, incarnation = first + index, stream.mark, incarnation_of(node, 0)
-                aimed.append(CastTarget(node, calls[index], rank, number, mark, incarnation))
+                aimed.append(CastTarget(node, calls[index], rank, number, mark, incarnation, stream.seen))
             if aimed:
                 groups.append(CastGroup(agent, aimed))
         template = bytes(frames.template)
@@ -304,7 +305,8 @@ class Relay:
         for target in group.targets:
             node = target.node
             frame = fill_in(template, cast.number_at, target.call, cast.rank_at, target.rank)
-            relayed = Relayed(name, cast.origin, cast.incarnation, cast.cast, target.number, target.mark)
+            order = target.number, target.mark, target.seen
+            relayed = Relayed(name, cast.origin, cast.incarnation, cast.cast, *order)
             to, packed = Address(node, prefix + node), pack(relayed, (frame,), self._limit)
             if target.incarnation > routes.incarnation_of(node):  # the caller restarts it, and this agent is about to
                 self._early.setdefault(node, []).append((target.incarnation, to, packed))
@@ -334,7 +336,7 @@ class Relay:
                 bundle = self._bundles[place] = _Bundle()
                 self._loop.call_later(self.gather_seconds, functools.partial(self._send_on, place, bundle))
             bundle.replies.append(reply)
-            bundle.size += len(reply.body)
+            bundle.size += len(reply.body) + (reply.output.size if reply.output is not None else 0)
             if cast is not None:
                 cast.missing -= 1
                 if not cast.missing:
@@ -390,10 +392,11 @@ class CastReceiver:
     handle: Handle  # handles a message of another node; that of the dispatch
     handle_replies: Callable[[Sequence[GatheredReply]], None]  # the same for gathered replies
 
-    def __init__(self, routes: Routes, relay: Relay, *, first: int, limit: int) -> None:
+    def __init__(self, routes: Routes, relay: Relay, *, incarnation: int, first: int, limit: int) -> None:
         self.held: dict[str, Inbound] = {}  # of the nodes whose direct messages wait now
         self._routes = routes
         self._relay = relay
+        self._incarnation = incarnation
         self._first = first  # the lowest call number of this process; earlier calls are of the process before
         self._limit = limit
         # By node and incarnation: a cast may arrive before the Hello of the process that has sent it.
@@ -409,6 +412,9 @@ class CastReceiver:
     def on_relayed(self, relayed: Relayed, body: Body) -> None:
         sender = relayed.origin.node
         self._routes.learn(relayed.origin)
+        stream = self._routes.streams.get(sender)
+        if stream is not None and relayed.incarnation == self._routes.incarnation_of(sender):
+            stream.acknowledge(relayed.seen)
         item = functools.partial(self._receive, relayed, body[0])
         self._inbound[sender, relayed.incarnation].add_cast(relayed.number, relayed.mark, item)
         self._look(sender)
@@ -446,6 +452,8 @@ class CastReceiver:
         inbound = self._inbound_of(fence.sender)
         if fence.is_lost:
             inbound.give_up(fence.number)
+            with contextlib.suppress(PeerGone):  # output may be lost as well
+                self._routes.send_copy(self._routes.address_of(fence.sender))
         else:
             inbound.set_fence(fence.number)
         self._look(fence.sender)
@@ -471,21 +479,55 @@ class CastReceiver:
         if self._owed:
             self._owed.pop((to, call), None)
 
-    def reply(self, to: str, reply: Reply, body: Body) -> bool:
-        """Send the reply to a cast to its agent, from the calling thread; return False if it must be sent directly."""
+    def reply(self, to: str, reply: Reply, body: Body, output: Sequence[Buffer] = ()) -> bool:
+        """Send the reply to a cast to its agent, from the calling thread; return False if it must be sent directly.
+
+        `output` has the frames of messages to the caller that precede the reply: they travel with it, or directly.
+        """
         found = self._owed.pop((to, reply.call), None)
         if found is None or len(body) != 1 or len(body[0]) > MOST_BYTES or reply.status == "sent":
+            self._send_directly(to, output)
             return False
         agent, cast = found
         routes = self._routes
-        caller, own = routes.address_of(to), routes.own.node
+        caller, own, stream = routes.address_of(to), routes.own.node, routes.stream_to(to)
+        relayed = None
+        if output and stream.copy is None and sum(map(len, (*output, *body))) <= MOST_BYTES:
+            relayed = RelayedOutput(stream.outputs + 1, self._incarnation, [bytes(frame) for frame in output])
+        else:
+            self._send_directly(to, output)
         try:
-            mark = routes.mark(caller, routes.stream_to(to))
-            gathered = GatheredReply(own, reply.call, reply.status, reply.rank, bytes(body[0]), cast, mark)
-            routes.send(agent, pack(Gathered(own, caller, [gathered]), (), self._limit))
+            mark = routes.mark(caller, stream)
+            gathered = GatheredReply(own, reply.call, reply.status, reply.rank, bytes(body[0]), cast, mark, relayed)
+            frame = pack(Gathered(own, caller, [gathered]), (), self._limit)
+            if relayed is not None:
+                # Before it is sent: from here on, other threads send direct messages behind the copy.
+                stream.outputs = relayed.number
+                stream.copy = frame
+                if to in self._left:  # as `leave` does
+                    stream.copy = None
+            routes.send(agent, frame)
         except PeerGone:
             return False
         return True
+
+    def _send_directly(self, to: str, frames: Sequence[Buffer]) -> None:
+        with contextlib.suppress(PeerGone):  # the caller has ended
+            for frame in frames:
+                self._routes.send_soon(self._routes.address_of(to), frame)
+
+    def take_output(self, reply: GatheredReply, output: RelayedOutput) -> Sequence[bytes] | None:
+        """Return the frames of the output that has come with a reply; None if both have come before."""
+        routes, node = self._routes, reply.node
+        if reply.call < self._first:  # of a call of the process before, which has counted differently
+            return output.frames
+        if node in routes.down or output.incarnation != routes.incarnation_of(node):
+            return ()  # its agent has sent what the process had not sent
+        stream = routes.stream_to(node)
+        if output.number <= stream.seen:
+            return None
+        stream.seen = output.number
+        return output.frames
 
     # -- ends ------------------------------------------------------------------------------
 
@@ -508,5 +550,7 @@ class CastReceiver:
     def leave(self, node: str) -> None:
         """Send later replies to a node directly: another process is about to replace it, and they must be held."""
         self._left.add(node)
+        if (stream := self._routes.streams.get(node)) is not None:
+            stream.copy = None  # it counts as arrived: the next process could not recognize it
         for key in [key for key in items_of(self._owed) if key[0][0] == node]:
             self._owed.pop(key[0], None)

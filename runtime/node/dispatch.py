@@ -22,7 +22,7 @@ from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body, BodyElsewhere, Buffer, unpack
-from meshbook.runtime.wire.messages import Fence, GatheredReply, Hello, Message, Reply
+from meshbook.runtime.wire.messages import Call, Fence, GatheredReply, Hello, Message, RelayedOutput, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,8 @@ class Dispatch:
         """Handle replies to casts. One is dropped if its call has failed: its node was declared down meanwhile."""
         take, load, recorder = self._table.take, self.load, self._recorder
         for reply in replies:
+            if reply.output is not None and not self._is_news(reply, reply.output):
+                continue
             if (found := take(reply.call, reply.rank)) is None:
                 continue
             if recorder.on:
@@ -142,6 +144,21 @@ class Dispatch:
                     reply_handler.refuse(index, rebuild_error(reply.status, (reply.body,)))
             except Exception:  # one failed message must not stop the others
                 logger.exception("a message could not be handled")
+
+    def _is_news(self, reply: GatheredReply, output: RelayedOutput) -> bool:
+        """Handle the output that has come with a reply; return whether this is its first copy."""
+        frames = self._casts.take_output(reply, output)
+        for frame in frames or ():
+            try:
+                call, body = unpack(frame)
+                if not isinstance(call, Call) or call.sender != reply.node or isinstance(body, BodyElsewhere):
+                    raise RefusedMessage(f"output of {reply.node!r} that is not a call")
+                self._handlers[Call](call, body)
+            except RefusedMessage as error:
+                self._refuse(error)
+            except Exception:  # one failed message must not stop the others
+                logger.exception("a message could not be handled")
+        return frames is not None
 
 
 def _is_urgent(message: Any) -> bool:

@@ -116,6 +116,11 @@ class Execution:
             spans.add(spans.row(self._since, now(), self._thread, self.endpoint, self._origin, key))
 
     @property
+    def key(self) -> Key | None:
+        """The current message."""
+        return self._key
+
+    @property
     def is_broken(self) -> bool:
         """Whether the last message was cancelled."""
         return self._broken

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+from meshbook.runtime.actor.context import context
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Extent
@@ -19,6 +20,7 @@ from meshbook.runtime.node.call_table import CallTable, Target
 from meshbook.runtime.node.casts import CastReceiver, CastSender, Relay
 from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.node.dispatch import Dispatch
+from meshbook.runtime.node.execution import Execution, Key
 from meshbook.runtime.node.flow_control import FlowControl, QueueLimits
 from meshbook.runtime.node.outbound import Outbound
 from meshbook.runtime.node.peers import Peers
@@ -118,7 +120,7 @@ class Node:
             routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
         )
         self.cast_relay = relay = Relay(routes, loop, limit)
-        self.cast_receiver = received = CastReceiver(routes, relay, first=first, limit=limit)
+        self.cast_receiver = received = CastReceiver(routes, relay, incarnation=incarnation, first=first, limit=limit)
         self.casts = casts = CastSender(
             *(routes, table, loop), incarnation=incarnation, least=settings.cast_ranks, limit=limit
         )
@@ -206,6 +208,14 @@ class Node:
     def traffic(self) -> Traffic:
         """Return the messages sent and received by this node since it began, and the bytes."""
         return self.routes.messages, self.dispatch.messages, self.routes.bytes, self.dispatch.bytes
+
+    def cast_call(self) -> Key | None:
+        """Return the call that runs here, if it came from the controller through agents, and so does its reply."""
+        execution = context().waiter
+        key = execution.key if isinstance(execution, Execution) else None
+        if key is None or key[0] != self.controller.node or not self.cast_receiver.owes(*key):
+            return None
+        return key
 
     def send_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Send the controller of this run an event of a mesh or of some of its ranks."""

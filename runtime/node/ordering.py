@@ -9,6 +9,10 @@ Each path keeps its own order. Two small messages, both sent directly, tie the p
 Both are sent only where a sender changes from one path to the other. Gathered replies name a mark as well, so a reply
 arrives after the output before it. They need no fence: a reply is found by its number, not by its place.
 
+Output that travels with a gathered reply needs no fence either. The sender keeps a copy of that message until it knows
+that the message has arrived, by a number in a later cast. Until then, it sends the copy before the next direct message.
+The receiver drops what arrives twice. So nothing waits for output that an agent may have lost.
+
 A cast is waited for only after it was sent, and waits only for earlier direct messages, so the two never wait for each
 other. Uses no socket, no clock and no thread.
 """
@@ -20,6 +24,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from meshbook.runtime.wire.frames import Buffer
+
 logger = logging.getLogger(__name__)
 Item = Callable[[], object]  # handles a message
 
@@ -30,7 +36,7 @@ class SendOrder:
     Its counters have no lock: there is no call between a check and the change after it (see `flow_control`).
     """
 
-    __slots__ = ("casts", "direct", "done", "fenced", "mark", "marked", "numbers", "queued")
+    __slots__ = ("casts", "copy", "direct", "done", "fenced", "mark", "marked", "numbers", "outputs", "queued", "seen")
 
     def __init__(self) -> None:
         self.direct = 1  # direct messages sent; those before this stream began count as one
@@ -41,11 +47,19 @@ class SendOrder:
         self.fenced = 0  # how many of them were sent before the last fence
         self.queued = 0  # casts and direct messages passed to the I/O thread
         self.done = 0  # those that it has sent
+        self.outputs = 0  # outputs sent with replies
+        self.copy: Buffer | None = None  # the message with the last of them, unless it is known to have arrived
+        self.seen = 0  # the last such output that has arrived from the peer
 
     @property
     def is_behind(self) -> bool:
         """Whether a direct message must wait for a cast, or needs a fence."""
         return self.queued != self.done or self.fenced != self.casts
+
+    def acknowledge(self, number: int) -> None:
+        """Drop the copy: the output with this number has arrived. A later one keeps its copy."""
+        if number == self.outputs:
+            self.copy = None
 
     def set_mark(self, number: int, direct: int) -> None:
         """Note that this mark follows so many direct messages."""

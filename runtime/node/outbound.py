@@ -270,6 +270,19 @@ class Outbound:
 
     # -- without a reply ------------------------------------------------------------------
 
+    def pack_small(self, target: Target, endpoint: str, arguments: Any, extent: Extent) -> Buffer | None:
+        """Return the frame of a call without a reply, which counts as sent: another message will carry it.
+
+        None if it is large, or the queue of the target has no room.
+        """
+        body = pickling.dumps(arguments, functools.partial(_format_argument, target.actor, endpoint))
+        size = size_of(body)
+        if len(body) > 1 or size >= SMALL_BYTES or not self._flow.spend((target.address.node, target.actor), size):
+            return None
+        place = 0, *extent.dims
+        call = Call(self._node, 0, target.actor, endpoint, place, current_origin(), target.manner)
+        return pack(call, body, self._limit)
+
     def notify(self, to: Address, endpoint: str, *arguments: Any) -> None:
         """Send a message to the control actor of another node, or of this one."""
         self.send([Target(to, CONTROL)], endpoint, (arguments, {}), NOWHERE, None)

@@ -15,6 +15,7 @@ from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.casts import CastReceiver
 from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.traces import name_cells
 from meshbook.runtime.transport import PeerGone
 from meshbook.runtime.wire import pickling
@@ -28,6 +29,8 @@ _UNSENDABLE = pickling.dumps(("the call failed, and its error could not be sent;
 class Replies:
     """Sends the replies of a node. `limit` is the maximum size of a message in bytes."""
 
+    capture: Capture | None = None  # of a worker: its output
+
     def __init__(self, routes: Routes, bulk: Bulk, casts: CastReceiver, limit: int) -> None:
         self._routes = routes
         self._casts = casts
@@ -40,7 +43,7 @@ class Replies:
         try:
             reply = Reply(self._node, call, "ok", rank)
             body = pickling.dumps(value, what)
-            if self._casts.owes(to, call) and self._casts.reply(to, reply, body):
+            if self._relay(to, reply, body):
                 return None
             if len(body) == 1 and len(body[0]) < self._bulk.least:
                 frame = pack(reply, body, self._limit)
@@ -69,6 +72,8 @@ class Replies:
     def drop(self, to: str, call: int) -> None:
         """Forget a cancelled call: it gets no reply."""
         self._casts.drop(to, call)
+        if self.capture is not None and self._keeps_output(to, call):
+            self.capture.flush()
 
     def _send_error(self, to: str, reply: Reply, text: str, exception: bytes | None) -> None:
         try:
@@ -76,11 +81,21 @@ class Replies:
         except Exception:  # no memory, for example: the caller must not wait forever
             logger.exception("an error could not be sent to its caller")
             frame = pack(reply, _UNSENDABLE, self._limit)
-        if self._casts.owes(to, reply.call):
+        if self._casts.owes(to, reply.call) or self._keeps_output(to, reply.call):
             _, body = unpack(frame)
-            if not isinstance(body, BodyElsewhere) and self._casts.reply(to, reply, body):
+            if not isinstance(body, BodyElsewhere) and self._relay(to, reply, body):
                 return
         self._send(to, frame)
+
+    def _keeps_output(self, to: str, call: int) -> bool:
+        return self.capture is not None and self.capture.keeps_for((to, call))
+
+    def _relay(self, to: str, reply: Reply, body: Body) -> bool:
+        """Send a reply through agents, with the output that was kept for it; return False if it must go directly."""
+        if self.capture is None or not self._keeps_output(to, reply.call):
+            return self._casts.owes(to, reply.call) and self._casts.reply(to, reply, body)
+        with self.capture.kept_output() as output:
+            return self._casts.reply(to, reply, body, output)
 
     def _send(self, to: str, frame: Buffer) -> None:
         try:

@@ -196,8 +196,8 @@ class Routes:
                 self._note_direct(to.node)
 
     def _is_behind(self, node: str) -> bool:
-        """Whether messages for a node are on their way to the I/O thread: `_mark_ready` adds it before it checks."""
-        return (stream := self.streams.get(node)) is not None and stream.is_behind
+        """Whether other messages go first: casts, for which `_mark_ready` adds the node before it checks, or a copy."""
+        return (stream := self.streams.get(node)) is not None and (stream.is_behind or stream.copy is not None)
 
     def _note_direct(self, node: str) -> None:
         if (stream := self.streams.get(node)) is not None:
@@ -236,6 +236,18 @@ class Routes:
             stream.set_mark(number, direct)
         return stream.mark
 
+    def send_copy(self, to: Address) -> None:
+        """Send output directly that has been sent with a reply and may not have arrived, before a direct message."""
+        if (stream := self.streams.get(to.node)) is None or (copy := stream.copy) is None:
+            return
+        self._transport.send(to, copy)
+        self.messages += 1
+        self.bytes += len(copy)
+        stream.direct += 1
+        # Only now: a thread that finds no copy sends behind it. Other output may have been sent meanwhile.
+        if stream.copy is copy:
+            stream.copy = None
+
     def _send_behind(self, to: Address, frame: Buffer, stream: SendOrder) -> None:
         """Send a frame behind the casts before it. Runs on the I/O thread, as their sending does."""
         if to.node in self.down or self.streams.get(to.node) is not stream:
@@ -262,8 +274,9 @@ class Routes:
         return True
 
     def have_left(self, to: Address) -> bool:
-        """Whether all frames for this node have left this process."""
-        return self._transport.have_left(to)
+        """Whether all frames for this node have left this process, and need not be sent again."""
+        stream = self.streams.get(to.node)
+        return self._transport.have_left(to) and (stream is None or stream.copy is None)
 
     def _is_for_others(self, to: Address, frame: Buffer) -> bool:
         """Whether a frame must be sent; deliver a frame for this node itself. Raises PeerGone for an ended node."""
@@ -272,6 +285,7 @@ class Routes:
             raise PeerGone
         self.meet(node)
         if node != self.own.node:
+            self.send_copy(to)
             if self._mark_ready(node) or (stream := self.streams.get(node)) is None:
                 return True
             if self._closed:

@@ -11,7 +11,9 @@ In an idle process the output thread sleeps. A write to a stream wakes it at onc
 the files has grown.
 
 Python's streams read from the context which execution writes to them. A cell that ends flushes on its own thread, so
-that none of its output arrives after its reply.
+that none of its output arrives after its reply. If the reply goes through agents, the output of this flush goes with it
+(`ReplyOutput`). So that short cells need no other message, the output thread waits `FLUSH_SECONDS` longer in such a
+cell: at its begin, and at the first line after a silence.
 """
 
 from __future__ import annotations
@@ -48,7 +50,32 @@ PIECE_CHARACTERS = 100  # overhead of a piece in memory: `print(i)` writes "\n" 
 WAIT_SECONDS = 1.0  # how long a writer waits for the controller to receive
 
 Send = Callable[[OutputChunk], None]
+CallKey = tuple[str, int]  # the node of the caller, and the call number
+Frame = bytes | bytearray | memoryview
 logger = logging.getLogger(__name__)
+
+
+class ReplyOutput:
+    """The last output of a call, kept for its reply. `pack` makes the frame of a chunk, unless it must be sent at once.
+
+    For threads that hold the lock of the capture, which orders this output and the other one.
+    """
+
+    def __init__(self, pack: Callable[[OutputChunk], Frame | None], send: Callable[[Frame], None]) -> None:
+        self.pack = pack
+        self.frames: list[Frame] = []
+        self.call: CallKey | None = None  # the call that the frames are kept for
+        self._send = send
+
+    def take(self) -> list[Frame]:
+        """Return the frames, which are kept no longer."""
+        frames, self.frames = self.frames, []
+        return frames
+
+    def send(self) -> None:
+        """Send the frames now, before other output."""
+        for frame in self.take():
+            self._send(frame)
 
 
 class Capture:
@@ -67,9 +94,14 @@ class Capture:
         node: str,
         chunk_characters: int = CHUNK_CHARACTERS,
         has_left: Callable[[], bool] = lambda: True,
+        reply_output: ReplyOutput | None = None,
     ) -> None:
         self._send_chunk = send
         self._has_left = has_left  # whether everything that was sent has left this process
+        self._reply_output = reply_output or ReplyOutput(lambda chunk: None, lambda frame: None)
+        self._keeps = False  # output that is sent now is kept for a reply
+        self._held_until = 0.0  # the output thread waits until then, as the cell may end before
+        self._is_relayed = False  # the reply of the running cell goes through agents
         self._chunk_characters = chunk_characters
         self._mesh = mesh
         self._rank = rank
@@ -118,23 +150,49 @@ class Capture:
     def flush(self) -> None:
         """Send all output so far, from Python and from anything else in this process."""
         with self._sending:
+            self._reply_output.send()
             self._send_all()
             self._wake_for_terminals()
 
-    def end(self, origin: str) -> None:
-        """Send everything, and settle the rows of this cell, which has ended."""
+    def end(self, origin: str, call: CallKey | None = None) -> None:
+        """Send everything, and settle the rows of this cell, which has ended.
+
+        With `call`, keep what is small for the reply to this call, which takes it (`kept_output`) or calls `flush`.
+        """
+        self._is_relayed, self._held_until = False, 0.0
         with self._sending:
             # Most cells write nothing, and each cell waits for this.
             if not (self._waiting or self._terminals.has_any or any(file.has_news for file in self._files)):
                 return
-            self._send_all()
-            for writer, emission in self._terminals.end(origin):
-                self._send(*writer, emission)
+            self._reply_output.call, self._keeps = call, call is not None
+            try:
+                self._send_all()
+                for writer, emission in self._terminals.end(origin):
+                    self._send(*writer, emission)
+            finally:
+                self._keeps = False
             self._wake_for_terminals()
 
-    def begin(self, origin: str) -> None:
-        """Record that a cell begins on the main thread."""
+    def keeps_for(self, call: CallKey) -> bool:
+        """Whether output may be kept for the reply to this call."""
+        return self._reply_output.call == call
+
+    @contextlib.contextmanager
+    def kept_output(self) -> Iterator[list[Frame]]:
+        """Return the output that was kept for a reply. The block sends it; no other output is sent meanwhile."""
+        with self._sending:
+            self._reply_output.call = None
+            yield self._reply_output.take()
+
+    def begin(self, origin: str, call: CallKey | None = None) -> None:
+        """Record that a cell begins on the main thread; `call` is its call, if the reply goes through agents."""
+        self._is_relayed = call is not None
+        self._hold()
         self._set_owner(origin)
+
+    def _hold(self) -> None:
+        """Make the output thread wait, if the reply of the running cell goes through agents."""
+        self._held_until = monotonic() + FLUSH_SECONDS if self._is_relayed else 0.0
 
     @property
     def options(self) -> LogOptions:
@@ -174,6 +232,7 @@ class Capture:
         if not self._is_urgent and (
             self._size >= FLUSH_CHARACTERS or (text.endswith("\n") and monotonic() - self._sent_at > FLUSH_SECONDS)
         ):
+            self._hold()
             self.flush_soon()
         elif self._asleep:
             self._wake()
@@ -246,6 +305,8 @@ class Capture:
             is_silent = False  # the piece that woke it may be the first of a line, and the rest follows
         if not self._is_urgent:
             self._wake_lock.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
+        while self._size < FLUSH_CHARACTERS and not self._ended and (left := self._held_until - monotonic()) > 0:
+            self._wake_lock.acquire(timeout=left)
         self._is_urgent = False
 
     def _sleep(self) -> None:
@@ -270,7 +331,7 @@ class Capture:
 
     def _free_sent(self) -> None:
         """Free the space of text that was sent and has left this process; runs before more is sent."""
-        if self._has_left():
+        if not self._reply_output.frames and self._has_left():
             self._unsent.switch_halves(self._read.number, self._sent)
             for file in self._files:
                 file.free_before(getattr(self._sent, file.stream))
@@ -343,7 +404,14 @@ class Capture:
             # Only the last chunk has the rows and the mark.
             rest = (live, self._sent) if is_last else (None, None)
             part = text[start : start + size]
-            self._send_chunk(OutputChunk(origin, self._mesh, self._rank, stream, part, self._options, *rest))
+            self._send_or_keep(OutputChunk(origin, self._mesh, self._rank, stream, part, self._options, *rest))
+
+    def _send_or_keep(self, chunk: OutputChunk) -> None:
+        if self._keeps and (frame := self._reply_output.pack(chunk)) is not None:
+            self._reply_output.frames.append(frame)
+        else:
+            self._reply_output.send()
+            self._send_chunk(chunk)
 
 
 def whole(text: str) -> str:

@@ -139,6 +139,7 @@ class OutputStore:
         self.logbook = Logbook()
         self._sinks: dict[str, Sink] = {}
         self._default: Sink | None = None
+        self._concluded: set[str] = set()  # nodes whose agent has sent all that was left of their output
         self._ended: dict[str, None] = {}  # nodes whose text is kept although they have ended, the oldest first
         self._marks: dict[str, SentMark] = {}  # by node: how much of its output has arrived
         # By mesh, rank, execution and stream: the beginning of an escape sequence that is still incomplete.
@@ -198,8 +199,14 @@ class OutputStore:
         else:
             self.add(chunk)
 
+    def add_relayed(self, chunk: OutputChunk) -> None:
+        """Add text that has come with a reply, unless it was in the unsent output of the process, which has ended."""
+        if chunk.mark is None or chunk.mark.node not in self._concluded:
+            self.add(chunk)
+
     def add_unsent(self, remains: UnsentOutput) -> None:
         """Add the output of an ended process, except what has already arrived."""
+        self._concluded.add(remains.node)
         mesh, rank, options = remains.mesh, remains.rank, remains.options
         terminals: dict[tuple[str, StreamName], Terminal] = {}
         for origin, stream, text in remains.after(self._marks.get(remains.node, SentMark(remains.node))):
@@ -241,6 +248,7 @@ class OutputStore:
         """Record the end of a process, and keep its text for a while: users look for it, and some may arrive late."""
         self.logbook.end_process(report.node)
         self._marks.pop(report.node, None)
+        self._concluded.discard(report.node)  # from now on, the node drops such output
         self._ended.pop(report.node, None)  # a process that ends again is the newest
         self._ended[report.node] = None
         while len(self._ended) > REMEMBERED_ENDS:
@@ -251,6 +259,7 @@ class OutputStore:
     def restarted(self, node: str) -> None:
         """Stop counting this process as ended: it was restarted under its name."""
         self._ended.pop(node, None)
+        self._concluded.discard(node)
 
     def _drop_halves(self, is_over: Callable[[tuple[str, int, str, str]], bool]) -> None:
         """Drop the incomplete escape sequences of writers that have ended."""
@@ -278,6 +287,11 @@ class TelemetryActor(Actor):
     def output(self, chunk: Chunk | UnsentOutput) -> None:
         """Store text or a display of a rank."""
         self._store.take(chunk)
+
+    @endpoint
+    def relayed(self, chunk: OutputChunk) -> None:
+        """Store text of a rank that has come with a reply."""
+        self._store.add_relayed(chunk)
 
     @endpoint
     def logged(self, logged: Logged) -> None:

@@ -23,7 +23,7 @@ from meshbook.runtime.errors import MessageTooLarge, RefusedMessage
 from meshbook.runtime.memory.layout import SegmentReference
 from meshbook.runtime.wire import messages
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"mb"
 ALIGNMENT = 64
 HERE, ELSEWHERE = 0, 1

@@ -130,7 +130,10 @@ class Down(Message, frozen=True, tag="d"):
 
 
 class CastTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One receiver of a cast. `number` counts the casts to it, and `mark` names the mark that it waits for first."""
+    """One receiver of a cast. `number` counts the casts to it, and `mark` names the mark that it waits for first.
+
+    `seen` is the number of its last `RelayedOutput` that has arrived.
+    """
 
     node: str
     call: int
@@ -138,6 +141,7 @@ class CastTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     mark: int
     incarnation: int
+    seen: int
 
 
 class CastGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -164,7 +168,7 @@ class Cast(Message, frozen=True, tag="m"):
 
 
 class Relayed(Message, frozen=True, tag="y"):
-    """A cast for one rank, from its agent; body: the frame of the Call. `number` and `mark` are as in CastTarget."""
+    """A cast for one rank, from its agent; body: the frame of the Call. The last fields are as in CastTarget."""
 
     sender: str
     origin: Address
@@ -172,6 +176,22 @@ class Relayed(Message, frozen=True, tag="y"):
     cast: int
     number: int
     mark: int
+    seen: int
+
+
+class RelayedOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The last output of a call, on its way with the reply: the frames of Calls. `number` counts those of the process.
+
+    `incarnation` is that of the process.
+    """
+
+    number: int
+    incarnation: int
+    frames: list[bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.frames))
 
 
 class GatheredReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -184,6 +204,7 @@ class GatheredReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: bytes
     cast: int
     mark: int
+    output: RelayedOutput | None = None
 
 
 class Gathered(Message, frozen=True, tag="g"):

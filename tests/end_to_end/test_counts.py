@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.endpoint import concurrent_endpoint, endpoint
+from meshbook.runtime.cells.actor import CellActor
+from meshbook.runtime.config import Settings
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.telemetry import capture
+from meshbook.runtime.telemetry.output import TELEMETRY, OutputChunk
+from meshbook.runtime.wire.frames import Buffer, unpack
+from meshbook.runtime.wire.messages import Call, Mark
 from tests.counting import Counting, SystemCalls
 
 TIMES = 300
@@ -159,6 +166,38 @@ def test_lines_of_output_travel_together(mesh: Mesh) -> None:
     _, received = mesh.frames(lambda: mesh.one.say.call_one(lines).get())
     assert received < lines / 100
     assert mesh.fewest_wake_ups(mesh.pair, lambda: mesh.one.say.call_one(lines).get()) < lines / 20
+
+
+def test_the_output_of_short_cells_on_many_ranks_travels_with_the_replies() -> None:
+    session = Session(Settings(cast_ranks=2))
+    token = CURRENT.set(session.context)
+    try:
+        procs = session.host.spawn_procs(per_host={"gpus": 4}, bootstrap=lengthen_short_cells)
+        cells: Any = procs.spawn_on_main("cells", CellActor)
+        cells.run.call("pass", 1).get()
+        texts, received = list[str](), list[Any]()
+        session.output.set_default(lambda chunk: texts.append(chunk.text) if isinstance(chunk, OutputChunk) else None)
+        accept = session.node.accept
+
+        def note(frame: Buffer) -> None:
+            received.append(unpack(frame)[0])
+            accept(frame)
+
+        session.node._transport.accept = note
+        for number in range(10):
+            cells.run.call(f"for part in 'ab': print({number}, part)", 1).get()
+            assert texts == [f"{number} a\n{number} b\n"] * 4
+            texts.clear()
+        assert not [message for message in received if isinstance(message, Call) and message.actor == TELEMETRY]
+        assert sum(isinstance(message, Mark) for message in received) <= 4
+    finally:
+        CURRENT.reset(token)
+        session.close()
+
+
+def lengthen_short_cells() -> None:
+    """Make the output thread wait longer for the end of a cell than any cell here takes."""
+    capture.FLUSH_SECONDS = 1000.0
 
 
 def test_a_worker_that_waits_in_a_call_sleeps(mesh: Mesh) -> None:

@@ -11,7 +11,17 @@ from meshbook.runtime.hosts.journal import Journal, read_messages, read_output
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.wire.frames import pack, unpack
-from meshbook.runtime.wire.messages import Call, Credit, Down, Message, Reply
+from meshbook.runtime.wire.messages import (
+    Address,
+    Call,
+    Credit,
+    Down,
+    Gathered,
+    GatheredReply,
+    Message,
+    RelayedOutput,
+    Reply,
+)
 
 NOWHERE = (0, (), ())
 
@@ -45,6 +55,18 @@ def test_output_is_kept_by_process_and_the_newest_of_it(tmp_path: Path) -> None:
     assert lines == [b"%03d" % line for line in range(100 - len(lines), 100)]
     assert journal.dropped == {"mesh.0": 100 - len(lines)}
     assert 1000 <= sum(path.stat().st_size for path in tmp_path.glob("journal/mesh.0.*")) <= 2100
+
+
+def test_output_that_comes_with_replies_is_kept_like_the_rest(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal", {7: "mesh.0"})
+    relayed = frame(Call("mesh.0", 0, TELEMETRY, "relayed", NOWHERE, ""), b"second ")
+    reply = GatheredReply("mesh.0", 7, "ok", 0, b"value", 1, 0, RelayedOutput(1, 0, [relayed]))
+    journal.note(output("mesh.0", b"first "))
+    journal.note(frame(Gathered("agent", Address("controller", ""), [reply])))
+    journal.note(output("mesh.0", b"third"))
+    journal.close()
+    assert said(tmp_path / "journal") == {"mesh.0": b"first second third"}
+    assert [unpack(each)[0] for each in read_messages(tmp_path / "journal")] == [Reply("mesh.0", 7, "ok")]
 
 
 KEPT: dict[str, Message] = {

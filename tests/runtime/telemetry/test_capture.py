@@ -18,7 +18,7 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.telemetry.capture import IDLE_SECONDS, Capture, whole
+from meshbook.runtime.telemetry.capture import FLUSH_SECONDS, IDLE_SECONDS, Capture, ReplyOutput, whole
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import read_last_lines
@@ -251,6 +251,89 @@ def test_the_end_of_a_cell_sends_what_it_wrote_by_whichever_way(
         file.write("from C\n")
     captured.capture.end("cell 1")
     assert captured.chunks[-1].text == "from C\n"
+
+
+class Kept:
+    """A capture that is not installed, whose cells are called through agents."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sent: list[str] = []
+        output = ReplyOutput(self._pack, lambda frame: self.sent.append(bytes(frame).decode()))
+        self.capture = Capture(
+            lambda chunk: self.sent.append(chunk.text), "mesh", 0, folder, "node", reply_output=output
+        )
+
+    def _pack(self, chunk: OutputChunk) -> bytes | None:
+        return chunk.text.encode() if len(chunk.text) <= 10 else None
+
+    def taken(self) -> list[bytes]:
+        with self.capture.kept_output() as output:
+            return [bytes(frame) for frame in output]
+
+
+CALL = "controller", 7
+
+
+def test_the_last_output_of_a_call_through_agents_is_kept_for_its_reply(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.capture.stdout.write("first")
+    kept.capture.flush()
+    kept.capture.stdout.write("out")
+    kept.capture.stderr.write("err")
+    kept.capture.end("", CALL)
+    assert kept.capture.keeps_for(CALL)
+    assert not kept.capture.keeps_for(("controller", 8))
+    assert kept.taken() == [b"out", b"err"]
+    assert not kept.capture.keeps_for(CALL)
+    assert kept.taken() == []
+    assert kept.sent == ["first"]
+
+
+@pytest.mark.parametrize("way", ["late text", "a flush", "a large text", "the end of the process"])
+def test_kept_output_is_sent_before_other_output(tmp_path: Path, way: str) -> None:
+    kept = Kept(tmp_path)
+    kept.capture.stdout.write("kept")
+    kept.capture.end("", CALL)
+    if way == "late text":
+        kept.capture.stdout.write("late")
+        kept.capture._send_now(follow=False)
+    elif way == "a flush":
+        kept.capture.flush()
+    elif way == "a large text":
+        kept.capture.stdout.write("x" * 11)
+        kept.capture.end("", CALL)
+    else:
+        kept.capture.close()
+    rest = {"late text": ["late"], "a large text": ["x" * 11]}
+    assert kept.sent == ["kept", *rest.get(way, [])]
+    assert kept.taken() == []
+
+
+@pytest.mark.parametrize(("call", "text", "waits"), [(CALL, "a\n", 1), (None, "a\n", 0), (CALL, "x" * 40_000, 0)])
+def test_the_output_thread_waits_for_the_end_of_a_call_through_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, text: str, waits: int
+) -> None:
+    capture, now = Kept(tmp_path).capture, [100.0]
+
+    class Wakeup:
+        """A lock that is never released: each wait takes all of its time."""
+
+        def locked(self) -> bool:
+            return False
+
+        def acquire(self, timeout: float) -> None:
+            now[0] += timeout
+
+    monkeypatch.setattr("meshbook.runtime.telemetry.capture.monotonic", lambda: now[0])
+    monkeypatch.setattr(capture, "_wake_lock", Wakeup())
+    capture.begin("", call)
+    capture.stdout.write(text)
+    capture._wait()
+    assert now[0] == pytest.approx(100 + waits * FLUSH_SECONDS)
+    now[0] += 1
+    capture.stdout.write(text)  # after a silence
+    capture._wait()
+    assert now[0] == pytest.approx(101 + 2 * waits * FLUSH_SECONDS)
 
 
 def test_stderr_is_kept_for_the_day_the_process_dies(tmp_path: Path, captured: Captured) -> None:
