@@ -140,14 +140,23 @@ def remove_if_unused(folder: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (folder / MARK).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            folder.rmdir()
+            _empty(folder)
+        folder.rmdir()
         return True
     except OSError:
         return False
     finally:
         os.close(lock)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a run's folder contains, the mark last: if this process is killed meanwhile, a sweep continues."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
+    (folder / MARK).unlink()
 
 
 def sweep(root: Path) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,29 @@ def test_a_sweep_takes_a_folder_of_which_only_the_beginning_was_made(tmp_path: P
     (tmp_path / RUN).mkdir(mode=0o700)
     assert sweep(tmp_path) == 1
     assert not (tmp_path / RUN).exists()
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing handles it."""
+
+
+@pytest.mark.parametrize("removed", range(7))
+def test_a_sweep_finishes_a_removal_that_was_cut_off(tmp_path: Path, removed: int) -> None:
+    folder = leave_behind(tmp_path / RUN)
+    for name in ("a.err", "a.out", "deep/a", "deep/b", "z"):
+        (folder / name).touch()
+    unlink, permitted = os.unlink, iter(range(removed))
+
+    def remove(*arguments: Any, **options: Any) -> None:
+        if next(permitted, None) is None:
+            raise Killed
+        unlink(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "unlink", remove)
+        sweep(tmp_path)
+    assert sweep(tmp_path) == 1
+    assert not folder.exists()
 
 
 def test_a_sweep_does_not_follow_links(tmp_path: Path) -> None:
