@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,8 @@ def test_the_script_runs(tmp_path: Path, launcher: list[str]) -> None:
         timeout=4 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr
-    lines = sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines() if line.strip())
-    assert lines == ["9.0", "9.0", "first", "second 2 cpu"]
+    # Not by line: under torchrun, two ranks write to one pipe without buffers.
+    assert sorted(re.findall(r"9\.0|first|second 2 cpu", done.stdout)) == ["9.0", "9.0", "first", "second 2 cpu"]
 
 
 def test_cells_that_cannot_be_exported_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
