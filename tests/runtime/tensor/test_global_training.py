@@ -68,7 +68,7 @@ def test_training_equals_that_of_one_process(mesh, name, optimizer, batch):
     rows = [distribute(each, mesh, ["data", *[None] * (each.dim() - 1)]) for each in (x, y)]
     torch.manual_seed(2)
     losses = train(models[1], OPTIMIZERS[optimizer](models[1].parameters()), loss_of, *rows)
-    assert losses == pytest.approx(expected, rel=1e-6)
+    assert losses == pytest.approx(expected, rel=1e-5)  # sums in another order, twenty steps of float32
 
 
 def test_a_recorded_step_trains_as_the_function_itself(mesh):
@@ -98,4 +98,4 @@ def test_a_recorded_step_trains_as_the_function_itself(mesh):
     with mesh.activate():
         recorded = record(step)
         losses = [recorded() for _ in range(5)]
-    assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-6)
+    assert [loss.item() for loss in losses] == pytest.approx(expected, rel=1e-5)

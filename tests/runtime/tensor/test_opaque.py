@@ -138,7 +138,7 @@ def test_a_module_trains_on_the_ranks(pair, propagate):
             found = mse_loss(result["y"], targets)
             found.backward()
             optimizer.step()
-            assert value(found, gpus=1).item() == pytest.approx(loss, rel=1e-6)
+            assert value(found, gpus=1).item() == pytest.approx(loss, rel=1e-5)
             gradients.append((first.grad, gradient))
         with torch.no_grad():
             assert not model(inputs)["y"].requires_grad

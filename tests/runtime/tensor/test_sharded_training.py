@@ -32,4 +32,4 @@ def test_models_train_as_in_one_process(ranks: RankPool, model: str, mesh: str, 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_step_as_in_one_process(ranks: RankPool, optimizer: str) -> None:
     for got, expected in ranks.run("2x2", compare_training, "mlp", optimizer, 6, "sharded"):
-        assert got == pytest.approx(expected, rel=1e-6)
+        assert got == pytest.approx(expected, rel=1e-5)

@@ -79,19 +79,19 @@ def test_modules_survive_a_failure_on_one_rank_and_the_death_of_another(mortal, 
     _, step_local = make_step(local, x, y)
     losses = [step_local() for _ in range(3)]
 
-    assert [step(), step_replicated()] == pytest.approx([losses[0]] * 2, rel=1e-6)
+    assert [step(), step_replicated()] == pytest.approx([losses[0]] * 2, rel=1e-5)
     with pytest.raises(RemoteException, match="bad luck"):
         split(sharded[0], fails=True)
     save_checkpoint(tmp_path, model=split, optimizer=optimizer)
-    assert [step(), step_replicated()] == pytest.approx([losses[1]] * 2, rel=1e-6)
+    assert [step(), step_replicated()] == pytest.approx([losses[1]] * 2, rel=1e-5)
 
     loss = functional.mse_loss(replicated(sharded[0]), sharded[1])
     mortal.procs.slice(ranks=2).kill().get(PATIENCE)
     with pytest.raises(DeviceMeshError):
         step()
     heal_mesh(mortal).get(PATIENCE)
-    assert step_replicated() == pytest.approx(losses[2], rel=1e-6)
-    assert [step(), step()] == pytest.approx(losses[1:], rel=1e-6)  # from the checkpoint on
+    assert step_replicated() == pytest.approx(losses[2], rel=1e-5)
+    assert [step(), step()] == pytest.approx(losses[1:], rel=1e-5)  # from the checkpoint on
     assert converted(sharded[0].to(torch.bfloat16)).dtype == torch.bfloat16
     assert converted(sharded[0].to(torch.bfloat16)).detach().full_tensor().isfinite().all()
     assert unsaved(sharded[0]).detach().full_tensor().isfinite().all()  # ranks along "model" have the same shards

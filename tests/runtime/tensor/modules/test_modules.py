@@ -161,7 +161,7 @@ def test_clipping_schedules_and_mixed_precision(mesh):
         return results
 
     sharded = [distribute(each, mesh, BATCH) for each in (x, y)]
-    assert train(model, *sharded) == pytest.approx(train(local, x, y), rel=1e-6)
+    assert train(model, *sharded) == pytest.approx(train(local, x, y), rel=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         result, expected = model(sharded[0]), local(x)
     assert result.dtype == torch.bfloat16
@@ -214,7 +214,7 @@ def test_a_mean_over_the_batch_is_refused_or_weighted(mesh):
         module_to_mesh(local, mesh)(*sharded)
     model = module_to_mesh(local, mesh, outputs="mean")
     loss, expected = model(*sharded), local(x, y)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     loss.backward()
     expected.backward()
     same(model.linear.weight.grad, local.linear.weight.grad)

@@ -57,7 +57,7 @@ def test_training_equals_that_of_one_process(mesh, name, optimizer, plan, batch)
     x, y = draw(batch)
     losses = train(model, loss_fn, OPTIMIZERS[optimizer], *on_batch(mesh, x, y))
     expected = train(local, loss_fn, OPTIMIZERS[optimizer], x, y)
-    assert losses == pytest.approx(expected, rel=1e-6)
+    assert losses == pytest.approx(expected, rel=1e-5)
     assert losses[-1] < losses[0]
     for key, parameter in model.named_parameters():
         assert parameter.grad.placements == parameter.placements, key
@@ -84,7 +84,7 @@ def test_training_goes_on_from_a_checkpoint_on_a_mesh_of_another_shape(mesh, tmp
     assert load_checkpoint(tmp_path, model=model, optimizer=optimizer) == 1
     assert optimizer.state[model[0].weight]["exp_avg"].placements == (Shard(0),)
     sharded = [distribute(each, line, ["all", None]) for each in (x, y)]
-    assert train(model, loss_fn, lambda _: optimizer, *sharded, steps=3) == pytest.approx(expected[3:], rel=1e-6)
+    assert train(model, loss_fn, lambda _: optimizer, *sharded, steps=3) == pytest.approx(expected[3:], rel=1e-5)
     # In a module of one process, too.
     local.load_state_dict({name: each.full_tensor() for name, each in model.state_dict().items()})
 
