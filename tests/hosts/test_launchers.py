@@ -44,7 +44,7 @@ class Program:
         )
         self.process = subprocess.Popen(
             [sys.executable, PROGRAM, cluster.launcher, arguments, *words],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", **cluster.environment},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", "MESHBOOK_PRELOAD": ""} | cluster.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
