@@ -140,8 +140,9 @@ def remove_if_unused(folder: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if (folder / MARK).exists():
-            _empty(folder)
-        folder.rmdir()
+            _remove(folder)
+        else:
+            folder.rmdir()
         return True
     except OSError:
         return False
@@ -149,14 +150,20 @@ def remove_if_unused(folder: Path) -> bool:
         os.close(lock)
 
 
-def _empty(folder: Path) -> None:
-    """Remove what a run's folder contains, the mark last: if this process is killed meanwhile, a sweep continues."""
+def _remove(folder: Path) -> None:
+    """Remove a run's folder, the mark last: if this process is killed meanwhile, a sweep continues."""
+    mark = folder / MARK
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != MARK:
-            path.unlink()
-    (folder / MARK).unlink()
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != mark:
+            path.unlink(missing_ok=True)
+    mark.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:  # there is a new file, of a process that ends
+        mark.touch(0o600)
+        raise
 
 
 def sweep(root: Path) -> int:

@@ -117,6 +117,22 @@ def test_a_sweep_finishes_a_removal_that_was_cut_off(tmp_path: Path, removed: in
     assert not folder.exists()
 
 
+def test_a_sweep_removes_a_folder_in_which_a_file_appeared_meanwhile(tmp_path: Path) -> None:
+    folder = leave_behind(tmp_path / RUN)
+    unlink = os.unlink
+
+    def remove(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        if Path(path).name == MARK:
+            (folder / "late.err").touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", remove)
+        assert sweep(tmp_path) == 0
+    assert sweep(tmp_path) == 1
+    assert not folder.exists()
+
+
 def test_a_sweep_does_not_follow_links(tmp_path: Path) -> None:
     precious, root = tmp_path / "precious", tmp_path / "root"
     precious.mkdir()
