@@ -307,6 +307,18 @@ def measure(job: Job) -> Measurement:
     )
 
 
+def with_connections(warm: Measurement, measured: Measurement) -> Measurement:
+    """Return the measurement with the descriptors of a later one, if it has more: an agent may connect to a rank late.
+
+    Descriptors that faults leak are found all the same: they also grow afterwards.
+    """
+    footprints = {
+        name: dataclasses.replace(each, descriptors=max(each.descriptors, measured.footprints[name].descriptors))
+        for name, each in warm.footprints.items()
+    }
+    return dataclasses.replace(warm, footprints=footprints)
+
+
 def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
     each = [footprint(process) for process in processes]
     return Footprint(*(sum(column) for column in zip(*map(dataclasses.astuple, each), strict=True)))
@@ -376,6 +388,8 @@ def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report
         put_growth(report, measured, warm)
         found = job.check() + find_growth(measured, warm)
         print(f"part {part + 1} of {PARTS}: {done.total()} faults, {job.done.count} pieces", file=sys.stderr)
+        if part < PARTS // 2:
+            warm = with_connections(warm, measured)
         if job.wrong:
             break
     job.procs.stop().get(PATIENCE)
