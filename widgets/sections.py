@@ -159,6 +159,9 @@ class LogsRequest(msgspec.Struct, frozen=True):
     limit: int = 500
 
 
+msgspec.json.Decoder(LogsRequest)  # prepares the struct for `convert`, whose first call is not thread-safe
+
+
 def answer_logs(logbook: Logbook, ranks: Mapping[str, int], content: Mapping[str, Any]) -> LogsReply:
     """Return the reply to a "logs" message, without its id. `ranks`: the processes to search, and their numbers.
 

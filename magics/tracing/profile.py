@@ -234,7 +234,7 @@ class TorchProfile:
         """Return torch's format, with separate processes for each rank."""
         events: list[dict[str, Any]] = []
         for rank, profile in sorted(self.by_rank.items()):
-            events += _with_rank_ids(rank, msgspec.json.decode(gzip.decompress(profile.trace)))
+            events += _with_rank_ids(rank, msgspec.json.Decoder().decode(gzip.decompress(profile.trace)))
         first = min((event["ts"] for event in events if event.get("ph") == "X"), default=0)
         for event in events:
             if "ts" in event:

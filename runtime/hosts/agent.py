@@ -32,6 +32,7 @@ from meshbook.runtime.hosts.launch import (
     AgentSpec,
     RemoteAgentSpec,
     RunFolder,
+    decode_agent_spec,
     environment_on_host,
     make_folder,
 )
@@ -80,7 +81,7 @@ def main(received: bytes = b"", server: Started | None = None) -> None:
     raise_file_limit()  # for the agent, and for the workers, which may connect to each other
     adopt_orphans()  # processes that workers leave behind are reparented to the agent, which ends them with the run
     line = LineReader(sys.stdin.fileno(), received)
-    spec = msgspec.json.decode(line.first(), type=AgentSpec)
+    spec = decode_agent_spec(line.first())
     if spec.away is None:
         folder = RunFolder(Path(spec.folder))
         serve(spec, folder, None, line, first_servers(spec, folder, server), IoLoop())

@@ -48,6 +48,10 @@ class ClientWelcome(msgspec.Struct, frozen=True, kw_only=True):
     incarnations: dict[str, int] = {}  # of the nodes that were restarted
 
 
+_decode_hello = msgspec.json.Decoder(ClientHello).decode
+decode_welcome = msgspec.json.Decoder(ClientWelcome).decode
+
+
 class Clients:
     """The clients of a run, managed by the host agent of its first host.
 
@@ -112,7 +116,7 @@ class ClientConnection(Reader):
             self._received += data
             if self._entry is None and b"\n" in self._received:
                 line, _, self._received = self._received.partition(b"\n")
-                self._entry = msgspec.json.decode(line, type=ClientHello)
+                self._entry = _decode_hello(line)
                 self._socket.sendall(msgspec.json.encode(self._clients.welcome(self._entry)) + b"\n")
         except BlockingIOError:
             return

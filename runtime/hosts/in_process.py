@@ -21,15 +21,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.hosts.agent import attend
 from meshbook.runtime.hosts.forkserver import Answer, Exited, Started
 from meshbook.runtime.hosts.heartbeat import Heartbeat
-from meshbook.runtime.hosts.launch import AgentSpec
+from meshbook.runtime.hosts.launch import decode_agent_spec
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
@@ -128,7 +126,7 @@ class ThreadAgent:
         with open(descriptor, "rb", buffering=0) as line:
             if not (first := line.readline()):  # the session could not begin
                 return
-            spec = msgspec.json.decode(first, type=AgentSpec)
+            spec = decode_agent_spec(first)
             node = self._node = Node(self._board.transport(spec.node), spec.run, spec.settings)
 
             def make_workers(*ways: Callable[..., None]) -> ThreadWorkers:

@@ -25,7 +25,7 @@ from meshbook.runtime.actor.context import Context, Instance, client_context, pr
 from meshbook.runtime.config import check_private, current_settings
 from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome
+from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome, decode_welcome
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.lifeline import present_version
 from meshbook.runtime.mesh import foreign_handles as foreign_handles  # registers the handles of other runs
@@ -250,7 +250,7 @@ def _enter(folder: Path, entry: ClientHello) -> tuple[socket.socket, ClientWelco
             line = answers.readline()
         if not line:
             raise FileNotFoundError
-        welcome = msgspec.json.decode(line, type=ClientWelcome)
+        welcome = decode_welcome(line)
         if welcome.error:
             raise SupervisionError(f"cannot join run {run}: {welcome.error}")
     except BaseException as error:

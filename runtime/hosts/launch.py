@@ -48,6 +48,9 @@ class RemoteAgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}  # variables of the processes there
 
 
+decode_agent_spec = msgspec.json.Decoder(AgentSpec).decode
+
+
 # Variables that describe a machine, or its part of a job. The controller's values are wrong on other hosts.
 _OF_A_HOST = re.compile(
     f"{DEVICES}|(SLURM|SLURMD|SSH|PMI|PMIX|PBS)_.*|HOME|HOSTNAME|LOGNAME|SHELL|TMPDIR|USER|XDG_RUNTIME_DIR"
@@ -73,6 +76,9 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     address: Address | None = None
     error: str = ""
+
+
+decode_agent_answer = msgspec.json.Decoder(AgentAnswer).decode
 
 
 class RunFolder:

@@ -98,6 +98,11 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     run_state: RunState | None = None
 
 
+_decode_line = msgspec.json.Decoder(Line).decode
+decode_run_request = msgspec.json.Decoder(RunRequest).decode
+_decode_reply = msgspec.json.Decoder(RunReply).decode
+
+
 class RunUnreachable(OSError):
     """The socket of a run does not answer."""
 
@@ -116,7 +121,7 @@ def send_request(folder: Path, request: RunRequest, seconds: float = REPLY_SECON
         connection.connect(os.fspath(folder / RUN_SOCKET))
         connection.sendall(msgspec.json.encode(request) + b"\n")
         with connection.makefile("rb") as answers:
-            return msgspec.json.decode(answers.readline(), type=RunReply), connection
+            return _decode_reply(answers.readline()), connection
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
         raise RunUnreachable(f"its host agent does not answer: {error}") from None
@@ -165,4 +170,4 @@ class LineReader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if not data and not lines:
             return None
-        return [msgspec.json.decode(line, type=Line) for line in lines]
+        return [_decode_line(line) for line in lines]

@@ -44,6 +44,9 @@ class SampledThread(msgspec.Struct, frozen=True):
     frames: tuple[SampledFrame, ...]
 
 
+_decode_threads = msgspec.json.Decoder(tuple[SampledThread, ...]).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A process as seen by its host. `state` is its main thread's state in /proc; empty: there is no such process."""
@@ -97,7 +100,7 @@ def spy(pid: int) -> tuple[SampledThread, ...] | None:
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError, msgspec.DecodeError):
         done = subprocess.run(command, capture_output=True, timeout=SPY_PATIENCE, check=True)
-        return msgspec.json.decode(done.stdout, type=tuple[SampledThread, ...])
+        return _decode_threads(done.stdout)
     return None
 
 

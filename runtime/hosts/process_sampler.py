@@ -41,6 +41,7 @@ from meshbook.runtime.telemetry.vitals import (
     Activity,
     ProcessReport,
     VitalsBatch,
+    decode_process_report,
 )
 
 logger = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ class ProcessSampler:
         except OSError:  # it has no page, for lack of space: a process that is not stopped is taken as alive
             page, can_say = None, False
         report = page.words if page is not None and page.words else before.words
-        pid = msgspec.msgpack.decode(report, type=ProcessReport).pid if report else 0
+        pid = decode_process_report(report).pid if report else 0
         pid = pid or worker.pid  # a command may have started another process, which is the worker
         usage = self.table.usage(pid)
         cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan

@@ -28,7 +28,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WorkerRegistry
-from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec
+from meshbook.runtime.hosts.launch import AgentSpec, RemoteAgentSpec, decode_agent_answer
 from meshbook.runtime.hosts.launchers import UNKNOWN, AgentProcess, Launcher
 from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
@@ -217,7 +217,7 @@ class RemoteHosts:
 
     def _take_answer(self, host: RemoteHost, line: bytes) -> None:
         try:
-            answer = msgspec.json.decode(line, type=AgentAnswer)
+            answer = decode_agent_answer(line)
         except (msgspec.DecodeError, msgspec.ValidationError):
             printed = line.decode(errors="replace").strip()[:500]
             what = "its agent did not start" + (f"; instead of its answer it printed: {printed}" if printed else "")

@@ -40,6 +40,7 @@ from meshbook.runtime.hosts.lifeline import (
     RunState,
     RunTaken,
     Status,
+    decode_run_request,
 )
 from meshbook.runtime.hosts.workers import Workers
 from meshbook.runtime.node.node import Node
@@ -195,7 +196,7 @@ class RunLease:
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(REQUEST_SECONDS)
         with client.makefile("rb") as lines:
-            request = msgspec.json.decode(lines.readline(), type=RunRequest)
+            request = decode_run_request(lines.readline())
         verbs: dict[str, Callable[[RunRequest, socket.socket], None]] = {
             "status": lambda request, client: _send(client, RunReply(status=self.status())),
             "attach": self._offer,

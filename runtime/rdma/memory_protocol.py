@@ -52,6 +52,9 @@ class TransferRequest(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError("its time limit is invalid")
 
 
+_decode_request = msgspec.msgpack.Decoder(TransferRequest).decode
+
+
 # -- handshake -------------------------------------------------------------------------
 
 
@@ -127,7 +130,7 @@ def pack_request(request: TransferRequest) -> bytes:
 
 def unpack_request(data: Buffer) -> TransferRequest:
     try:
-        return msgspec.msgpack.decode(data, type=TransferRequest)
+        return _decode_request(data)
     except (msgspec.DecodeError, ValueError) as error:
         raise RefusedMessage(f"a damaged request: {error}") from error
 

@@ -12,8 +12,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
@@ -24,9 +22,9 @@ from meshbook.runtime.telemetry.vitals import (
     ActorLoad,
     Metric,
     ProcessDetail,
-    ProcessReport,
     Vitals,
     VitalsBatch,
+    decode_process_report,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ class History:
             host, encoded = self._reports.get(node, ("", b""))
         if not encoded:
             return None
-        report = msgspec.msgpack.decode(encoded, type=ProcessReport)
+        report = decode_process_report(encoded)
         loads = tuple(ActorLoad(*load) for load in report.actors)
         return ProcessDetail(node, report.pid, host, loads, report.collective, report.pause)
 

@@ -54,7 +54,7 @@ class RankSamples(msgspec.Struct, frozen=True, array_like=True):
 
 def from_speedscope(data: bytes, is_user: Callable[[str], bool]) -> RankSamples:
     """Parse the output of py-spy; raises msgspec.DecodeError for anything else."""
-    content: dict[str, Any] = msgspec.json.decode(data)
+    content: dict[str, Any] = msgspec.json.Decoder().decode(data)
     frames = [
         CodeLine(each["name"], each.get("file") or "", each.get("line") or 0) for each in content["shared"]["frames"]
     ]

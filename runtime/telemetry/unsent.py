@@ -41,6 +41,9 @@ class OutputOwner(msgspec.Struct, frozen=True, array_like=True):
     origin: str = ""
 
 
+_decode_owner = msgspec.msgpack.Decoder(OutputOwner).decode
+
+
 def unsent_file(folder: Path, node: str) -> Path:
     return folder / f"{node}.unsent"
 
@@ -137,7 +140,7 @@ def read_unsent(folder: Path, node: str) -> UnsentOutput | None:
             sent = _SENT.unpack_from(data)
             (length,) = _LENGTH.unpack_from(data, _SENT.size)
             start = _SENT.size + _LENGTH.size
-            owner = msgspec.msgpack.decode(data[start : start + length], type=OutputOwner)
+            owner = _decode_owner(data[start : start + length])
             halves = (_pieces(data, _HEADER_BYTES + at) for at in (0, HALF_BYTES))
             pieces = sorted(itertools.chain.from_iterable(halves), key=lambda piece: piece[0])
     except (OSError, ValueError, struct.error, msgspec.DecodeError):  # a ValueError: it is empty

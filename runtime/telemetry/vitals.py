@@ -97,6 +97,9 @@ class ProcessReport(msgspec.Struct, frozen=True, array_like=True):
     pause: str = ""
 
 
+decode_process_report = msgspec.msgpack.Decoder(ProcessReport).decode
+
+
 class VitalsBatch(msgspec.Struct, frozen=True, array_like=True):
     """The measurements of an agent of the processes of its host at one time.
 

@@ -30,6 +30,9 @@ class LaneRequest(msgspec.Struct, frozen=True, array_like=True):
     sender: Address
 
 
+decode_lane_request = msgspec.msgpack.Decoder(LaneRequest).decode
+
+
 @dataclass(frozen=True)
 class Home:
     """A host as seen by its processes: the folder of its sockets, and the prefix of its nodes' addresses."""

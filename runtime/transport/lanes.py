@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from meshbook.runtime.transport.home import LaneRequest
+from meshbook.runtime.transport.home import decode_lane_request
 from meshbook.runtime.transport.io_loop import IoLoop
 from meshbook.runtime.transport.link import Link, node_of
 from meshbook.runtime.transport.unix import Listener, PeerConnection, Reader, StreamSocket
@@ -53,7 +53,7 @@ class Lanes:
     def _open(self, reader: Reader, frame: Buffer) -> None:
         """Open the lane that the first frame of a connection requests."""
         try:
-            request = msgspec.msgpack.decode(frame, type=LaneRequest)
+            request = decode_lane_request(frame)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             self._gateway.refuse_lane(f"not a lane request: {error}")
             return reader.close()

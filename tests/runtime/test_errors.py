@@ -92,7 +92,7 @@ def test_workers_that_ended_with_their_host(stopped: str) -> None:
 
 def test_a_report_travels() -> None:
     made = report(stderr=("one", "two"), hint="x", stopped="y")
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=ExitReport) == made
+    assert msgspec.msgpack.Decoder(ExitReport).decode(msgspec.msgpack.encode(made)) == made
     assert pickle.loads(pickle.dumps(made)) == made
 
 

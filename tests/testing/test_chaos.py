@@ -157,7 +157,7 @@ def test_the_report_is_for_people_and_for_programs(procs: ProcMesh) -> None:
             os.sched_yield()
     assert str(report).startswith("chaos(seed=9): ")
     assert "kill rank 1" in str(report)
-    assert msgspec.json.decode(report.to_json(), type=Report) == report
+    assert msgspec.json.Decoder(Report).decode(report.to_json()) == report
 
 
 def test_what_goes_wrong_with_it_is_raised_at_the_end(procs: ProcMesh) -> None:

@@ -178,9 +178,7 @@ class NixlOffer(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
 
-def unpack(packed: bytes) -> NixlOffer:
-    """Unpack the result of `NixlOffer.pack`."""
-    return msgspec.msgpack.decode(packed, type=NixlOffer)
+unpack = msgspec.msgpack.Decoder(NixlOffer).decode
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -43,6 +42,7 @@ from meshbook.runtime.telemetry.vitals import (
     Activity,
     ProcessReport,
     VitalsBatch,
+    decode_process_report,
 )
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
@@ -134,7 +134,7 @@ def test_a_process_without_heartbeats_ages_and_has_no_rates(
 def test_reports_are_sent_when_they_change(meter: ProcessSampler, tick: Callable[..., None]) -> None:
     def told() -> dict[str, ProcessReport]:
         batch = meter.measure([living()], NOTHING, 100.0)
-        return {node: msgspec.msgpack.decode(said, type=ProcessReport) for node, said in batch.words.items()}
+        return {node: decode_process_report(said) for node, said in batch.words.items()}
 
     tick(100.0, ProcessReport(7, (("a", 0, ""),)))
     assert told() == {"m.0": ProcessReport(7, (("a", 0, ""),))}

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 import msgspec
 from meshbook.runtime.memory.process_identity import ProcessMark, RunMembership, own_mark
-parent = msgspec.json.decode(sys.argv[1], type=ProcessMark)
+parent = msgspec.json.Decoder(ProcessMark).decode(sys.argv[1])
 membership = RunMembership(Path(sys.argv[2]))
 print(membership.includes(parent), membership.includes(own_mark()), membership.includes(own_mark()))
 """

@@ -145,7 +145,7 @@ def test_an_ended_process_reads_nothing_any_more(pool):
     if not child:
         os.write(telling, msgspec.json.encode(own_mark()))
         os._exit(0)
-    mark = msgspec.json.decode(os.read(told, 1000), type=ProcessMark)
+    mark = msgspec.json.Decoder(ProcessMark).decode(os.read(told, 1000))
     segment = pool.take(PARTS, 10_000)
     lent = pool.lend(segment, mark, is_shared=True)
     pool.done(segment)

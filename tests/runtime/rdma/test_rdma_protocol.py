@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -18,12 +20,45 @@ OWNER = Address("procs-1.0", "unix:///run/procs-1.0")
 HANDLE = BufferHandle(OWNER, 0, "<root>.<Owner o{}>", ProcessMark(7, 8, "boot:pid"), None, Lease(64, 5), 4096, 100)
 KEY = b"k" * 32
 
+# The first thread stops where msgspec would run Python code to prepare a struct; another decodes meanwhile.
+DECODE_IN_TWO_THREADS = """
+import sys
+import threading
+from meshbook.runtime.rdma import memory_protocol
+from meshbook.runtime.rdma.backends import BufferHandle
+data = bytes.fromhex(sys.argv[1])
+reached, go_on = threading.Event(), threading.Event()
+def stop(frame, event, arg):
+    if event == "call" and frame.f_locals.get("obj") is BufferHandle:
+        sys.setprofile(None)
+        reached.set()
+        go_on.wait()
+def decode_first():
+    sys.setprofile(stop)
+    memory_protocol.unpack_request(data)
+    reached.set()
+thread = threading.Thread(target=decode_first)
+thread.start()
+reached.wait()
+print(memory_protocol.unpack_request(data).offset)
+go_on.set()
+thread.join()
+"""
+
 
 def test_a_request_arrives_as_it_was() -> None:
     request = protocol.TransferRequest(HANDLE, 10, 90, True, 1.5)
     data = protocol.pack_request(request)
     assert protocol.unpack_length(protocol.pack_length(len(data))) == len(data)
     assert protocol.unpack_request(data) == request
+
+
+@pytest.mark.process
+def test_two_threads_may_decode_the_first_requests() -> None:
+    data = protocol.pack_request(protocol.TransferRequest(HANDLE, 10, 90, True, 1.5))
+    command = [sys.executable, "-c", DECODE_IN_TWO_THREADS, data.hex()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10\n", "")
 
 
 @pytest.mark.parametrize(

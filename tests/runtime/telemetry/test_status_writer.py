@@ -9,7 +9,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from meshbook.runtime.hosts.heartbeat import Heartbeat
@@ -25,7 +24,7 @@ from meshbook.runtime.telemetry.status_page import (
     page_file,
 )
 from meshbook.runtime.telemetry.status_writer import StatusWriter, watch_steps
-from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
+from meshbook.runtime.telemetry.vitals import Activity, ProcessReport, decode_process_report
 
 WORDS = ProcessReport(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
 
@@ -51,7 +50,7 @@ def test_what_is_written_is_read(status: StatusWriter, reader: StatusPageReader)
     assert (reading.step, reading.queued, reading.traffic) == (0.25, 4, (1, 2, 30, 40))
     assert reading.tick > 0
     assert reading.activity == Activity.RUNNING
-    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessReport) == WORDS
+    assert decode_process_report(reading.words or b"") == WORDS
 
 
 @pytest.mark.parametrize(
@@ -107,16 +106,15 @@ def test_of_too_many_actors_the_busiest_are_written() -> None:
     actors[7] = ("busy", 0, "step")
     said = encode_report(ProcessReport(42, tuple(actors), "barrier", "in input()"))
     assert len(said) <= TEXT_BYTES
-    words = msgspec.msgpack.decode(said, type=ProcessReport)
+    words = decode_process_report(said)
     assert (words.pid, words.collective, words.pause) == (42, "barrier", "in input()")
     assert [actor[1] for actor in words.actors[:3]] == [0, 999, 998]
     assert len(words.actors) > 30
 
 
 def test_words_that_never_fit_leave_the_process_known() -> None:
-    assert msgspec.msgpack.decode(
-        encode_report(ProcessReport(42, collective="x" * SIZE)), type=ProcessReport
-    ) == ProcessReport(42)
+    report = encode_report(ProcessReport(42, collective="x" * SIZE))
+    assert decode_process_report(report) == ProcessReport(42)
 
 
 def test_another_incarnation_has_a_page_of_its_own(
@@ -227,5 +225,5 @@ def test_a_process_without_a_known_activity_is_alive(
     assert reading is not None
     assert reading.tick > 0
     assert reading.traffic == (1, 2, 3, 4)
-    assert msgspec.msgpack.decode(reading.words or b"", type=ProcessReport) == ProcessReport(os.getpid())
+    assert decode_process_report(reading.words or b"") == ProcessReport(os.getpid())
     assert "m.0 cannot write its status" in caplog.text
