@@ -26,14 +26,14 @@ NO_ANSWER = b"n"
 PATIENCE = 5000  # milliseconds without a message after which a peer checks that its parent is alive
 
 
-class Pending:
+class BareCall:
     """A call that has been sent, and later its answer."""
 
     __slots__ = ("value",)
     value: bytes
 
 
-class Bare:
+class BareZeroMQ:
     """A ROUTER here, and so many DEALERs, each in a process of its own."""
 
     def __init__(self, count: int = 1) -> None:
@@ -61,7 +61,7 @@ class Bare:
     def pipeline(self, times: int) -> None:
         """Send numbered calls to the first peer before reading the first answer; then settle each by its number."""
         socket, peer, pending = self._socket, self._peers[0], {}
-        calls = [Pending() for _ in range(times)]
+        calls = [BareCall() for _ in range(times)]
         for number, call in enumerate(calls):
             pending[number] = call
             socket.send_multipart([peer, NUMBER.pack(number), pickle.dumps(("echo", (1,)), 5)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bare import Bare
+from bare import BareZeroMQ
 from report import Aim, Report, arguments
 from rounds import TURNS, Comparison, format_spread, run_rounds, timed
 
@@ -25,7 +25,7 @@ RECEIVERS = 4
 BROADCASTS = 5000
 
 
-class Receiver(Actor):
+class SummingActor(Actor):
     """Runs in the workers."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Receiver(Actor):
         return total
 
 
-def compare_calls(bare: Bare, receivers: Any, ranks: int) -> Comparison:
+def compare_calls(bare: BareZeroMQ, receivers: Any, ranks: int) -> Comparison:
     echo = receivers.slice(gpus=slice(0, ranks)).echo
     count = max(CALLS // ranks, FEWEST_CALLS)
     return Comparison(
@@ -59,7 +59,7 @@ def compare_calls(bare: Bare, receivers: Any, ranks: int) -> Comparison:
     )
 
 
-def compare_broadcasts(bare: Bare, receivers: Any) -> Comparison:
+def compare_broadcasts(bare: BareZeroMQ, receivers: Any) -> Comparison:
     few = receivers.slice(gpus=slice(0, RECEIVERS))
 
     def broadcast() -> None:
@@ -81,9 +81,9 @@ def compare_broadcasts(bare: Bare, receivers: Any) -> Comparison:
 
 def main() -> None:
     options = arguments("Calls on several workers, and broadcasts, beside bare ZeroMQ.", rounds=7)
-    report, many, few = Report(), Bare(max(RANKS)), Bare(RECEIVERS)
+    report, many, few = Report(), BareZeroMQ(max(RANKS)), BareZeroMQ(RECEIVERS)
     workers = this_host().spawn_procs(per_host={"gpus": max(RANKS)})
-    receivers: Any = workers.spawn("receiver", Receiver)
+    receivers: Any = workers.spawn("receiver", SummingActor)
     comparisons = [compare_calls(many, receivers, ranks) for ranks in RANKS]
     comparisons.append(compare_broadcasts(few, receivers))
     run_rounds(report, comparisons, options.rounds)

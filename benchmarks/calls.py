@@ -13,7 +13,7 @@ import asyncio
 import time
 from typing import Any
 
-from bare import Bare
+from bare import BareZeroMQ
 from report import Aim, Report, arguments
 from rounds import TURNS, Comparison, Turn, format_spread, run_rounds, timed, timed_async
 
@@ -49,7 +49,7 @@ class AsyncEcho(Actor):
         return await timed_async(lambda: other.echo.call_one(1), count)
 
 
-def compare_round_trips(bare: Bare, echo: Any) -> Comparison:
+def compare_round_trips(bare: BareZeroMQ, echo: Any) -> Comparison:
     return Comparison(
         "sync call",
         timed(bare.call, CALLS),
@@ -59,7 +59,7 @@ def compare_round_trips(bare: Bare, echo: Any) -> Comparison:
     )
 
 
-def compare_awaited(bare: Bare, echo: Any, runner: asyncio.Runner) -> Comparison:
+def compare_awaited(bare: BareZeroMQ, echo: Any, runner: asyncio.Runner) -> Comparison:
     """Compare awaited calls; no other comparison may use `bare`: its socket belongs to the loop from here on."""
 
     async def open_on_loop() -> Any:
@@ -75,7 +75,7 @@ def compare_awaited(bare: Bare, echo: Any, runner: asyncio.Runner) -> Comparison
     )
 
 
-def compare_actors(kind: str, bare: Bare, actors: Any, ratio_aim: Aim) -> Comparison:
+def compare_actors(kind: str, bare: BareZeroMQ, actors: Any, ratio_aim: Aim) -> Comparison:
     caller, other = actors.slice(gpus=0), actors.slice(gpus=1)
     return Comparison(
         f"actor to actor, {kind}",
@@ -85,7 +85,7 @@ def compare_actors(kind: str, bare: Bare, actors: Any, ratio_aim: Aim) -> Compar
     )
 
 
-def compare_outstanding(bare: Bare, echo: Any, runner: asyncio.Runner) -> list[Comparison]:
+def compare_outstanding(bare: BareZeroMQ, echo: Any, runner: asyncio.Runner) -> list[Comparison]:
     """Compare calls that are all sent before the first answer is read."""
 
     def call_all() -> None:
@@ -110,7 +110,7 @@ def compare_outstanding(bare: Bare, echo: Any, runner: asyncio.Runner) -> list[C
 
 def main() -> None:
     options = arguments("Calls to one worker beside a bare ZeroMQ ping-pong.", rounds=7)
-    report, bare, bare_async = Report(), Bare(), Bare()
+    report, bare, bare_async = Report(), BareZeroMQ(), BareZeroMQ()
     workers = this_host().spawn_procs(per_host={"gpus": 2})
     sync_actors: Any = workers.spawn("echo", Echo)
     async_actors: Any = workers.spawn("async", AsyncEcho)

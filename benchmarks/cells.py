@@ -43,7 +43,7 @@ CLUSTER = "import ipyparallel as ipp\nengines = ipp.Cluster(n=8).start_and_conne
 STOP_CLUSTER = "engines.cluster.stop_cluster_sync()"
 
 
-class Notebook:
+class TimedNotebook:
     """A kernel, and the part of a front end that runs cells."""
 
     def __init__(self, kernel: str) -> None:
@@ -87,7 +87,7 @@ class Notebook:
         self._manager.shutdown_kernel()
 
 
-def compare_cells(notebook: Notebook, code: str, ranks: int, ratio_aim: Aim | str) -> Comparison:
+def compare_cells(notebook: TimedNotebook, code: str, ranks: int, ratio_aim: Aim | str) -> Comparison:
     notebook.run_well(f"%%mesh of{ranks}\n{code}")  # timed runs are not checked, and a failing cell is fast
     return Comparison(
         f"cell `{code}` on {ranks} ranks",
@@ -99,7 +99,7 @@ def compare_cells(notebook: Notebook, code: str, ranks: int, ratio_aim: Aim | st
     )
 
 
-def compare_output(notebook: Notebook) -> Comparison:
+def compare_output(notebook: TimedNotebook) -> Comparison:
     def print_on_a_rank() -> list[float]:
         taken = seconds_of(lambda: notebook.run(f"%%mesh of2[0] -o printed\n{PRINT}"))
         arrived = notebook.run_well("answer = printed[0].stdout.count(';')")
@@ -116,7 +116,7 @@ def compare_output(notebook: Notebook) -> Comparison:
     )
 
 
-def measure_peer(report: Report, stock: Notebook) -> None:
+def measure_peer(report: Report, stock: TimedNotebook) -> None:
     report.put(f"local cell `{CELL}`, stock kernel", stock.median(CELL) * 1e3, "ms")
     theirs = stock.median(f"%%px\n{CELL}") * 1e3
     report.put("%%px of ipyparallel on 8 engines", theirs, "ms", "26.5")
@@ -124,7 +124,7 @@ def measure_peer(report: Report, stock: Notebook) -> None:
     report.put("%%mesh on 8 ranks, ratio to it", ours / theirs, "x %%px", Aim(0.33))
 
 
-def measure_end(report: Report, notebook: Notebook, name: str, aim: str, end: Callable[[], None]) -> None:
+def measure_end(report: Report, notebook: TimedNotebook, name: str, aim: str, end: Callable[[], None]) -> None:
     """Measure how long a sleeping cell continues after `end` is called."""
     cell = notebook.start(SLEEP)
     time.sleep(SETTLED)
@@ -135,7 +135,7 @@ def measure_end(report: Report, notebook: Notebook, name: str, aim: str, end: Ca
     assert reply["status"] == "error", reply
 
 
-def measure_ends(report: Report, notebook: Notebook) -> None:
+def measure_ends(report: Report, notebook: TimedNotebook) -> None:
     notebook.run_well("%mesh up --gpus 4 --name pair")
     notebook.run_well("%%mesh pair -o pids\nimport os\nos.getpid()")
     victim = int(notebook.run_well("answer = pids[1].value"))
@@ -146,12 +146,12 @@ def measure_ends(report: Report, notebook: Notebook) -> None:
 
 
 @contextlib.contextmanager
-def start_peer() -> Iterator[Notebook | None]:
+def start_peer() -> Iterator[TimedNotebook | None]:
     if importlib.util.find_spec("ipyparallel") is None:
         print("ipyparallel is not installed: its lines are left out", file=sys.stderr)
         yield None
         return
-    with contextlib.closing(Notebook("python3")) as stock:
+    with contextlib.closing(TimedNotebook("python3")) as stock:
         stock.run_well(CLUSTER)
         try:
             yield stock
@@ -162,7 +162,7 @@ def start_peer() -> Iterator[Notebook | None]:
 def main() -> None:
     options = arguments("Cells on a mesh, through a kernel.", rounds=7)
     report = Report()
-    with contextlib.closing(Notebook("meshbook")) as notebook, start_peer() as stock:
+    with contextlib.closing(TimedNotebook("meshbook")) as notebook, start_peer() as stock:
         for ranks in RANKS:
             notebook.run_well(f"%mesh up --gpus {ranks} --name of{ranks}")
         comparisons = [compare_cells(notebook, *each) for each in ON_MESHES]

@@ -29,14 +29,13 @@ from typing import Any, Literal
 
 import psutil
 from report import Report, json_option
-from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, Measurement, NoAnswer, find_growth, footprint, put_growth
+from soak import REST_PATIENCE, SHORT_PATIENCE, Footprint, NoAnswer, ResourceUse, find_growth, footprint, put_growth
 
 import meshbook
 from meshbook import Actor, ActorError, Restarts, SupervisionError, close_session, context, endpoint, this_host
 from meshbook.hosts import command
 from meshbook.runtime.hosts.session import current_session
-from meshbook.testing import Report as Faults
-from meshbook.testing import chaos
+from meshbook.testing import ChaosReport, chaos
 
 RANKS, SPARES = 4, 1
 NUMBERS = 2000  # of one piece
@@ -115,7 +114,7 @@ class Tally:
         return True
 
 
-class Job:
+class WorkUnderFaults:
     """The pieces of work: which are still to do, which rank has them, and their results."""
 
     def __init__(self, hosts: int, policy: Literal["raise", "respawn"]) -> None:
@@ -276,7 +275,7 @@ class Job:
 # -- faults ------------------------------------------------------------------------
 
 
-def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Faults:
+def work_under_faults(job: WorkUnderFaults, seconds: float, faults: int, seed: int) -> ChaosReport:
     """Work under faults for so long, and then until all of it is done."""
     rates = {kind: share * faults / seconds for kind, share in SHARES.items()}
     with chaos(job.procs, **rates, seed=seed) as done:
@@ -288,13 +287,13 @@ def work_under_faults(job: Job, seconds: float, faults: int, seed: int) -> Fault
 # -- checks ------------------------------------------------------------------------
 
 
-def measure(job: Job) -> Measurement:
+def measure(job: WorkUnderFaults) -> ResourceUse:
     """Measure the controller, all agents and all fork servers; workers change."""
     gc.collect()
     controller = psutil.Process()
     agents = controller.children()
     servers = [server for agent in agents for server in agent.children()]
-    return Measurement(
+    return ResourceUse(
         footprints={
             "controller": footprint(controller),
             "agent": sum_of(agents),  # of all hosts: connections move from one to another
@@ -307,7 +306,7 @@ def measure(job: Job) -> Measurement:
     )
 
 
-def with_connections(warm: Measurement, measured: Measurement) -> Measurement:
+def with_connections(warm: ResourceUse, measured: ResourceUse) -> ResourceUse:
     """Return the measurement with the descriptors of a later one, if it has more: an agent may connect to a rank late.
 
     Descriptors that faults leak are found all the same: they also grow afterwards.
@@ -324,7 +323,7 @@ def sum_of(processes: Sequence[psutil.Process]) -> Footprint:
     return Footprint(*(sum(column) for column in zip(*map(dataclasses.astuple, each), strict=True)))
 
 
-def measure_at_rest(job: Job, warm: Measurement | None = None) -> Measurement:
+def measure_at_rest(job: WorkUnderFaults, warm: ResourceUse | None = None) -> ResourceUse:
     """Measure until nothing has grown, or the time is up: spares are replaced, and threads end, a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
@@ -342,7 +341,7 @@ def all_are_measured() -> bool:
     return len(pages) == RANKS
 
 
-def put(report: Report, job: Job, faults: collections.Counter[str]) -> None:
+def put(report: Report, job: WorkUnderFaults, faults: collections.Counter[str]) -> None:
     for kind in SHARES:
         report.put(f"faults, {kind}, so far", faults[kind], "")
     report.put("faults, all, so far", faults.total(), "")
@@ -368,7 +367,11 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
     """Work under faults for so long; returns the errors found."""
     try:
         found = run_parts(
-            Job(options.hosts, options.policy), seconds / PARTS, options.faults / PARTS, options.seed, report
+            WorkUnderFaults(options.hosts, options.policy),
+            seconds / PARTS,
+            options.faults / PARTS,
+            options.seed,
+            report,
         )
     except NoAnswer as error:
         found = [str(error)]
@@ -376,7 +379,7 @@ def run(options: argparse.Namespace, seconds: float, report: Report) -> list[str
     return found + [f"left behind: {process}" for process in marked_processes()]
 
 
-def run_parts(job: Job, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
+def run_parts(job: WorkUnderFaults, seconds: float, faults: float, seed: int, report: Report) -> list[str]:
     done: collections.Counter[str] = collections.Counter()
     job.warm_up()
     warm, found = measure_at_rest(job), []

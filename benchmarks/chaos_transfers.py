@@ -37,12 +37,12 @@ from shared_regions import (
     OwnedRegions,
     Owner,
     OwnerActor,
-    Region,
-    Transfer,
-    Transfers,
+    RegionTransfer,
+    RegionTransfers,
+    SharedRegion,
     pattern,
 )
-from soak import REST_PATIENCE, Footprint, Measurement, NoAnswer, find_growth, footprint, put_growth
+from soak import REST_PATIENCE, Footprint, NoAnswer, ResourceUse, find_growth, footprint, put_growth
 
 from meshbook import Restarts, SupervisionError, close_session, context, this_host
 from meshbook.runtime.config import OVERRIDES
@@ -64,7 +64,7 @@ Answer = tuple[str, int, Any]  # the request, its process, and the future
 
 
 @dataclass
-class Peer:
+class MovingWorker:
     """A worker."""
 
     procs: Any  # its slice
@@ -72,7 +72,7 @@ class Peer:
     mover: Any
 
 
-class Chaos:
+class TransfersUnderFaults:
     """The processes, the memory that they share, and the requests to them."""
 
     def __init__(self, seed: int) -> None:
@@ -80,12 +80,16 @@ class Chaos:
         self.meshes = [self._spawn(way, count) for way, count in WAYS.items()]
         parts = [mesh.slice(gpus=rank) for mesh in self.meshes for rank in range(len(mesh))]
         self.peers = [
-            Peer(part, part.spawn("owner_actor", OwnerActor, number, WORKERS + 1), part.spawn("mover", MoverActor))
+            MovingWorker(
+                part, part.spawn("owner_actor", OwnerActor, number, WORKERS + 1), part.spawn("mover", MoverActor)
+            )
             for number, part in enumerate(parts)
         ]
-        self._own, self._transfers = Owner(CONTROLLER, WORKERS + 1), Transfers()
+        self._own, self._transfers = Owner(CONTROLLER, WORKERS + 1), RegionTransfers()
         self._regions: dict[int, OwnedRegions] = {CONTROLLER: self._own.regions()}
-        self._outdated: collections.deque[tuple[Region, int]] = collections.deque(maxlen=20)  # with its slot's owner
+        self._outdated: collections.deque[tuple[SharedRegion, int]] = collections.deque(
+            maxlen=20
+        )  # with its slot's owner
         self._events: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asked: collections.Counter[tuple[str, int]] = collections.Counter()
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -164,10 +168,10 @@ class Chaos:
         self._regions[CONTROLLER] = regions
         self.wrong += wrong
 
-    def _tasks(self, mover: int, count: int) -> list[Transfer]:
+    def _tasks(self, mover: int, count: int) -> list[RegionTransfer]:
         return [self._task(mover) for _ in range(count)]
 
-    def _task(self, mover: int) -> Transfer:
+    def _task(self, mover: int) -> RegionTransfer:
         is_write = self._random.random() < WRITES
         if self._outdated and self._random.random() < OUTDATED:
             region, whose = self._random.choice(self._outdated)
@@ -176,21 +180,23 @@ class Chaos:
         regions = self._regions[self._random.choice(sorted(self._regions))]
         return self._part(regions.slots[mover] if is_write else self._random.choice(regions.shared), is_write=is_write)
 
-    def _part(self, region: Region, *, is_write: bool) -> Transfer:
+    def _part(self, region: SharedRegion, *, is_write: bool) -> RegionTransfer:
         whole = region.buffer.size()
         size = self._size(whole)
-        return Transfer(region, self._random.randrange(whole - size + 1), size, is_write)
+        return RegionTransfer(region, self._random.randrange(whole - size + 1), size, is_write)
 
     def _size(self, most: int) -> int:
         """Return a random size, mostly small: all powers of two are equally likely."""
         return max(1, min(most, int(2 ** self._random.uniform(0, most.bit_length()))))
 
-    def _every_task(self, mover: int) -> list[Transfer]:
+    def _every_task(self, mover: int) -> list[RegionTransfer]:
         all_regions = self._regions.values()
         reads = [
-            Transfer(region, 0, region.buffer.size(), False) for regions in all_regions for region in regions.shared
+            RegionTransfer(region, 0, region.buffer.size(), False)
+            for regions in all_regions
+            for region in regions.shared
         ]
-        return [*reads, *(Transfer(regions.slots[mover], 0, SLOT, True) for regions in all_regions)]
+        return [*reads, *(RegionTransfer(regions.slots[mover], 0, SLOT, True) for regions in all_regions)]
 
     # -- answers -------------------------------------------------------------
 
@@ -254,14 +260,14 @@ def _is_of_a_death(error: BaseException) -> bool:
 # -- checks ------------------------------------------------------------------------
 
 
-def measure(job: Chaos) -> Measurement:
+def measure(job: TransfersUnderFaults) -> ResourceUse:
     """Measure all processes of the run; of the workers the largest footprint, since they change."""
     gc.collect()
     controller = psutil.Process()
     (agent,) = controller.children()
     (server,) = agent.children()
     workers = [footprint(psutil.Process(peer.mover.pid.call_one().get(PATIENCE))) for peer in job.peers]
-    return Measurement(
+    return ResourceUse(
         footprints={
             "controller": footprint(controller),
             "agent": footprint(agent),
@@ -283,7 +289,7 @@ def most_of(prints: list[Footprint]) -> Footprint:
     )
 
 
-def allowed(warm: Measurement) -> Measurement:
+def allowed(warm: ResourceUse) -> ResourceUse:
     """Return the allowed resources."""
     footprints = {
         name: Footprint(seen.memory + SPARE_MEMORY, seen.descriptors + SPARE, seen.threads + SPARE)
@@ -292,7 +298,7 @@ def allowed(warm: Measurement) -> Measurement:
     return dataclasses.replace(warm, footprints=footprints)
 
 
-def measure_at_rest(job: Chaos, most: Measurement) -> Measurement:
+def measure_at_rest(job: TransfersUnderFaults, most: ResourceUse) -> ResourceUse:
     """Measure until no limit is exceeded, or the time is up: connections and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
@@ -308,14 +314,14 @@ def measure_at_rest(job: Chaos, most: Measurement) -> Measurement:
 def run(options: argparse.Namespace, report: Report) -> list[str]:
     """Run the benchmark; returns the errors found."""
     try:
-        found = run_parts(Chaos(options.seed), options, report)
+        found = run_parts(TransfersUnderFaults(options.seed), options, report)
     except NoAnswer as error:
         found = [str(error)]
     close_session()
     return found + [f"left behind: {process}" for process in psutil.Process().children(recursive=True)]
 
 
-def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[str]:
+def run_parts(job: TransfersUnderFaults, options: argparse.Namespace, report: Report) -> list[str]:
     warm_up(job)
     warm, before = measure(job), job.outcomes.copy()
     done: collections.Counter[str] = collections.Counter()
@@ -339,7 +345,9 @@ def run_parts(job: Chaos, options: argparse.Namespace, report: Report) -> list[s
     return found
 
 
-def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: collections.Counter[str]) -> None:
+def put(
+    report: Report, job: TransfersUnderFaults, outcomes: collections.Counter[str], faults: collections.Counter[str]
+) -> None:
     for name in ("done", "dropped", "gone"):
         report.put(f"transfers, {name}, so far", outcomes[name], "")
     for name in (ECHOES, DROPS, LOST):
@@ -349,7 +357,7 @@ def put(report: Report, job: Chaos, outcomes: collections.Counter[str], faults: 
     report.put("wrong", len(job.wrong), "", "0")
 
 
-def warm_up(job: Chaos) -> None:
+def warm_up(job: TransfersUnderFaults) -> None:
     """Let each process do everything, die, be healed and do everything again, so that every connection exists."""
     job.open_connections()
     for peer in job.peers:
@@ -361,7 +369,7 @@ def warm_up(job: Chaos) -> None:
 
 
 @contextlib.contextmanager
-def faults(job: Chaos, options: argparse.Namespace, part: int) -> Iterator[list[Any]]:
+def faults(job: TransfersUnderFaults, options: argparse.Namespace, part: int) -> Iterator[list[Any]]:
     """While the block runs, kill and stop processes, and cut their message links for a while."""
     with contextlib.ExitStack() as stack:
         seed = options.seed * 1000 + part * len(job.meshes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from cells import PATIENCE, SETTLED, Notebook
+from cells import PATIENCE, SETTLED, TimedNotebook
 from report import Report, arguments, seconds_of
 
 TIMES = 40  # requests per median
@@ -27,7 +27,7 @@ RUNNING = {
 }
 
 
-class TypingNotebook(Notebook):
+class TypingNotebook(TimedNotebook):
     """A notebook whose front end requests completions."""
 
     def complete(self, code: str, wanted: str) -> None:

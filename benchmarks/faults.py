@@ -23,7 +23,7 @@ from typing import Any
 
 import peers
 import torch.distributed  # noqa: F401  # so that the bare child has it
-from cells import Notebook
+from cells import TimedNotebook
 from report import Aim, Report, arguments
 from rounds import TURNS, Comparison, format_spread, run_rounds
 
@@ -165,7 +165,7 @@ def measure_healing(report: Report, meshes: dict[int, tuple[ProcMesh, Any]]) -> 
 # -- from an interrupt to the end of the cell ---------------------------------------
 
 
-def measure_interrupts(report: Report, notebook: Notebook) -> None:
+def measure_interrupts(report: Report, notebook: TimedNotebook) -> None:
     notebook.run_well(JOIN)
     for what, (source, times) in CELLS.items():
         cell = notebook.start(f"%%mesh\n{source}")
@@ -179,8 +179,8 @@ def measure_interrupts(report: Report, notebook: Notebook) -> None:
         assert reply["status"] == "error", reply
 
 
-def open_notebook() -> Notebook:
-    notebook = Notebook("meshbook")
+def open_notebook() -> TimedNotebook:
+    notebook = TimedNotebook("meshbook")
     notebook.run_well("%mesh up --gpus 4")
     notebook.run_well(PREPARE)
     return notebook

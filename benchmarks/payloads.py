@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from bare import Bare
+from bare import BareZeroMQ
 from report import Report, arguments, percentiles
 
 from meshbook import Actor, close_session, endpoint, this_host
@@ -34,7 +34,7 @@ def rate(size: int, work: Callable[[], object], times: int) -> float:
     return 2 * size / percentiles(work, times)[0] / 1e6
 
 
-def measure(report: Report, bare: Bare, echo: Any, name: str) -> None:
+def measure(report: Report, bare: BareZeroMQ, echo: Any, name: str) -> None:
     size, times = SIZES[name], TIMES[name]
     array, other = np.ones(size, np.uint8), np.ones(size, np.uint8)
     data = array.tobytes()
@@ -56,7 +56,7 @@ def measure(report: Report, bare: Bare, echo: Any, name: str) -> None:
 
 def main() -> None:
     options = arguments("Arrays to one worker and back.", rounds=7)
-    report, bare = Report(), Bare()
+    report, bare = Report(), BareZeroMQ()
     workers = this_host().spawn_procs(per_host={"gpus": 1})
     echo = workers.spawn("echo", Echo).echo
     for name in SIZES:

@@ -67,7 +67,7 @@ def run_steps(step: Callable[[], Any], count: int) -> Any:
     return loss
 
 
-class Peer:
+class PeerInterpreter:
     """One of the runtimes, in a process of its own that answers requests."""
 
     def __init__(self, python: str, name: str) -> None:

@@ -35,7 +35,7 @@ def pattern(key: int, offset: int, size: int) -> Any:
     return _NOISE[begin : begin + size]
 
 
-class Region(NamedTuple):
+class SharedRegion(NamedTuple):
     """A region of memory of this owner."""
 
     owner: int
@@ -46,14 +46,14 @@ class Region(NamedTuple):
 class OwnedRegions(NamedTuple):
     """The regions of an owner: those for all, and those for each other process alone."""
 
-    shared: list[Region]
-    slots: list[Region]
+    shared: list[SharedRegion]
+    slots: list[SharedRegion]
 
 
-class Transfer(NamedTuple):
+class RegionTransfer(NamedTuple):
     """One transfer, or two: written bytes are read back."""
 
-    region: Region
+    region: SharedRegion
     offset: int
     size: int
     is_write: bool
@@ -91,23 +91,23 @@ class Owner:
         self._retired.append(memory)
         return self.regions(), [] if len(self._retired) <= RETIRED else self._look_again(self._retired.popleft())
 
-    def _share(self, size: int) -> Region:
+    def _share(self, size: int) -> SharedRegion:
         key = next(self._keys)
         memory = self._memory[key] = pattern(key, 0, size).copy()
-        return Region(self._number, key, RDMABuffer(memory))
+        return SharedRegion(self._number, key, RDMABuffer(memory))
 
     def _look_again(self, memory: Any) -> list[str]:
         count = int(np.count_nonzero(memory != GARBAGE))
         return [f"{count} bytes of owner {self._number} were written after they had been dropped"] if count else []
 
 
-class Transfers:
+class RegionTransfers:
     """Moves data, and checks all of it."""
 
     def __init__(self) -> None:
         self._targets = [np.zeros(LARGEST, np.uint8) for _ in range(AT_A_TIME)]
 
-    def do(self, tasks: Sequence[Transfer]) -> Outcomes:
+    def do(self, tasks: Sequence[RegionTransfer]) -> Outcomes:
         outcomes = Outcomes(collections.Counter(), set(), [])
         reads = [task for task in tasks if not task.is_write]
         for begin in range(0, len(reads), AT_A_TIME):
@@ -117,7 +117,7 @@ class Transfers:
                 self._write(task, outcomes)
         return outcomes
 
-    def _read(self, tasks: Sequence[Transfer], outcomes: Outcomes) -> None:
+    def _read(self, tasks: Sequence[RegionTransfer], outcomes: Outcomes) -> None:
         """Read these at the same time."""
         begun = []
         for task, memory in zip(tasks, self._targets, strict=False):
@@ -128,7 +128,7 @@ class Transfers:
             if _settle(task, future, outcomes):
                 _compare(task, target, pattern(task.region.key, task.offset, task.size), outcomes)
 
-    def _write(self, task: Transfer, outcomes: Outcomes) -> None:
+    def _write(self, task: RegionTransfer, outcomes: Outcomes) -> None:
         """Write, and read back: no other process writes there."""
         source = pattern(task.region.key + task.size, task.offset, task.size)
         if _settle(task, task.region.buffer.write_from(source, task.offset, task.size), outcomes):
@@ -137,7 +137,7 @@ class Transfers:
                 _compare(task, target, source, outcomes)
 
 
-def _settle(task: Transfer, future: Any, outcomes: Outcomes) -> bool:
+def _settle(task: RegionTransfer, future: Any, outcomes: Outcomes) -> bool:
     """Record the outcome; returns whether the transfer was done."""
     error = future.exception(60)
     if error is None:
@@ -152,7 +152,7 @@ def _settle(task: Transfer, future: Any, outcomes: Outcomes) -> bool:
     return error is None
 
 
-def _compare(task: Transfer, found: Any, due: Any, outcomes: Outcomes) -> None:
+def _compare(task: RegionTransfer, found: Any, due: Any, outcomes: Outcomes) -> None:
     if not np.array_equal(found, due):
         bad = np.flatnonzero(found != due)
         garbage = int(np.count_nonzero(found == GARBAGE))
@@ -178,10 +178,10 @@ class MoverActor(Actor):
     """A mover in a worker."""
 
     def __init__(self) -> None:
-        self._transfers = Transfers()
+        self._transfers = RegionTransfers()
 
     @endpoint
-    def do(self, tasks: Sequence[Transfer]) -> Outcomes:
+    def do(self, tasks: Sequence[RegionTransfer]) -> Outcomes:
         return self._transfers.do(tasks)
 
     @endpoint

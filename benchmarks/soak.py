@@ -23,12 +23,17 @@ from typing import Any
 
 import psutil
 from report import Report, json_option
-from soak_messages import AsyncPeer, Audit, Message, Outbox, Peer, TemporaryActor
+from soak_messages import AsyncPeer, Audit, NumberedMessage, Outbox, SyncPeer, TemporaryActor
 
 from meshbook import ActorMesh, SupervisionError, close_session, context, this_host
 from meshbook.runtime.hosts.session import current_session
 
-TEAMS = {"a": Peer, "b": Peer, "c": Peer, "d": AsyncPeer}  # of four each; an actor only waits for later teams
+TEAMS = {
+    "a": SyncPeer,
+    "b": SyncPeer,
+    "c": SyncPeer,
+    "d": AsyncPeer,
+}  # of four each; an actor only waits for later teams
 SHAPE = {"x": 2, "y": 2}
 WARM_PART, WARM_SECONDS = 0.2, 60.0
 CHECKS = 10
@@ -132,7 +137,7 @@ class Work:
         cuts = {dim: self._random.choice((None, 0, 1, slice(0, 1), slice(1, 2))) for dim in SHAPE}
         return mesh.slice(**{dim: cut for dim, cut in cuts.items() if cut is not None})
 
-    def _next_message(self, team: str, part: ActorMesh) -> Message:
+    def _next_message(self, team: str, part: ActorMesh) -> NumberedMessage:
         return self.outbox.next_message(team, part.region.ranks())
 
     # -- messages ----------------------------------------------------------------
@@ -211,7 +216,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ResourceUse:
     """The state of the run while the work is at rest."""
 
     footprints: dict[str, Footprint]  # by the role of the process in the run
@@ -246,7 +251,7 @@ def find_missing(audits: list[Audit], outbox: Outbox) -> list[str]:
     ]
 
 
-def measure(work: Work) -> Measurement:
+def measure(work: Work) -> ResourceUse:
     audits = settle(work)
     gc.collect()
     controller = psutil.Process()
@@ -254,7 +259,7 @@ def measure(work: Work) -> Measurement:
     (server,) = agent.children()
     named = {"controller": controller, "agent": agent, "fork server": server}
     named |= {f"worker {index}": psutil.Process(pid) for index, pid in enumerate(sorted({each.pid for each in audits}))}
-    return Measurement(
+    return ResourceUse(
         footprints={name: footprint(process) for name, process in named.items()},
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
@@ -267,7 +272,7 @@ def footprint(process: psutil.Process) -> Footprint:
     return Footprint(process.memory_info().rss / MIB, process.num_fds(), process.num_threads())
 
 
-def measure_at_rest(work: Work, warm: Measurement) -> Measurement:
+def measure_at_rest(work: Work, warm: ResourceUse) -> ResourceUse:
     """Check until nothing has grown, or the time is up: sockets close and threads end a little later."""
     end = time.monotonic() + REST_PATIENCE
     while True:
@@ -277,7 +282,7 @@ def measure_at_rest(work: Work, warm: Measurement) -> Measurement:
         time.sleep(0.1)  # sockets and threads of other processes end without an event
 
 
-def find_growth(measured: Measurement, warm: Measurement) -> list[str]:
+def find_growth(measured: ResourceUse, warm: ResourceUse) -> list[str]:
     """Return what has grown since the warm-up."""
     found = []
     for name, now in measured.footprints.items():
@@ -297,7 +302,7 @@ def find_growth(measured: Measurement, warm: Measurement) -> list[str]:
     return found
 
 
-def put(report: Report, work: Work, measured: Measurement, warm: Measurement) -> None:
+def put(report: Report, work: Work, measured: ResourceUse, warm: ResourceUse) -> None:
     put_growth(report, measured, warm)
     report.put("lost, reordered or wrong", len(work.wrong), "", "0")
     report.put("messages received so far", measured.messages, "")
@@ -305,7 +310,7 @@ def put(report: Report, work: Work, measured: Measurement, warm: Measurement) ->
         report.put(f"{kind}, so far", work.done[kind], "")
 
 
-def put_growth(report: Report, measured: Measurement, warm: Measurement) -> None:
+def put_growth(report: Report, measured: ResourceUse, warm: ResourceUse) -> None:
     """Report the growth since the warm-up."""
     pairs = {name: (now, warm.footprints[name]) for name, now in measured.footprints.items()}
     growth = {name: now.memory - before.memory for name, (now, before) in pairs.items()}

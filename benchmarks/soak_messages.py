@@ -17,7 +17,7 @@ MOST_FAULTS = 20  # of one receiver; more would add no information
 
 
 @dataclass(frozen=True)
-class Message:
+class NumberedMessage:
     """One message to some ranks of a team, with its number for each of them."""
 
     sender: str
@@ -31,9 +31,9 @@ class Outbox:
         self._sender = sender
         self.sent: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def next_message(self, team: str, ranks: Iterable[int]) -> Message:
+    def next_message(self, team: str, ranks: Iterable[int]) -> NumberedMessage:
         """Return the next message to these ranks; send it before the next call."""
-        message = Message(self._sender, {rank: self.sent[team, rank] for rank in ranks})
+        message = NumberedMessage(self._sender, {rank: self.sent[team, rank] for rank in ranks})
         self.sent.update((team, rank) for rank in message.numbers)
         return message
 
@@ -72,12 +72,12 @@ class Mailbox:
         self._name = f"{team} {self.rank}"
         self._inbox, self._outbox = Inbox(), Outbox(self._name)
 
-    def receive(self, message: Message) -> tuple[int, int]:
+    def receive(self, message: NumberedMessage) -> tuple[int, int]:
         number = message.numbers[self.rank]
         self._inbox.receive(message.sender, number)
         return self.rank, number
 
-    def next_message(self, team: str, peers: ActorMesh) -> Message:
+    def next_message(self, team: str, peers: ActorMesh) -> NumberedMessage:
         return self._outbox.next_message(team, peers.region.ranks())
 
     def audit(self) -> Audit:
@@ -87,14 +87,14 @@ class Mailbox:
         return Audit(self._name, os.getpid(), node.calls.pending, dict(self._outbox.sent), box.received, box.faults)
 
 
-class Peer(Actor):
+class SyncPeer(Actor):
     """Receives messages, sends messages of its own, and spawns meshes."""
 
     def __init__(self, team: str) -> None:
         self._mailbox = Mailbox(team)
 
     @endpoint
-    def receive(self, message: Message) -> tuple[int, int]:
+    def receive(self, message: NumberedMessage) -> tuple[int, int]:
         return self._mailbox.receive(message)
 
     @endpoint
@@ -128,7 +128,7 @@ class AsyncPeer(Actor):
         self._mailbox = Mailbox(team)
 
     @endpoint
-    async def receive(self, message: Message) -> tuple[int, int]:
+    async def receive(self, message: NumberedMessage) -> tuple[int, int]:
         return self._mailbox.receive(message)
 
     @endpoint

@@ -85,7 +85,7 @@ def _memory(name: str) -> int:
     raise ValueError(f"no {name} in smaps_rollup")
 
 
-class Bare:
+class BareFork:
     """A process that has torch, and forks."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def measure_cold(report: Report) -> None:
     report.put(name, seconds_of(lambda: import_torch(WORKERS)), "s")
 
 
-def measure_warm(report: Report, bare: Bare) -> None:
+def measure_warm(report: Report, bare: BareFork) -> None:
     meshes: list[ProcMesh] = []
     report.put(f"{WORKERS} bare forks", bare.fork(WORKERS), "s")
     probes: list[Any] = []
@@ -163,7 +163,7 @@ def main() -> None:
     for _ in range(max(1, options.rounds // 3)):
         measure_cold(report)
         measure_scripts(report)
-    bare = Bare()
+    bare = BareFork()
     bare.fork(1)
     this_host().spawn_procs().initialized.get()  # the fork server is warm from here on
     for _ in range(options.rounds):

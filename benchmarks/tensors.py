@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 import torch
-from peer_interpreters import MLPTraining, Peer, chain, run_steps
+from peer_interpreters import MLPTraining, PeerInterpreter, chain, run_steps
 from report import Aim, Report, json_option
 from rounds import Comparison, Turn, format_spread, run_rounds, timed
 
@@ -64,7 +64,9 @@ def put_memory(report: Report, procs: Any) -> None:
         report.put(f"growth of the {name} in {MANY:,} operations", (last - first) / MIB, "MiB", Aim(5))
 
 
-def compare_with(peer: Peer, run_chain: Callable[[], None], run_training: Callable[[], None]) -> list[Comparison]:
+def compare_with(
+    peer: PeerInterpreter, run_chain: Callable[[], None], run_training: Callable[[], None]
+) -> list[Comparison]:
     """Return the comparisons with Monarch's engine, on one rank."""
 
     def base(program: str, count: int) -> Turn:
@@ -136,7 +138,7 @@ def main() -> None:
             base_name=base,
         ),
     ]
-    peer = Peer(options.peers, "monarch") if options.peers else None
+    peer = PeerInterpreter(options.peers, "monarch") if options.peers else None
     if peer is not None and peer.ask("chain", CHAIN, 1) is not None:
         comparisons += compare_with(peer, run_chain, lambda: run_training(training.step))
     run_rounds(report, comparisons, options.rounds, lambda: put_cost(report, procs, lambda: chain(CHAIN)))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_interpreters import NAMES, Peer
+from peer_interpreters import NAMES, PeerInterpreter
 from report import Report, json_option, percentiles
 
 from meshbook import Actor, ActorError, RDMABuffer, close_session, endpoint, this_host
@@ -214,7 +214,7 @@ def measure_broadcast(report: Report, procs: Any, size: int) -> None:
     buffer.drop().get()
 
 
-def measure_peer(report: Report, peer: Peer, size: int) -> None:
+def measure_peer(report: Report, peer: PeerInterpreter, size: int) -> None:
     """Measure another runtime in the same way, and the ratio of ours to it."""
     figures = (("read", "read, process memory", 1), ("echo", "to an endpoint and back", 2))
     for what, ours, times in figures:
@@ -261,7 +261,7 @@ def main() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": RECEIVERS})
     echo = procs.slice(gpus=0).spawn("echo", Mover).echo
     pairs = [pair for pair in map(Pair, OTHER_PROCESS) if pair.is_supported()]
-    peers = [Peer(options.peers, name) for name in NAMES] if options.peers else []
+    peers = [PeerInterpreter(options.peers, name) for name in NAMES] if options.peers else []
     for _ in range(options.rounds):
         for size in sizes:
             for pair in pairs:

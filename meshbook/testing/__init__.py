@@ -7,8 +7,8 @@ Needs no test framework. Agents send the signals. A link is disturbed in the wor
 `meshbook.runtime.transport.disturbed` around its transport.
 """
 
-from meshbook.testing.injection import Chaos, Injected, Report, chaos
+from meshbook.testing.injection import Chaos, ChaosReport, Injected, chaos
 from meshbook.testing.plan import Event, Kind, Rates, plan
 from meshbook.testing.simulated.mesh import FakeMesh, fake_mesh
 
-__all__ = ["Chaos", "Event", "FakeMesh", "Injected", "Kind", "Rates", "Report", "chaos", "fake_mesh", "plan"]
+__all__ = ["Chaos", "ChaosReport", "Event", "FakeMesh", "Injected", "Kind", "Rates", "chaos", "fake_mesh", "plan"]

@@ -76,13 +76,13 @@ def chaos(
         raise ValueError(f"the mesh has ranks 0 to {size - 1}, not {', '.join(map(str, unknown))}")
     ranks = [rank for rank in range(size) if (only is None or rank in only) and rank not in spare_ranks]
     events = plan(seed, ranks, rates, lasting=lasting, seconds=seconds, most=most)
-    return Chaos(mesh, events, Report(seed), latency)
+    return Chaos(mesh, events, ChaosReport(seed), latency)
 
 
 class Chaos:
-    """The faults of a mesh; made by `chaos`. Entering it returns the `Report` of the faults so far."""
+    """The faults of a mesh; made by `chaos`. Entering it returns the `ChaosReport` of the faults so far."""
 
-    def __init__(self, mesh: ProcMesh, events: Iterator[Event], report: Report, latency: float) -> None:
+    def __init__(self, mesh: ProcMesh, events: Iterator[Event], report: ChaosReport, latency: float) -> None:
         self._events = events
         self._report = report
         self._ranks = _TargetRanks(mesh, latency)
@@ -92,7 +92,7 @@ class Chaos:
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="meshbook chaos", daemon=True)
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> ChaosReport:
         self._thread.start()
         return self._report
 
@@ -104,7 +104,7 @@ class Chaos:
         if self._error is not None and error is None:
             raise self._error
 
-    async def __aenter__(self) -> Report:
+    async def __aenter__(self) -> ChaosReport:
         return self.__enter__()
 
     async def __aexit__(
@@ -248,7 +248,7 @@ class Injected(msgspec.Struct, frozen=True):
         return f"{self.at:8.2f} s  {event.kind} rank {event.rank}{length}{suffix}"
 
 
-class Report(msgspec.Struct):
+class ChaosReport(msgspec.Struct):
     """The faults so far, in the order of time; `seed` reproduces them."""
 
     seed: int

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.conftest import Notebook
+from tests.kernel.conftest import KernelNotebook
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -122,15 +122,15 @@ def test_every_block_runs_or_says_why_not(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Notebook]:
-    with Notebook() as notebook:
+def kernel() -> Iterator[KernelNotebook]:
+    with KernelNotebook() as notebook:
         notebook.run(NOTE_NAMES)
         yield notebook
         notebook.run("import meshbook\nmeshbook.close_session()")  # waits for the agent and the fork server
 
 
 @pytest.fixture
-def page(kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
+def page(kernel: KernelNotebook, tmp_path: Path) -> Iterator[KernelNotebook]:
     """A notebook with a mesh of four ranks, in an empty folder."""
     kernel.run(f"import os\nos.chdir({str(tmp_path)!r})\ndel os")
     kernel.run("%mesh up --gpus 4")
@@ -142,7 +142,7 @@ def page(kernel: Notebook, tmp_path: Path) -> Iterator[Notebook]:
 @pytest.mark.kernel
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_the_blocks_of_a_page_run(page: Notebook, name: str) -> None:
+def test_the_blocks_of_a_page_run(page: KernelNotebook, name: str) -> None:
     pytest.importorskip("torch")
     for block in BLOCKS[name]:
         if block.reason:
@@ -152,7 +152,7 @@ def test_the_blocks_of_a_page_run(page: Notebook, name: str) -> None:
         run_cell(page, block.source, f"{name}:{block.line}", block.error)
 
 
-def run_cell(notebook: Notebook, source: str, place: str, error: str = "") -> None:
+def run_cell(notebook: KernelNotebook, source: str, place: str, error: str = "") -> None:
     """Run a cell, which has to succeed or to fail with an error of this name."""
     cell = notebook.wait(notebook.start(source), BLOCK_TIMEOUT)
     assert cell.reply is not None

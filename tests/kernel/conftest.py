@@ -119,7 +119,7 @@ class Cell:
         return nbformat.writes(nbformat.v4.new_notebook(cells=[cell]))
 
 
-class Notebook:
+class KernelNotebook:
     """A kernel and its client. `run` and `run_failing` wait for the end; `start` does not.
 
     Without torch it starts, and its ranks, as where that is not installed: in half the time. `files` lie in its folder.
@@ -286,7 +286,7 @@ class Notebook:
         self.manager.cleanup_resources()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> KernelNotebook:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -370,9 +370,9 @@ def _without_colours(text: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def make_notebook() -> type[Notebook]:
+def make_notebook() -> type[KernelNotebook]:
     """For fixtures of their own; it has to be closed."""
-    return Notebook
+    return KernelNotebook
 
 
 @pytest.fixture(scope="module")
@@ -382,17 +382,17 @@ def needs_torch(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def notebook(needs_torch: bool) -> Iterator[Notebook]:
+def notebook(needs_torch: bool) -> Iterator[KernelNotebook]:
     """A kernel with a mesh of four ranks, for all tests of a module."""
-    with Notebook(torch=needs_torch) as notebook:
+    with KernelNotebook(torch=needs_torch) as notebook:
         notebook.run("%mesh up --gpus 4")
         yield notebook
 
 
 @pytest.fixture(scope="module")
-def bare_notebook(needs_torch: bool) -> Iterator[Notebook]:
+def bare_notebook(needs_torch: bool) -> Iterator[KernelNotebook]:
     """A kernel without a mesh, whose agent is there already."""
-    with Notebook(torch=needs_torch) as notebook:
+    with KernelNotebook(torch=needs_torch) as notebook:
         notebook.run("%mesh up --gpus 1")
         notebook.run("%mesh down")
         yield notebook
@@ -406,12 +406,12 @@ def signs(tmp_path: Path) -> Iterator[Signs]:
 
 
 @pytest.fixture
-def open_notebook() -> Iterator[Callable[..., Notebook]]:
+def open_notebook() -> Iterator[Callable[..., KernelNotebook]]:
     """Opens notebooks of the test's own, with arguments of `Notebook`; closes them. Without torch, unless asked."""
-    opened: list[Notebook] = []
+    opened: list[KernelNotebook] = []
 
-    def open_one(kernel: str = "meshbook", *, torch: bool = False, **options: Any) -> Notebook:
-        opened.append(Notebook(kernel, torch=torch, **options))
+    def open_one(kernel: str = "meshbook", *, torch: bool = False, **options: Any) -> KernelNotebook:
+        opened.append(KernelNotebook(kernel, torch=torch, **options))
         return opened[-1]
 
     yield open_one

@@ -15,7 +15,7 @@ import pytest
 from tests.support import PATIENCE
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 MODEL = """%%mesh
@@ -42,7 +42,7 @@ if rank == 1:
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: type[Notebook]) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: type[KernelNotebook]) -> Iterator[KernelNotebook]:
     with make_notebook(request.param) as notebook:
         notebook.run("%mesh up --gpus 2 --name pair")
         notebook.run(MODEL)
@@ -50,7 +50,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: type[Notebook]) -> I
         yield notebook
 
 
-def complete(notebook: Notebook, cell: str) -> dict[str, str]:
+def complete(notebook: KernelNotebook, cell: str) -> dict[str, str]:
     """What the cell may become by each match up to the cursor, and the kind of the match."""
     cursor = cell.index("|")
     code = cell.replace("|", "", 1)
@@ -62,7 +62,7 @@ def complete(notebook: Notebook, cell: str) -> dict[str, str]:
     return {code[: reply["cursor_start"]] + each["text"]: each["type"] for each in typed}
 
 
-def settle(notebook: Notebook, cell: str, expected: dict[str, str]) -> dict[str, str]:
+def settle(notebook: KernelNotebook, cell: str, expected: dict[str, str]) -> dict[str, str]:
     """Ask as a person does while typing: on a loaded machine ranks, and jedi, may be late for one request."""
     end = time.monotonic() + PATIENCE
     while (found := complete(notebook, cell)) != expected and time.monotonic() < end:
@@ -70,7 +70,7 @@ def settle(notebook: Notebook, cell: str, expected: dict[str, str]) -> dict[str,
     return found
 
 
-def offers(notebook: Notebook, cell: str, wanted: str) -> bool:
+def offers(notebook: KernelNotebook, cell: str, wanted: str) -> bool:
     """Whether a match is among others; asked again, as in `settle`."""
     end = time.monotonic() + PATIENCE
     while not (found := wanted in complete(notebook, cell)) and time.monotonic() < end:
@@ -99,28 +99,28 @@ def offers(notebook: Notebook, cell: str, wanted: str) -> bool:
         ("%%mesh\nif (config[\n!ls\n  model.we|\nelse }", {"%%mesh\nif (config[\n!ls\n  model.weight": "instance"}),
     ],
 )
-def test_completion(notebook: Notebook, cell: str, expected: dict[str, str]) -> None:
+def test_completion(notebook: KernelNotebook, cell: str, expected: dict[str, str]) -> None:
     assert settle(notebook, cell, expected) == expected
 
 
-def test_the_body_offers_names_that_it_makes_itself(notebook: Notebook) -> None:
+def test_the_body_offers_names_that_it_makes_itself(notebook: KernelNotebook) -> None:
     cell, expected = "%%mesh\nfor index in config:\n    inde|", {"%%mesh\nfor index in config:\n    index": "statement"}
     assert settle(notebook, cell, expected) == expected
 
 
-def test_a_property_that_hangs_is_not_run(notebook: Notebook) -> None:
+def test_a_property_that_hangs_is_not_run(notebook: KernelNotebook) -> None:
     expected = {"%%mesh\nmodel.stuck": "property"}
     assert settle(notebook, "%%mesh\nmodel.stuc|", expected) == expected
     assert complete(notebook, "%%mesh\nmodel.stuck.we|") == {}
 
 
-def test_completion_leaves_nothing_in_the_namespace(notebook: Notebook) -> None:
+def test_completion_leaves_nothing_in_the_namespace(notebook: KernelNotebook) -> None:
     names = notebook.evaluate("sorted(name for name in globals() if not name.startswith('_'))")
     complete(notebook, "%%mesh\nmod|")
     assert notebook.evaluate("sorted(name for name in globals() if not name.startswith('_'))") == names
 
 
-def inspect(notebook: Notebook, cell: str, *, until: str = "") -> str:
+def inspect(notebook: KernelNotebook, cell: str, *, until: str = "") -> str:
     """What is shown at the cursor, without colours; asked again until it says so, as a person does."""
     cursor, text = cell.index("|"), ""
     for _ in range(50):
@@ -151,18 +151,18 @@ def inspect(notebook: Notebook, cell: str, *, until: str = "") -> str:
         ("local_nam|e", ["int"]),
     ],
 )
-def test_inspection(notebook: Notebook, cell: str, expected: list[str]) -> None:
+def test_inspection(notebook: KernelNotebook, cell: str, expected: list[str]) -> None:
     text = inspect(notebook, cell, until=expected[0])
     for part in expected:
         assert part in text
 
 
 @pytest.mark.parametrize("cell", ["%%mesh\nlocal_nam|e", "%%mesh\nnothing_such|", "%%mesh\n|", "%%mesh 0\nonly_her|e"])
-def test_what_ranks_do_not_have_is_not_found(notebook: Notebook, cell: str) -> None:
+def test_what_ranks_do_not_have_is_not_found(notebook: KernelNotebook, cell: str) -> None:
     assert inspect(notebook, cell) == ""
 
 
-def test_a_cell_that_inspects_shows_each_line_once(notebook: Notebook) -> None:
+def test_a_cell_that_inspects_shows_each_line_once(notebook: KernelNotebook) -> None:
     assert "[0-1]" in (shown := re.sub(r"\x1b\[[0-9;]*m", "", notebook.run("%%mesh\nmodel.step?").stdout))
     assert shown.count("Train on a batch.") == 1
 
@@ -207,7 +207,7 @@ in_ours = pytest.mark.parametrize("notebook", ["meshbook"], indirect=True)
 
 @in_ours
 @pytest.mark.parametrize("running", [SYNC, ASYNC, f"%%mesh 0\n{SYNC}"])
-def test_answers_while_a_cell_runs(notebook: Notebook, signs: Signs, gate: Gate, running: str) -> None:
+def test_answers_while_a_cell_runs(notebook: KernelNotebook, signs: Signs, gate: Gate, running: str) -> None:
     notebook.run(signs.definition)
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start(running.format(gate=gate.path))
@@ -230,7 +230,9 @@ def test_answers_while_a_cell_runs(notebook: Notebook, signs: Signs, gate: Gate,
 
 
 @in_ours
-def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(notebook: Notebook, signs: Signs, gate: Gate) -> None:
+def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(
+    notebook: KernelNotebook, signs: Signs, gate: Gate
+) -> None:
     notebook.run(signs.definition)
     cell = notebook.start(SYNC.format(gate=gate.path))
     signs.wait_for("began")
@@ -244,7 +246,7 @@ def test_a_request_beside_a_cell_ends_and_the_kernel_stays_busy(notebook: Notebo
 
 
 @in_ours
-def test_an_object_that_hangs_costs_its_own_answer(notebook: Notebook, signs: Signs, gate: Gate) -> None:
+def test_an_object_that_hangs_costs_its_own_answer(notebook: KernelNotebook, signs: Signs, gate: Gate) -> None:
     notebook.run(signs.definition)
     notebook.run(
         "import threading\nclass Stuck:\n    def __dir__(self):\n        threading.Event().wait()\nstuck = Stuck()"
@@ -259,7 +261,7 @@ def test_an_object_that_hangs_costs_its_own_answer(notebook: Notebook, signs: Si
 
 
 @in_ours
-def test_a_busy_rank_is_completed_from_its_snapshot(notebook: Notebook, signs: Signs, gate: Gate) -> None:
+def test_a_busy_rank_is_completed_from_its_snapshot(notebook: KernelNotebook, signs: Signs, gate: Gate) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     assert offers(
         notebook, "%%mesh\nmodel.|", "%%mesh\nmodel.weight"

@@ -17,7 +17,7 @@ import pytest
 from meshbook.widgets.protocol import RankState
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -27,7 +27,7 @@ PROMISED = 1.0  # seconds in which a dead rank is seen
 class View:
     """A view of the dashboard of `mesh`. It merges updates as the front end does."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: KernelNotebook) -> None:
         self.notebook = notebook
         self.name = uuid.uuid4().hex[:8]
         self.heard = notebook.follow("", "")  # what a dashboard says has no parent
@@ -108,14 +108,14 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(kernel: str, make_notebook: type[Notebook]) -> Iterator[Notebook]:
+def shared(kernel: str, make_notebook: type[KernelNotebook]) -> Iterator[KernelNotebook]:
     with make_notebook(kernel, torch=False) as notebook:
         notebook.run("%mesh up --gpus 4")
         yield notebook
 
 
 @pytest.fixture
-def view(shared: Notebook) -> Iterator[View]:
+def view(shared: KernelNotebook) -> Iterator[View]:
     view = View(shared)
     yield view
     view.close()
@@ -128,7 +128,7 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_a_view_that_opens_gets_everything(shared: Notebook, view: View) -> None:
+def test_a_view_that_opens_gets_everything(shared: KernelNotebook, view: View) -> None:
     state = view.open()
     assert state["mesh"]["dims"] == [["gpus", 4]]
     assert state["mesh"]["alive"]
@@ -157,7 +157,7 @@ def test_what_a_view_asks_for_wrongly_is_refused(view: View) -> None:
     assert view.ask(kind="select", sel="")["count"] == 0
 
 
-def test_a_sync_cell_shows_and_keeps_its_output(shared: Notebook, view: View, gate: Path) -> None:
+def test_a_sync_cell_shows_and_keeps_its_output(shared: KernelNotebook, view: View, gate: Path) -> None:
     view.open()
     code = f"import threading\nprint('began')\nopen({str(gate)!r}).read()\nprint('over')\n"
     cell = shared.start(
@@ -177,7 +177,7 @@ def test_a_sync_cell_shows_and_keeps_its_output(shared: Notebook, view: View, ga
     assert [message["id"] for message in view.messages if message["kind"] == "reply"] == [1, 2]  # each once
 
 
-def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs: Signs) -> None:
+def test_buttons_work_while_a_mesh_cell_runs(shared: KernelNotebook, view: View, signs: Signs) -> None:
     view.open()
     shared.run(f"%%mesh\n{signs.definition}")
     cell = shared.start(
@@ -207,7 +207,9 @@ def test_buttons_work_while_a_mesh_cell_runs(shared: Notebook, view: View, signs
     view.wait(lambda state: state["counts"] == {"idle": 4})
 
 
-def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook, view: View, signs: Signs) -> None:
+def test_a_rank_that_failed_is_seen_before_the_others_are_done(
+    shared: KernelNotebook, view: View, signs: Signs
+) -> None:
     view.open()
     cell = shared.start(
         f"%%mesh --on-error finish\n{signs.definition}\nimport threading\ntell('in')\nassert rank != 2\n"
@@ -221,12 +223,12 @@ def test_a_rank_that_failed_is_seen_before_the_others_are_done(shared: Notebook,
     view.wait(lambda state: state["counts"] == {"error": 1, "idle": 3})
 
 
-def test_a_picture_right_after_a_cell_shows_its_ranks_as_idle(shared: Notebook) -> None:
+def test_a_picture_right_after_a_cell_shows_its_ranks_as_idle(shared: KernelNotebook) -> None:
     shared.run("%%mesh\nimport time\ntime.sleep(1.5)")  # longer than it takes until the rank is measured
     assert "4 idle" in shared.run("%mesh dash").displays[1]["text/plain"]
 
 
-def test_a_wrong_selector_selects_nothing(shared: Notebook, view: View) -> None:
+def test_a_wrong_selector_selects_nothing(shared: KernelNotebook, view: View) -> None:
     view.open()
     view.ask(kind="select", sel="1:3")
     view.wait(lambda state: state["selected"]["count"] == 2)
@@ -234,7 +236,9 @@ def test_a_wrong_selector_selects_nothing(shared: Notebook, view: View) -> None:
     view.wait(lambda state: state["selected"] == {"sel": "", "ranks": "", "count": 0})
 
 
-def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(shared: Notebook, view: View, signs: Signs) -> None:
+def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(
+    shared: KernelNotebook, view: View, signs: Signs
+) -> None:
     view.open()
     shared.run(f"%%mesh\n{signs.definition}")
     shared.run("%%mesh -a -o job\nimport threading\ntell('in')\nthreading.Event().wait(60)")
@@ -246,7 +250,7 @@ def test_a_job_is_interrupted_where_no_cell_holds_the_notebook(shared: Notebook,
 
 
 def test_a_rank_that_its_cell_ended_without_is_stuck_and_can_be_interrupted(
-    kernel: str, open_notebook: Callable[..., Notebook], signs: Signs
+    kernel: str, open_notebook: Callable[..., KernelNotebook], signs: Signs
 ) -> None:
     notebook = open_notebook(kernel)
     notebook.run("%mesh up --gpus 2")
@@ -269,7 +273,9 @@ def test_a_rank_that_its_cell_ended_without_is_stuck_and_can_be_interrupted(
     view.wait(lambda state: "stuck" not in state["counts"])
 
 
-def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_notebook: Callable[..., Notebook]) -> None:
+def test_ranks_and_meshes_that_end_are_seen_and_come_back(
+    kernel: str, open_notebook: Callable[..., KernelNotebook]
+) -> None:
     notebook = open_notebook(kernel)
     notebook.run("%mesh up --gpus 4")
     view = View(notebook)
@@ -299,7 +305,7 @@ def test_ranks_and_meshes_that_end_are_seen_and_come_back(kernel: str, open_note
     assert view.wait(lambda state: state["mesh"]["alive"])["counts"] == {"idle": 2}
 
 
-def test_without_views_no_thread_works(shared: Notebook, view: View) -> None:
+def test_without_views_no_thread_works(shared: KernelNotebook, view: View) -> None:
     threads = "sorted(t.name for t in __import__('threading').enumerate() if t.name == 'meshbook dashboard')"
     view.open()
     assert shared.evaluate(threads) == ["meshbook dashboard"]
@@ -308,7 +314,7 @@ def test_without_views_no_thread_works(shared: Notebook, view: View) -> None:
     assert sum(view.open()["counts"].values()) == 4
 
 
-def test_a_dashboard_that_a_front_end_has_closed_makes_room_for_another(shared: Notebook, view: View) -> None:
+def test_a_dashboard_that_a_front_end_has_closed_makes_room_for_another(shared: KernelNotebook, view: View) -> None:
     view.send({}, kind="comm_close")
     shared.wait_until(lambda: View(shared).comm != view.comm)
     again = View(shared)
@@ -317,7 +323,7 @@ def test_a_dashboard_that_a_front_end_has_closed_makes_room_for_another(shared: 
 
 
 def test_a_page_that_is_loaded_anew_finds_its_widgets_while_a_cell_runs(
-    kernel: str, shared: Notebook, view: View, gate: Path
+    kernel: str, shared: KernelNotebook, view: View, gate: Path
 ) -> None:
     if kernel != "meshbook":
         pytest.skip("a stock kernel hears nothing of a front end while sync code runs")
@@ -340,7 +346,9 @@ def test_a_page_that_is_loaded_anew_finds_its_widgets_while_a_cell_runs(
 # --- curves ---
 
 
-def test_what_ranks_log_comes_as_curves_live_and_as_a_picture(shared: Notebook, view: View, tmp_path: Path) -> None:
+def test_what_ranks_log_comes_as_curves_live_and_as_a_picture(
+    shared: KernelNotebook, view: View, tmp_path: Path
+) -> None:
     version = view.open()["curves"]
     source = "for step in range(50):\n    meshbook.log(step=step, **{'train/loss': 1 / (step + 1) + 9 * (rank == 3)})"
     shared.run(f"%%mesh\nimport meshbook\n{source}")
@@ -367,7 +375,7 @@ def test_what_ranks_log_comes_as_curves_live_and_as_a_picture(shared: Notebook, 
     assert "no metric 'lost'" in str(shared.run_failing("%mesh curves lost --export run.csv").error)
 
 
-def test_an_export_may_be_of_one_mesh(shared: Notebook, tmp_path: Path) -> None:
+def test_an_export_may_be_of_one_mesh(shared: KernelNotebook, tmp_path: Path) -> None:
     shared.run("%mesh up --gpus 1 --name other\n%mesh use mesh")
     for ranks in ("other", "mesh[0:2]"):
         shared.run(f"%%mesh {ranks}\nimport meshbook\nmeshbook.log(elsewhere=1)")

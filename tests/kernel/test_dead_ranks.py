@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -20,7 +20,7 @@ KILL_RANK_1 = "%%mesh\nimport os, signal\nif rank == 1: os.kill(os.getpid(), sig
 
 
 @pytest.fixture
-def mesh(bare_notebook: Notebook) -> Iterator[Notebook]:
+def mesh(bare_notebook: KernelNotebook) -> Iterator[KernelNotebook]:
     """A notebook with a mesh of three ranks, whatever becomes of them."""
     bare_notebook.run("%mesh up --gpus 3")
     yield bare_notebook
@@ -28,7 +28,7 @@ def mesh(bare_notebook: Notebook) -> Iterator[Notebook]:
         bare_notebook.run("%mesh down --now")
 
 
-def pids_of_ranks(notebook: Notebook, selector: str = "all") -> list[int]:
+def pids_of_ranks(notebook: KernelNotebook, selector: str = "all") -> list[int]:
     notebook.run(f"%%mesh {selector} -o pids\nimport os\nos.getpid()")
     pids: list[int] = notebook.evaluate("pids.values")
     return pids
@@ -37,7 +37,7 @@ def pids_of_ranks(notebook: Notebook, selector: str = "all") -> list[int]:
 # --- a rank dies ---
 
 
-def test_a_killed_rank_fails_its_cell_and_the_others_live_on(mesh: Notebook, signs: Signs) -> None:
+def test_a_killed_rank_fails_its_cell_and_the_others_live_on(mesh: KernelNotebook, signs: Signs) -> None:
     pids = pids_of_ranks(mesh)
     mesh.run(f"%%mesh\n{signs.definition}\nimport sys, threading\nkept = rank * 11")
     cell = mesh.start(
@@ -68,7 +68,7 @@ def test_a_killed_rank_fails_its_cell_and_the_others_live_on(mesh: Notebook, sig
     ],
     ids=["exit", "words", "abort", "segfault"],
 )
-def test_a_rank_that_ends_itself_says_how(mesh: Notebook, source: str, cause: str, last_words: str) -> None:
+def test_a_rank_that_ends_itself_says_how(mesh: KernelNotebook, source: str, cause: str, last_words: str) -> None:
     mesh.run("%%mesh\nimport os; kept = rank")  # a cell of its own: the death may come before the others begin theirs
     failed = mesh.run_failing(f"%%mesh\nimport os\nif rank == 1: {source}")
     title, *rest = failed.traceback.splitlines()
@@ -80,7 +80,7 @@ def test_a_rank_that_ends_itself_says_how(mesh: Notebook, source: str, cause: st
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_what_a_rank_writes_right_before_its_end_is_shown(mesh: Notebook, end: str) -> None:
+def test_what_a_rank_writes_right_before_its_end_is_shown(mesh: KernelNotebook, end: str) -> None:
     mesh.run("%%mesh\nimport os, signal, sys")
     failed = mesh.run_failing(
         "%%mesh 1\n"
@@ -95,7 +95,7 @@ def test_what_a_rank_writes_right_before_its_end_is_shown(mesh: Notebook, end: s
     assert log.count("step 44") == log.count("by C") - 1 == 1
 
 
-def test_the_last_state_of_a_progress_bar_is_shown_after_its_rank_has_died(mesh: Notebook) -> None:
+def test_the_last_state_of_a_progress_bar_is_shown_after_its_rank_has_died(mesh: KernelNotebook) -> None:
     failed = mesh.run_failing(
         "%%mesh 1\nimport os\nprint('first')\n"
         "for step in range(45): print(f'\\rstep {step}', end='', flush=True)\n"
@@ -104,7 +104,7 @@ def test_the_last_state_of_a_progress_bar_is_shown_after_its_rank_has_died(mesh:
     assert failed.stdout.splitlines() == ["[1] first", "[1] step 44"]
 
 
-def test_a_mesh_that_is_healed_runs_cells_on_all_ranks_again(mesh: Notebook) -> None:
+def test_a_mesh_that_is_healed_runs_cells_on_all_ranks_again(mesh: KernelNotebook) -> None:
     """By hand: the variable of the mesh is its processes. The rank is a new one, and the others keep what they have."""
     mesh.run("%%mesh\nkept = rank * 11")
     mesh.run_failing(KILL_RANK_1.replace("kept = rank", "pass"))
@@ -115,7 +115,7 @@ def test_a_mesh_that_is_healed_runs_cells_on_all_ranks_again(mesh: Notebook) -> 
     assert "rank 1 dead" in mesh.run("%mesh").stdout
 
 
-def test_a_rank_dies_while_others_wait_for_it_in_a_collective(mesh: Notebook, signs: Signs) -> None:
+def test_a_rank_dies_while_others_wait_for_it_in_a_collective(mesh: KernelNotebook, signs: Signs) -> None:
     pids = pids_of_ranks(mesh)
     mesh.run(
         f"%%mesh\n{signs.definition}\nimport threading, torch, torch.distributed as dist\n"
@@ -130,7 +130,7 @@ def test_a_rank_dies_while_others_wait_for_it_in_a_collective(mesh: Notebook, si
     assert mesh.run("%%mesh !1\nworld_size").result == "[0,2] 3"
 
 
-def test_the_next_cell_names_the_dead_and_what_to_do(mesh: Notebook) -> None:
+def test_the_next_cell_names_the_dead_and_what_to_do(mesh: KernelNotebook) -> None:
     mesh.run_failing(KILL_RANK_1)
     for code in ["%%mesh\nprint('ran')", "%%mesh 1\nprint('ran')", "%%mesh failed\nprint('ran')"]:
         failed = mesh.run_failing(code)
@@ -145,7 +145,7 @@ def test_the_next_cell_names_the_dead_and_what_to_do(mesh: Notebook) -> None:
     assert second.endswith(") is dead: Killed(sig=9)")
 
 
-def test_a_rank_that_dies_between_cells_is_known(mesh: Notebook) -> None:
+def test_a_rank_that_dies_between_cells_is_known(mesh: KernelNotebook) -> None:
     os.kill(pids_of_ranks(mesh)[2], signal.SIGKILL)
     while "rank 2 dead" not in mesh.run("%mesh").stdout:
         pass
@@ -153,7 +153,7 @@ def test_a_rank_that_dies_between_cells_is_known(mesh: Notebook) -> None:
     assert mesh.run("%%mesh !2\nrank").result == "[0] 0\n[1] 1"
 
 
-def test_all_ranks_die(mesh: Notebook) -> None:
+def test_all_ranks_die(mesh: KernelNotebook) -> None:
     for pid in pids_of_ranks(mesh):
         os.kill(pid, signal.SIGKILL)
     while "ranks 0-2 dead" not in mesh.run("%mesh").stdout:
@@ -164,7 +164,7 @@ def test_all_ranks_die(mesh: Notebook) -> None:
 
 
 @pytest.mark.parametrize("down", ["%mesh down", "%mesh down --now"])
-def test_a_mesh_with_dead_ranks_goes_down_and_comes_up_again(mesh: Notebook, down: str) -> None:
+def test_a_mesh_with_dead_ranks_goes_down_and_comes_up_again(mesh: KernelNotebook, down: str) -> None:
     mesh.run_failing(KILL_RANK_1)
     assert mesh.run("%mesh up --gpus 3").stdout.endswith("restart rank 1 with %mesh heal\n")
     pids = pids_of_ranks(mesh, "!1")
@@ -177,7 +177,7 @@ def test_a_mesh_with_dead_ranks_goes_down_and_comes_up_again(mesh: Notebook, dow
 # --- what ranks live by dies, or is closed ---
 
 
-def find_process(notebook: Notebook, module: str) -> psutil.Process:
+def find_process(notebook: KernelNotebook, module: str) -> psutil.Process:
     """The agent or the fork server; workers, which are forked, have its command line too."""
     found = [process for process in notebook.processes() if f"meshbook.runtime.hosts.{module}" in process.cmdline()]
     (process,) = [process for process in found if process.parent() not in found]
@@ -189,7 +189,7 @@ def find_process(notebook: Notebook, module: str) -> psutil.Process:
     [("agent", "its host agent ended: Killed(sig=9) (agent, pid "), ("forkserver", "the fork server ended (signal 9)")],
 )
 def test_ranks_die_with_what_started_them(
-    open_notebook: Callable[..., Notebook], signs: Signs, module: str, cause: str
+    open_notebook: Callable[..., KernelNotebook], signs: Signs, module: str, cause: str
 ) -> None:
     notebook = open_notebook()
     notebook.run("%mesh up --gpus 2")
@@ -206,7 +206,7 @@ def test_ranks_die_with_what_started_them(
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
 
 
-def test_a_closed_session_takes_its_meshes_along(open_notebook: Callable[..., Notebook]) -> None:
+def test_a_closed_session_takes_its_meshes_along(open_notebook: Callable[..., KernelNotebook]) -> None:
     notebook = open_notebook()
     notebook.run("%mesh up --gpus 2")
     notebook.run("import meshbook; old = mesh; meshbook.close_session()")
@@ -232,10 +232,10 @@ CHILDREN = (
 
 
 @pytest.fixture
-def busy_notebook(open_notebook: Callable[..., Notebook], signs: Signs) -> Callable[[bool], Notebook]:
+def busy_notebook(open_notebook: Callable[..., KernelNotebook], signs: Signs) -> Callable[[bool], KernelNotebook]:
     """Opens a notebook whose ranks have started processes of their own; and perhaps run a cell."""
 
-    def open_one(is_running: bool) -> Notebook:
+    def open_one(is_running: bool) -> KernelNotebook:
         notebook = open_notebook()
         notebook.run("%mesh up --gpus 2")
         notebook.run(CHILDREN)
@@ -247,7 +247,7 @@ def busy_notebook(open_notebook: Callable[..., Notebook], signs: Signs) -> Calla
     return open_one
 
 
-def has_nothing_left(notebook: Notebook, processes: set[psutil.Process]) -> bool:
+def has_nothing_left(notebook: KernelNotebook, processes: set[psutil.Process]) -> bool:
     """`processes` are those to wait for."""
     psutil.wait_procs(processes, timeout=GONE_WITHIN)
     return not notebook.processes()
@@ -259,7 +259,7 @@ def has_nothing_left(notebook: Notebook, processes: set[psutil.Process]) -> bool
     ids=["killed idle", "killed running", "terminated running"],
 )
 def test_nothing_outlives_a_killed_kernel(
-    busy_notebook: Callable[[bool], Notebook], number: signal.Signals, is_running: bool
+    busy_notebook: Callable[[bool], KernelNotebook], number: signal.Signals, is_running: bool
 ) -> None:
     notebook = busy_notebook(is_running)
     processes = notebook.processes()
@@ -297,7 +297,7 @@ procs.heal().get()
 
 @pytest.mark.parametrize("work", [SPAWN, HEAL], ids=["spawning", "healing"])
 def test_nothing_outlives_a_kernel_killed_in_the_middle(
-    open_notebook: Callable[..., Notebook], signs: Signs, work: str
+    open_notebook: Callable[..., KernelNotebook], signs: Signs, work: str
 ) -> None:
     notebook = open_notebook()
     notebook.run(f"import time\nfrom meshbook import Actor, endpoint, this_host\n{signs.definition}")
@@ -310,7 +310,7 @@ def test_nothing_outlives_a_kernel_killed_in_the_middle(
 
 
 @pytest.mark.parametrize("is_running", [False, True], ids=["idle", "running"])
-def test_nothing_outlives_a_shut_down(busy_notebook: Callable[[bool], Notebook], is_running: bool) -> None:
+def test_nothing_outlives_a_shut_down(busy_notebook: Callable[[bool], KernelNotebook], is_running: bool) -> None:
     notebook = busy_notebook(is_running)
     processes = notebook.processes()
     notebook.manager.shutdown_kernel()
@@ -319,7 +319,7 @@ def test_nothing_outlives_a_shut_down(busy_notebook: Callable[[bool], Notebook],
 
 
 @pytest.mark.parametrize("is_running", [False, True], ids=["idle", "running"])
-def test_a_restarted_kernel_starts_afresh(busy_notebook: Callable[[bool], Notebook], is_running: bool) -> None:
+def test_a_restarted_kernel_starts_afresh(busy_notebook: Callable[[bool], KernelNotebook], is_running: bool) -> None:
     notebook = busy_notebook(is_running)
     before = notebook.processes()
     notebook.restart()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Cell, Notebook, Signs
+    from tests.kernel.conftest import Cell, KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param) as notebook:
         notebook.run("%mesh up --gpus 3")
@@ -38,7 +38,7 @@ def step(x):
 step(10)"""
 
 
-def test_ranks_step_together_part_and_are_debugged_one_by_one(notebook: Notebook) -> None:
+def test_ranks_step_together_part_and_are_debugged_one_by_one(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse(SPLIT, "p x + rank", "n", "n", "ranks", "@gpus=1:3 p x", "p x", "@all c")
     at = f"cell {number_of(cell)}"
     assert prompts == [
@@ -59,27 +59,27 @@ def test_ranks_step_together_part_and_are_debugged_one_by_one(notebook: Notebook
     assert "[1-2] 10\n[0] 10\n" in said
 
 
-def test_each_statement_of_a_cell_is_a_step_awaits_included(notebook: Notebook) -> None:
+def test_each_statement_of_a_cell_is_a_step_awaits_included(notebook: KernelNotebook) -> None:
     source = "%%mesh 0\nimport asyncio\nbreakpoint()\nawait asyncio.sleep(0)\nx = 1\nx"
     cell, prompts = notebook.converse(source, "n", "n", "s", "c")
     at = f"[rank 0 cell {number_of(cell)}"
     assert prompts == [f"{at}:{line}] (Pdb) " for line in (3, 4, 5, 6)]
 
 
-def test_only_chosen_ranks_stop_and_the_others_go_on(notebook: Notebook) -> None:
+def test_only_chosen_ranks_stop_and_the_others_go_on(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse("%%mesh --break 1\npdb.set_trace()\nprint('on')", "c")
     assert prompts == [f"[rank 1 cell {number_of(cell)}:2] (Pdb) "]
     assert cell.plain.startswith("[0,2] on\n")
 
 
-def test_a_breakpoint_set_at_the_prompt_holds_for_its_cell(notebook: Notebook) -> None:
+def test_a_breakpoint_set_at_the_prompt_holds_for_its_cell(notebook: KernelNotebook) -> None:
     source = "%%mesh 0\ndef f():\n    return 3\nbreakpoint()\nf()"
     cell, prompts = notebook.converse(source, "b f", "c", "c")
     assert prompts[-1] == f"[rank 0 cell {number_of(cell)}:3 in f] (Pdb) "
     assert notebook.run("%%mesh 0\nf()").result == "[0] 3"
 
 
-def test_a_rank_is_debugged_while_others_wait_for_it(notebook: Notebook) -> None:
+def test_a_rank_is_debugged_while_others_wait_for_it(notebook: KernelNotebook) -> None:
     """Two stand where only the third can free them: the prompt turns to that."""
     notebook.run(
         "%%mesh\nimport torch, torch.distributed as dist\n"
@@ -93,7 +93,7 @@ def test_a_rank_is_debugged_while_others_wait_for_it(notebook: Notebook) -> None
     assert cell.result == "[0-2] 3.0"
 
 
-def test_quitting_ends_the_cell_in_a_line(notebook: Notebook) -> None:
+def test_quitting_ends_the_cell_in_a_line(notebook: KernelNotebook) -> None:
     cell, _ = notebook.converse("%%mesh\nbreakpoint()\nprint('nev' + 'er')", "q")
     at = f"cell {number_of(cell)}:2"
     assert cell.error["evalue"] == f"[ranks 0-2] BdbQuit: the user quit the debugger ({at})"
@@ -101,7 +101,7 @@ def test_quitting_ends_the_cell_in_a_line(notebook: Notebook) -> None:
     assert "bdb.py" not in cell.traceback
 
 
-def test_an_interrupt_ends_the_cell_at_the_prompt(notebook: Notebook) -> None:
+def test_an_interrupt_ends_the_cell_at_the_prompt(notebook: KernelNotebook) -> None:
     cell = notebook.start_asking("%%mesh\nbreakpoint()")
     notebook.wait_for_prompt()
     notebook.interrupt()
@@ -109,7 +109,7 @@ def test_an_interrupt_ends_the_cell_at_the_prompt(notebook: Notebook) -> None:
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_an_interrupt_ends_the_cell_while_a_command_runs(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_ends_the_cell_while_a_command_runs(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start_asking("%%mesh\nbreakpoint()")
     notebook.wait_for_prompt()
@@ -120,7 +120,7 @@ def test_an_interrupt_ends_the_cell_while_a_command_runs(notebook: Notebook, sig
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_a_breakpoint_without_a_prompt_is_an_error(notebook: Notebook) -> None:
+def test_a_breakpoint_without_a_prompt_is_an_error(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nbreakpoint()")
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "breakpoint(): this front end does not support input requests" in failed.error["evalue"]
@@ -130,7 +130,7 @@ def test_a_breakpoint_without_a_prompt_is_an_error(notebook: Notebook) -> None:
     ).result  # a rank that does not stop there continues
 
 
-def test_an_error_is_debugged_where_it_was_raised(notebook: Notebook) -> None:
+def test_an_error_is_debugged_where_it_was_raised(notebook: KernelNotebook) -> None:
     source = "%%mesh --on-error debug\nzero = rank - rank\nif rank: 1 / zero\nprint('done')"
     cell, prompts = notebook.converse(source, "p rank, zero", "q")
     at = f"cell {number_of(cell)}:3"
@@ -145,7 +145,9 @@ def test_an_error_is_debugged_where_it_was_raised(notebook: Notebook) -> None:
     assert again.reply["status"] == "ok"
 
 
-def test_a_person_in_the_debugger_is_not_thrown_out_by_another_ranks_error(notebook: Notebook, signs: Signs) -> None:
+def test_a_person_in_the_debugger_is_not_thrown_out_by_another_ranks_error(
+    notebook: KernelNotebook, signs: Signs
+) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     cell = notebook.start_asking("%%mesh\nif rank: tell('fails'); 1 / 0\nbreakpoint()")
     notebook.wait_for_prompt()
@@ -157,7 +159,7 @@ def test_a_person_in_the_debugger_is_not_thrown_out_by_another_ranks_error(noteb
     assert cell.error["ename"] == "ZeroDivisionError"
 
 
-def test_failed_ranks_of_the_last_cell_are_debugged_afterwards(notebook: Notebook) -> None:
+def test_failed_ranks_of_the_last_cell_are_debugged_afterwards(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nnames = {}\nif rank != 1: names['lost']")
     at = f"cell {number_of(failed)}:3"
     for _ in range(2):  # the debugger is no cell of its own
@@ -172,7 +174,7 @@ def test_failed_ranks_of_the_last_cell_are_debugged_afterwards(notebook: Noteboo
     assert "no living rank of mesh failed" in notebook.run_failing("%mesh debug").error["evalue"]
 
 
-def test_a_rank_at_a_prompt_is_paused(notebook: Notebook) -> None:
+def test_a_rank_at_a_prompt_is_paused(notebook: KernelNotebook) -> None:
     # Two seconds, so that a slow machine has come to the prompt by then.
     cell = notebook.start_asking("%%mesh --timeout 2\nif rank == 0: input('?')\nthreading.Event().wait()")
     assert notebook.wait_for_prompt() == "[rank 0] ?"
@@ -180,7 +182,7 @@ def test_a_rank_at_a_prompt_is_paused(notebook: Notebook) -> None:
     assert f"rank 0 paused in input() at cell {number_of(cell)}:2" in cell.error["evalue"]
 
 
-def test_what_a_command_runs_may_stop_too(notebook: Notebook) -> None:
+def test_what_a_command_runs_may_stop_too(notebook: KernelNotebook) -> None:
     source = "%%mesh 0\ndef f():\n    breakpoint()\n    return 4\nx = 1\nbreakpoint()\nx = 2\nx"
     cell, prompts = notebook.converse(source, "p f()", "c", "n", "debug f()", "c", "c", "c")
     at = f"[rank 0 cell {number_of(cell)}"
@@ -198,7 +200,7 @@ def test_what_a_command_runs_may_stop_too(notebook: Notebook) -> None:
     assert cell.result == "[0] 2"
 
 
-def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: Notebook) -> None:
+def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: KernelNotebook) -> None:
     cell, _ = notebook.converse(
         "%%mesh 0\ndef work(name):\n    pdb.set_trace()\n    print(name, 'goes on')\n"
         "threads = [threading.Thread(target=work, args=(name,)) for name in 'abcdef']\n"
@@ -208,7 +210,7 @@ def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: Not
     assert sorted(re.findall("(.) goes on\n", cell.plain)) == list("abcdef")
 
 
-def test_debugged_objects_are_not_kept_alive(notebook: Notebook) -> None:
+def test_debugged_objects_are_not_kept_alive(notebook: KernelNotebook) -> None:
     source = (
         "%%mesh 0\nimport weakref\nclass Big: pass\ndef hold():\n    big = Big(); hold.ref = weakref.ref(big)\n"
         "    breakpoint()\nhold()"

@@ -18,7 +18,7 @@ from meshbook.runtime.hosts.journal import MESSAGES
 from meshbook.runtime.hosts.lifeline import JOURNAL
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -43,7 +43,7 @@ list(counters.add.call().get().values())
 
 
 @pytest.fixture(params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., Notebook]) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., KernelNotebook]) -> Iterator[KernelNotebook]:
     """In each door a kernel with a mesh of two ranks."""
     notebook = open_notebook(request.param)
     notebook.run("%mesh up --gpus 2")
@@ -54,7 +54,7 @@ def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., Notebo
             end(run, "a test", settings)
 
 
-def restart(notebook: Notebook) -> None:
+def restart(notebook: KernelNotebook) -> None:
     """Restart the kernel; a stock one has to load the extension again."""
     is_ours = notebook.manager.kernel_name == "meshbook"
     notebook.restart()
@@ -62,7 +62,7 @@ def restart(notebook: Notebook) -> None:
         notebook.run("%load_ext meshbook")
 
 
-def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
+def test_a_mesh_outlives_its_kernel(notebook: KernelNotebook, signs: Signs, tmp_path: Path) -> None:
     """With its variables, its actors, and a cell that runs on: output, curve and result come to the next kernel."""
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
@@ -106,7 +106,7 @@ def test_a_mesh_outlives_its_kernel(notebook: Notebook, signs: Signs, tmp_path: 
     check_refusals(notebook)
 
 
-def check_redefinition(notebook: Notebook) -> None:
+def check_redefinition(notebook: KernelNotebook) -> None:
     """A class that is defined anew: the next spawn uses it, live actors take it on, and keep their state."""
     notebook.run(CLASS.format(sign="-"))
     notebook.run("await counters.reload()")
@@ -114,7 +114,7 @@ def check_redefinition(notebook: Notebook) -> None:
     assert notebook.evaluate("list(mesh.spawn('more', Counter).add.call().get().values())") == [-1, -1]
 
 
-def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: Notebook, signs: Signs) -> None:
+def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: KernelNotebook, signs: Signs) -> None:
     job = notebook.run(
         f"%%mesh -a\n{signs.definition}\nimport threading\nprint('begun')\ntell('begun')\nthreading.Event().wait()"
     )
@@ -132,7 +132,7 @@ def test_the_cell_of_a_running_job_says_that_it_was_detached(notebook: Notebook,
     assert [output.get("text") for output in job.outputs[1:]] == ["[0-1] begun\n"]
 
 
-def check_deaths(notebook: Notebook) -> None:
+def check_deaths(notebook: KernelNotebook) -> None:
     """Ranks that died meanwhile are reported, and can be healed. The same kernel may attach again."""
     cell = notebook.run("%%mesh 1\nimport os\nprint(os.getpid())")
     victim = psutil.Process(int(cell.stdout.split()[-1]))
@@ -151,7 +151,7 @@ def check_deaths(notebook: Notebook) -> None:
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
 
 
-def check_refusals(notebook: Notebook) -> None:
+def check_refusals(notebook: KernelNotebook) -> None:
     """Impossible requests are errors of one line, and change nothing."""
     for line, why in {
         "%mesh attach": "this notebook already has mesh",

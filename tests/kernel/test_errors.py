@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
-def test_one_traceback_with_the_cells_own_lines(notebook: Notebook) -> None:
+def test_one_traceback_with_the_cells_own_lines(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nx = 1\n\nif rank >= 2:\n    1 / 0")
     number = failed.reply["execution_count"] if failed.reply else 0
     assert failed.error["ename"] == "ZeroDivisionError"
@@ -29,7 +29,7 @@ def test_one_traceback_with_the_cells_own_lines(notebook: Notebook) -> None:
     assert "local.py" not in notebook.run_failing("%%mesh\nimport meshbook\nmeshbook.RDMABuffer('text')").traceback
 
 
-def test_lines_count_as_in_any_cell(notebook: Notebook) -> None:
+def test_lines_count_as_in_any_cell(notebook: KernelNotebook) -> None:
     # IPython itself drops them, so that they count in no cell.
     assert ":2)" in notebook.run_failing("\n\n%%mesh\n1 / 0").error["evalue"]
     assert ":2)" in notebook.run_failing("#mesh: 0\n1 / 0").error["evalue"]
@@ -41,7 +41,7 @@ def test_lines_count_as_in_any_cell(notebook: Notebook) -> None:
     assert "      1 #mesh: 0\n----> 2 1 / 0\n" in notebook.run_failing("#mesh: 0\n1 / 0").traceback
 
 
-def test_the_frames_of_a_function_of_an_earlier_cell_have_their_source(notebook: Notebook) -> None:
+def test_the_frames_of_a_function_of_an_earlier_cell_have_their_source(notebook: KernelNotebook) -> None:
     defined = notebook.run("%%mesh\ndef step(x):\n    return 1 / x")
     number = defined.reply["execution_count"] if defined.reply else 0
     failed = notebook.run_failing("%%mesh\nstep(0)")
@@ -50,7 +50,7 @@ def test_the_frames_of_a_function_of_an_earlier_cell_have_their_source(notebook:
     assert "step(0)" in failed.traceback
 
 
-def test_distinct_errors_are_shown_once_each(notebook: Notebook) -> None:
+def test_distinct_errors_are_shown_once_each(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing(
         "%%mesh --on-error finish\nif rank == 0: raise KeyError('zero')\nif rank in (1, 3): raise ValueError('odd')"
     )
@@ -59,7 +59,7 @@ def test_distinct_errors_are_shown_once_each(notebook: Notebook) -> None:
     assert failed.error["ename"] in ("KeyError", "ValueError")
 
 
-def test_the_first_failure_comes_first(notebook: Notebook, tmp_path: Path) -> None:
+def test_the_first_failure_comes_first(notebook: KernelNotebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     failed = notebook.start(
@@ -74,7 +74,7 @@ def test_the_first_failure_comes_first(notebook: Notebook, tmp_path: Path) -> No
     assert failed.error["ename"] == "KeyError"
 
 
-def test_a_failure_stops_the_ranks_that_still_run(notebook: Notebook) -> None:
+def test_a_failure_stops_the_ranks_that_still_run(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing(
         "%%mesh\nimport time\nif rank == 1: raise ValueError('one')\ntime.sleep(60)", timeout=20
     )
@@ -83,7 +83,7 @@ def test_a_failure_stops_the_ranks_that_still_run(notebook: Notebook) -> None:
     assert notebook.run("%%mesh failed\nrank;").outputs == []
 
 
-def test_on_error_finish_lets_the_others_finish(notebook: Notebook) -> None:
+def test_on_error_finish_lets_the_others_finish(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing(
         "%%mesh --on-error finish\nimport time\nif rank == 1: raise ValueError('one')\n"
         "time.sleep(0.8); finished = 'yes'"  # longer than the half second after which `stop` interrupts
@@ -92,13 +92,13 @@ def test_on_error_finish_lets_the_others_finish(notebook: Notebook) -> None:
     assert notebook.run("%%mesh !1\nfinished").result == "[0,2-3] 'yes'"
 
 
-def test_what_was_printed_before_the_failure_is_shown(notebook: Notebook) -> None:
+def test_what_was_printed_before_the_failure_is_shown(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nprint('before')\nassert rank")
     assert failed.stdout == "[0-3] before\n"
     assert [output.output_type for output in failed.outputs] == ["stream", "error"]
 
 
-def test_a_syntax_error_is_shown_once_with_its_line(notebook: Notebook) -> None:
+def test_a_syntax_error_is_shown_once_with_its_line(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nx = 1\n1 +* 2")
     assert failed.error["ename"] == "SyntaxError"
     assert failed.traceback.startswith("[ranks 0-3] SyntaxError: invalid syntax")
@@ -107,7 +107,7 @@ def test_a_syntax_error_is_shown_once_with_its_line(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("source", ["exit()", "quit()", "import sys; sys.exit(3)", "raise SystemExit"])
-def test_exit_in_a_cell_is_an_error_and_ends_no_rank(notebook: Notebook, source: str) -> None:
+def test_exit_in_a_cell_is_an_error_and_ends_no_rank(notebook: KernelNotebook, source: str) -> None:
     failed = notebook.run_failing(f"%%mesh\n{source}")
     assert "%mesh down ends all ranks" in failed.error["evalue"]
     assert failed.stderr == ""
@@ -115,14 +115,14 @@ def test_exit_in_a_cell_is_an_error_and_ends_no_rank(notebook: Notebook, source:
     assert notebook.run("%%mesh\n1").result == "[0-3] 1"
 
 
-def test_a_group_of_exceptions_is_shown_whole(notebook: Notebook) -> None:
+def test_a_group_of_exceptions_is_shown_whole(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nraise ExceptionGroup('many', [ValueError(1), KeyError(2)])")
     assert "| ValueError: 1" in failed.traceback
     assert "| KeyError: 2" in failed.traceback
     assert failed.stderr == ""
 
 
-def test_a_misused_magic_is_reported_once(notebook: Notebook) -> None:
+def test_a_misused_magic_is_reported_once(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\n%bogus")
     assert failed.error["ename"] == "UsageError"
     assert failed.stderr == ""
@@ -135,13 +135,13 @@ def test_a_misused_magic_is_reported_once(notebook: Notebook) -> None:
         ("%%mesh 0\n1", "%%mesh works only in the notebook, not on ranks; put it on the first line"),
     ],
 )
-def test_a_magic_of_the_notebooks_says_so_on_ranks(notebook: Notebook, line: str, told: str) -> None:
+def test_a_magic_of_the_notebooks_says_so_on_ranks(notebook: KernelNotebook, line: str, told: str) -> None:
     failed = notebook.run_failing(f"%%mesh\n{line}")
     assert failed.error["ename"] == "UsageError"
     assert told in failed.error["evalue"]
 
 
-def test_an_exception_of_the_users_own_class(notebook: Notebook) -> None:
+def test_an_exception_of_the_users_own_class(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\nclass Unhappy(Exception): pass\nraise Unhappy('so', rank // 4)")
     assert failed.error["ename"] == "Unhappy"
     assert "[ranks 0-3] Unhappy: ('so', 0)" in failed.traceback
@@ -162,13 +162,13 @@ def test_an_exception_of_the_users_own_class(notebook: Notebook) -> None:
         "try:\n    down()\nfinally:\n    sys.setrecursionlimit(3000)",
     ],
 )
-def test_an_odd_exception_fails_the_cell_and_breaks_nothing(notebook: Notebook, source: str) -> None:
+def test_an_odd_exception_fails_the_cell_and_breaks_nothing(notebook: KernelNotebook, source: str) -> None:
     failed = notebook.run_failing(f"%%mesh\n{source}", timeout=30)
     assert len(failed.as_notebook()) < 2_000_000
     assert notebook.run("%%mesh\n1").result == "[0-3] 1"
 
 
-def test_the_error_can_be_asked_by_rank(notebook: Notebook) -> None:
+def test_the_error_can_be_asked_by_rank(notebook: KernelNotebook) -> None:
     notebook.run_failing("%%mesh --on-error finish\nif rank in (1, 2): raise ValueError(f'mine: {rank}')\nrank * 2")
     notebook.run("import sys; error = sys.last_value")
     assert notebook.evaluate("sorted(error.by_rank), error.by_rank[2].message, len(error.groups)") == (
@@ -183,7 +183,7 @@ def test_the_error_can_be_asked_by_rank(notebook: Notebook) -> None:
     assert "rank 0 did not fail" in notebook.run_failing("error.raise_from_rank(0)").error["evalue"]
 
 
-def test_an_interrupt_while_an_error_is_rendered_costs_its_rendering_alone(notebook: Notebook) -> None:
+def test_an_interrupt_while_an_error_is_rendered_costs_its_rendering_alone(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing(
         "%%mesh 0:2\nimport time\nclass Slow(Exception):\n    told = False\n    def __str__(self):\n"
         "        if not Slow.told: Slow.told = True; time.sleep(60)\n        return 'slow'\n"
@@ -195,27 +195,27 @@ def test_an_interrupt_while_an_error_is_rendered_costs_its_rendering_alone(noteb
     assert "[rank 1] Slow: slow" in failed.traceback
 
 
-def test_xmode_minimal_shows_a_line(notebook: Notebook) -> None:
+def test_xmode_minimal_shows_a_line(notebook: KernelNotebook) -> None:
     notebook.run("%xmode Minimal")
     failed = notebook.run_failing("%%mesh\n1 / 0")
     notebook.run("%xmode Context")
     assert failed.traceback == failed.error["evalue"]
 
 
-def test_the_result_of_a_cell_that_failed_is_there(notebook: Notebook) -> None:
+def test_the_result_of_a_cell_that_failed_is_there(notebook: KernelNotebook) -> None:
     notebook.run_failing("%%mesh -o kept\nprint(rank)\nif rank == 1: raise ValueError('one')\nrank * 2")
     assert notebook.evaluate("kept.values, kept[1].stdout") == ([0, None, 4, 6], "1\n")
     assert notebook.evaluate("kept[1].error.type_name") == "ValueError"
     assert "[rank 1] ValueError: one" in notebook.run("%tb").traceback
 
 
-def test_a_misused_cell_magic_shows_the_cell_alone(notebook: Notebook) -> None:
+def test_a_misused_cell_magic_shows_the_cell_alone(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\n%%nonsense\nx")
     assert "site-packages" not in failed.traceback
     assert "Cell magic `%%nonsense` not found" in failed.traceback
 
 
-def test_input_in_a_cell_is_refused_at_once(notebook: Notebook) -> None:
+def test_input_in_a_cell_is_refused_at_once(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\ninput('name: ')")
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "this front end does not support input requests" in failed.traceback
@@ -224,7 +224,7 @@ def test_input_in_a_cell_is_refused_at_once(notebook: Notebook) -> None:
 # --- values ---
 
 
-def test_a_value_that_cannot_be_pickled_is_shown(notebook: Notebook) -> None:
+def test_a_value_that_cannot_be_pickled_is_shown(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh -o kept\nimport threading\nclass Lock:\n    def __init__(self): self.lock = threading.Lock()\n"
         "    def __repr__(self): return 'a lock'\nLock()"
@@ -234,12 +234,12 @@ def test_a_value_that_cannot_be_pickled_is_shown(notebook: Notebook) -> None:
     assert "cannot be pickled" in failed.error["evalue"]
 
 
-def test_a_value_of_a_class_of_a_cell_travels(notebook: Notebook) -> None:
+def test_a_value_of_a_class_of_a_cell_travels(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh -o kept\nclass Thing:\n    def __init__(self, size): self.size = size\nThing(rank)")
     assert notebook.evaluate("[thing.size for thing in kept.values]") == [0, 1, 2, 3]
 
 
-def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: Notebook) -> None:
+def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh -o kept\nimport numpy\nfull = numpy.full((1024, 1024), float(rank), numpy.float32)\nfull"
     )
@@ -254,7 +254,7 @@ def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: Notebook
     assert notebook.evaluate("len(kept[0].value)") == 5_000_000
 
 
-def test_a_large_value_that_is_gone_says_so(notebook: Notebook) -> None:
+def test_a_large_value_that_is_gone_says_so(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000;")
     notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000")
     for _ in range(16):
@@ -263,7 +263,7 @@ def test_a_large_value_that_is_gone_says_so(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("body", ["raise ValueError('no text')", "return 7"])
-def test_a_value_whose_text_cannot_be_made_fails_the_cell(notebook: Notebook, body: str) -> None:
+def test_a_value_whose_text_cannot_be_made_fails_the_cell(notebook: KernelNotebook, body: str) -> None:
     failed = notebook.run_failing(f"%%mesh\nclass Odd:\n    def __repr__(self): {body}\nOdd()")
     assert failed.error["ename"] in ("ValueError", "TypeError")
     assert "meshbook" not in failed.traceback
@@ -277,11 +277,11 @@ def test_a_value_whose_text_cannot_be_made_fails_the_cell(notebook: Notebook, bo
         "class Odd:\n    def __reduce__(self): raise ValueError('no pickle')\nOdd()",
     ],
 )
-def test_an_odd_value_is_shown_all_the_same(notebook: Notebook, source: str) -> None:
+def test_an_odd_value_is_shown_all_the_same(notebook: KernelNotebook, source: str) -> None:
     assert "<__main__.Odd at " in (notebook.run(f"%%mesh\n{source}").result or "")
 
 
-def test_a_section_about_an_error_is_shown_as_markdown(notebook: Notebook) -> None:
+def test_a_section_about_an_error_is_shown_as_markdown(notebook: KernelNotebook) -> None:
     (shown,) = notebook.run("%mesh explain GroupError").displays
     assert shown["text/markdown"].startswith("### GroupError\n\n`init_process_group`")
     assert shown["text/plain"].startswith("GroupError\n\n")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
-def test_a_cell_injects_faults_into_the_mesh(bare_notebook: Notebook) -> None:
+def test_a_cell_injects_faults_into_the_mesh(bare_notebook: KernelNotebook) -> None:
     notebook = bare_notebook
     notebook.run("%mesh up --gpus 3")
     notebook.run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
@@ -26,16 +26,16 @@ class Fragile(Actor):
 
 
 @pytest.fixture
-def fragile(bare_notebook: Notebook) -> Notebook:
+def fragile(bare_notebook: KernelNotebook) -> KernelNotebook:
     bare_notebook.run(FRAGILE)
     return bare_notebook
 
 
-def stop(notebook: Notebook) -> None:
+def stop(notebook: KernelNotebook) -> None:
     notebook.run("procs.stop().get()")
 
 
-def test_a_fault_is_an_error_of_the_cell_that_spawned_the_mesh(fragile: Notebook) -> None:
+def test_a_fault_is_an_error_of_the_cell_that_spawned_the_mesh(fragile: KernelNotebook) -> None:
     """However much later it comes; the cell that runs then goes on."""
     spawning = fragile.run("procs = this_host().spawn_procs({'gpus': 1})\nfragile = procs.spawn('fragile', Fragile)")
     failing = fragile.run("fragile.fail.broadcast('for nobody')")
@@ -49,7 +49,7 @@ def test_a_fault_is_an_error_of_the_cell_that_spawned_the_mesh(fragile: Notebook
     stop(fragile)
 
 
-def test_an_end_that_a_person_asked_for_is_no_failure(fragile: Notebook) -> None:
+def test_an_end_that_a_person_asked_for_is_no_failure(fragile: KernelNotebook) -> None:
     fragile.run("%mesh up --gpus 2")
     spawning = fragile.run("fragile = mesh.spawn('fragile', Fragile)\nfragile.fine.call().get();")
     fragile.run("%mesh restart 1")
@@ -58,7 +58,7 @@ def test_an_end_that_a_person_asked_for_is_no_failure(fragile: Notebook) -> None
     fragile.run("%mesh down")
 
 
-def test_ranks_that_fail_alike_are_reported_in_a_line(fragile: Notebook) -> None:
+def test_ranks_that_fail_alike_are_reported_in_a_line(fragile: KernelNotebook) -> None:
     """The first one in full."""
     spawning = fragile.run("procs = this_host().spawn_procs({'gpus': 3})\nfragile = procs.spawn('fragile', Fragile)")
     fragile.run("fragile.fail.broadcast('alike')")
@@ -68,7 +68,7 @@ def test_ranks_that_fail_alike_are_reported_in_a_line(fragile: Notebook) -> None
     stop(fragile)
 
 
-def test_a_waiting_caller_gets_the_error_in_its_own_cell_too(fragile: Notebook) -> None:
+def test_a_waiting_caller_gets_the_error_in_its_own_cell_too(fragile: KernelNotebook) -> None:
     """The fault belongs to the cell that spawned, the failed call to the one that called."""
     fragile.run("procs = this_host().spawn_procs({'gpus': 1})\nfragile = procs.spawn('fragile', Fragile)")
     fragile.run("fragile.fail.broadcast('before')")
@@ -78,7 +78,7 @@ def test_a_waiting_caller_gets_the_error_in_its_own_cell_too(fragile: Notebook) 
     stop(fragile)
 
 
-def test_a_hook_of_the_users_is_called_instead(fragile: Notebook) -> None:
+def test_a_hook_of_the_users_is_called_instead(fragile: KernelNotebook) -> None:
     """Whatever it does."""
     fragile.run("import queue\nfaults = queue.Queue()\nbefore = meshbook.unhandled_fault_hook")
     fragile.run("meshbook.unhandled_fault_hook = faults.put")
@@ -89,7 +89,7 @@ def test_a_hook_of_the_users_is_called_instead(fragile: Notebook) -> None:
     stop(fragile)
 
 
-def test_a_fault_below_a_rank_is_shown_in_its_cell(fragile: Notebook) -> None:
+def test_a_fault_below_a_rank_is_shown_in_its_cell(fragile: KernelNotebook) -> None:
     """What a %%mesh cell spawns on its rank is owned by that rank's shell, which survives."""
     fragile.run("%mesh up --gpus 2")
     fragile.run(f"%%mesh 0{FRAGILE}\nfrom meshbook import this_proc\ninner = this_proc().spawn('inner', Fragile)")

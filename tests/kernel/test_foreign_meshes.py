@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
@@ -41,7 +41,7 @@ print(counter.add.call().get(60).values(), flush=True)
 
 
 def test_a_notebook_uses_the_mesh_of_a_script(
-    run_script: Callable[..., Any], bare_notebook: Notebook, tmp_path: Path
+    run_script: Callable[..., Any], bare_notebook: KernelNotebook, tmp_path: Path
 ) -> None:
     handles = tmp_path / "handles"
     script = run_script(SCRIPT, HANDLES=str(handles), MESHBOOK_PRELOAD="")

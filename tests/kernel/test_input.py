@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 3")
@@ -24,20 +24,20 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
         yield notebook
 
 
-def test_a_prompt_that_all_share_is_shown_once(notebook: Notebook) -> None:
+def test_a_prompt_that_all_share_is_shown_once(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse("%%mesh\nname = input('name: ')\nage = input('age: ')\nname, age", "bob", "7")
     assert prompts == ["[ranks 0-2] name: ", "[ranks 0-2] age: "]
     assert cell.result == "[0-2] ('bob', '7')"
 
 
-def test_each_rank_is_asked_for_itself(notebook: Notebook) -> None:
+def test_each_rank_is_asked_for_itself(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse("%%mesh --stdin ask\ninput('name: ')", "a", "b", "c")
     assert sorted(prompts) == [f"[rank {rank}] name: " for rank in range(3)]
     names = dict(zip(prompts, "abc", strict=True))
     assert cell.result == "\n".join(f"[{rank}] {names[f'[rank {rank}] name: ']!r}" for rank in range(3))
 
 
-def test_a_rank_that_never_asks_delays_no_prompt(notebook: Notebook) -> None:
+def test_a_rank_that_never_asks_delays_no_prompt(notebook: KernelNotebook) -> None:
     cell = notebook.start_asking(
         "%%mesh\nif rank == 2:\n    print('I wait'); threading.Event().wait()\nprint('I ask'); input('?')"
     )
@@ -48,7 +48,9 @@ def test_a_rank_that_never_asks_delays_no_prompt(notebook: Notebook) -> None:
     notebook.wait_failed(cell)
 
 
-def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer(notebook: Notebook, signs: Signs) -> None:
+def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer(
+    notebook: KernelNotebook, signs: Signs
+) -> None:
     path = signs.path.with_name("gate")
     os.mkfifo(path)
     cell = notebook.start_asking(f"%%mesh\nif rank == 2: open({str(path)!r}).read()\ninput('?')")
@@ -58,7 +60,7 @@ def test_a_rank_that_comes_later_to_the_same_prompt_gets_the_same_answer(noteboo
     assert notebook.wait(cell).result == "[0-2] 'yes'"
 
 
-def test_passwords_lines_of_stdin_and_the_end_of_all_input(notebook: Notebook) -> None:
+def test_passwords_lines_of_stdin_and_the_end_of_all_input(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse("%%mesh\ngetpass.getpass(), list(sys.stdin)", "secret", "one", "two", "\x04")
     assert prompts == ["[ranks 0-2] Password: ", *["[ranks 0-2] "] * 3]
     assert cell.result == "[0-2] ('secret', ['one\\n', 'two\\n'])"
@@ -70,14 +72,14 @@ def test_passwords_lines_of_stdin_and_the_end_of_all_input(notebook: Notebook) -
 @pytest.mark.parametrize(
     "asking", [{"code": "%%mesh\ninput('?')"}, {"code": "%%mesh --stdin error\ngetpass.getpass()"}]
 )
-def test_input_without_a_prompt_is_an_error_at_once(notebook: Notebook, asking: dict[str, str]) -> None:
+def test_input_without_a_prompt_is_an_error_at_once(notebook: KernelNotebook, asking: dict[str, str]) -> None:
     failed = notebook.wait_failed(notebook.start(asking["code"], allow_stdin="error" in asking["code"]))
     assert failed.error["ename"] == "StdinNotImplementedError"
     assert "prompts.py" not in failed.traceback  # none of ours
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupt_while_a_prompt_is_open(notebook: Notebook, times: int) -> None:
+def test_an_interrupt_while_a_prompt_is_open(notebook: KernelNotebook, times: int) -> None:
     cell = notebook.start_asking("%%mesh\ntry:\n    input('?')\nfinally:\n    print('tidied')")
     notebook.wait_for_prompt()
     for _ in range(times):
@@ -92,7 +94,7 @@ def test_an_interrupt_while_a_prompt_is_open(notebook: Notebook, times: int) -> 
     assert prompts == ["[ranks 0-2] again: "]
 
 
-def test_a_rank_that_dies_is_not_waited_for(notebook: Notebook) -> None:
+def test_a_rank_that_dies_is_not_waited_for(notebook: KernelNotebook) -> None:
     notebook.run("%mesh up --gpus 2 --name pair")
     # Selectors of options mean ranks of the cell's mesh, and not of the current one.
     notebook.run("%mesh use pair")
@@ -109,7 +111,7 @@ def test_a_rank_that_dies_is_not_waited_for(notebook: Notebook) -> None:
     notebook.run("%mesh down pair")
 
 
-def test_what_a_thread_asks_for_is_asked_while_its_cell_runs(notebook: Notebook) -> None:
+def test_what_a_thread_asks_for_is_asked_while_its_cell_runs(notebook: KernelNotebook) -> None:
     cell, prompts = notebook.converse(
         "%%mesh 0\nfound = []\nthread = threading.Thread(target=lambda: found.append(input('in a thread: ')))\n"
         "thread.start(); thread.join(); found",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -17,7 +17,7 @@ ENDS_WITHIN = 10.0  # seconds; what to expect is some 50 ms, which benchmarks/ce
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 3")
@@ -25,7 +25,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
 
 
 @pytest.fixture(autouse=True)
-def _ranks_can_tell(notebook: Notebook, signs: Signs) -> None:
+def _ranks_can_tell(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}\nimport asyncio, threading, time")
 
 
@@ -43,7 +43,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("wait", WAITING.values(), ids=WAITING)
-def test_a_cell_is_interrupted_and_says_where_it_was(notebook: Notebook, signs: Signs, wait: str) -> None:
+def test_a_cell_is_interrupted_and_says_where_it_was(notebook: KernelNotebook, signs: Signs, wait: str) -> None:
     cell = notebook.start(f"%%mesh\nnumber = 0\n{wait}")
     signs.wait_for("there", 3)
     notebook.interrupt()
@@ -57,7 +57,7 @@ def test_a_cell_is_interrupted_and_says_where_it_was(notebook: Notebook, signs: 
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_groups_of_ranks_are_distinguished(notebook: Notebook, signs: Signs) -> None:
+def test_groups_of_ranks_are_distinguished(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start(
         "%%mesh\ndef wait():\n    tell('there')\n    while True: time.sleep(0.01)\nif rank == 1:\n    wait()\nwait()"
     )
@@ -69,7 +69,7 @@ def test_groups_of_ranks_are_distinguished(notebook: Notebook, signs: Signs) -> 
     assert notebook.evaluate("[frames[rank][0].line for rank in range(3)]") == [7, 6, 7]
 
 
-def test_ranks_keep_their_state(notebook: Notebook, signs: Signs) -> None:
+def test_ranks_keep_their_state(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start("%%mesh\nbefore = rank * 11\ntell('there')\ntime.sleep(600)\nafter = 1")
     signs.wait_for("there", 3)
     notebook.interrupt()
@@ -79,7 +79,7 @@ def test_ranks_keep_their_state(notebook: Notebook, signs: Signs) -> None:
     )
 
 
-def test_only_the_ranks_that_still_run_are_interrupted(notebook: Notebook, signs: Signs) -> None:
+def test_only_the_ranks_that_still_run_are_interrupted(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(
         "%%mesh 1\nfrom meshbook.runtime.cells.interrupts import INTERRUPTS\n"
         "def tell_when_over():\n    while INTERRUPTS.origin: pass\n    tell('over')"
@@ -97,7 +97,7 @@ def test_only_the_ranks_that_still_run_are_interrupted(notebook: Notebook, signs
     assert notebook.run("import sys; sys.last_value.result[1].value").result == "'done'"
 
 
-def test_user_code_sees_keyboard_interrupt_and_may_tidy_up(notebook: Notebook, signs: Signs) -> None:
+def test_user_code_sees_keyboard_interrupt_and_may_tidy_up(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start("%%mesh\ntry:\n    tell('there'); time.sleep(600)\nfinally:\n    print('tidied')")
     signs.wait_for("there", 3)
     notebook.interrupt()
@@ -106,7 +106,7 @@ def test_user_code_sees_keyboard_interrupt_and_may_tidy_up(notebook: Notebook, s
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_user_code_may_catch_it(notebook: Notebook, signs: Signs) -> None:
+def test_user_code_may_catch_it(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start(
         "%%mesh\ntry:\n    tell('there'); time.sleep(600)\nexcept KeyboardInterrupt:\n    print('caught')\nrank"
     )
@@ -117,7 +117,7 @@ def test_user_code_may_catch_it(notebook: Notebook, signs: Signs) -> None:
     assert cell.result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_two_interrupts_in_a_row_do_not_break_the_kernel(notebook: Notebook, signs: Signs) -> None:
+def test_two_interrupts_in_a_row_do_not_break_the_kernel(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start("%%mesh\nkept = rank\ntell('there')\ntime.sleep(600)")
     signs.wait_for("there", 3)
     notebook.interrupt()
@@ -128,7 +128,7 @@ def test_two_interrupts_in_a_row_do_not_break_the_kernel(notebook: Notebook, sig
     assert notebook.run("1 + 1").result == "2"
 
 
-def test_a_shell_command_is_interrupted_with_the_cell(notebook: Notebook, signs: Signs) -> None:
+def test_a_shell_command_is_interrupted_with_the_cell(notebook: KernelNotebook, signs: Signs) -> None:
     # From within, because IPython itself fails where an interrupt comes while it starts the command.
     cell = notebook.start(f"%%mesh\n!printf 'there ' > {signs.path}; sleep 600")
     signs.wait_for("there", 3)
@@ -137,14 +137,14 @@ def test_a_shell_command_is_interrupted_with_the_cell(notebook: Notebook, signs:
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_an_interrupt_after_the_end_is_dropped(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_after_the_end_is_dropped(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run("%%mesh\n1")
     notebook.interrupt()
     notebook.run("%%mesh\ntime.sleep(0.01)")
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_a_local_cell_is_interrupted_as_in_any_kernel(notebook: Notebook, signs: Signs) -> None:
+def test_a_local_cell_is_interrupted_as_in_any_kernel(notebook: KernelNotebook, signs: Signs) -> None:
     # Short sleeps: a signal that comes in the instant before one begins is felt only when that is over, in any kernel.
     source = f"{signs.definition}\nimport time\ntell('local')\nwhile True: time.sleep(0.05)"
     cell = notebook.start(source)
@@ -155,7 +155,7 @@ def test_a_local_cell_is_interrupted_as_in_any_kernel(notebook: Notebook, signs:
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_a_local_cell_that_awaits_is_interrupted_at_once(notebook: Notebook, signs: Signs) -> None:
+def test_a_local_cell_that_awaits_is_interrupted_at_once(notebook: KernelNotebook, signs: Signs) -> None:
     """Not only in `%%mesh` cells: ipykernel cancels it by a callback of a loop that sleeps."""
     cell = notebook.start(f"{signs.definition}\nimport asyncio\ntell('local')\nawait asyncio.sleep(600)")
     signs.wait_for("local")
@@ -165,7 +165,7 @@ def test_a_local_cell_that_awaits_is_interrupted_at_once(notebook: Notebook, sig
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: Notebook, signs: Signs) -> None:
+def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(
         "from meshbook import Actor, endpoint\n"
         "class Sleeper(Actor):\n"
@@ -183,7 +183,9 @@ def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: Notebook,
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
-def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(notebook: Notebook, signs: Signs) -> None:
+def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(
+    notebook: KernelNotebook, signs: Signs
+) -> None:
     cell = notebook.start("%%mesh\ntell('there'); time.sleep(600)")
     after = notebook.start("'never'")
     signs.wait_for("there", 3)
@@ -194,7 +196,7 @@ def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(noteboo
     assert after.reply["status"] in ("aborted", "error")
 
 
-def test_interrupts_at_any_moment_break_neither_cell_nor_kernel(notebook: Notebook, signs: Signs) -> None:
+def test_interrupts_at_any_moment_break_neither_cell_nor_kernel(notebook: KernelNotebook, signs: Signs) -> None:
     """At the begin of a cell the kernel may cancel it, and the ranks may hear of the interrupt before they begin."""
     for _ in range(10):
         cell = notebook.start("%%mesh\ntell('there'); time.sleep(600)")

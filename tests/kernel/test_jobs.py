@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Cell, Notebook, Signs
+    from tests.kernel.conftest import Cell, KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 3")
@@ -22,7 +22,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
 
 
 @pytest.fixture(autouse=True)
-def _ranks_can_tell(notebook: Notebook, signs: Signs) -> Iterator[None]:
+def _ranks_can_tell(notebook: KernelNotebook, signs: Signs) -> Iterator[None]:
     gate = signs.path.with_name("gate")
     notebook.run(f"%%mesh\n{signs.definition}\nimport os, time\ngate = {str(gate)!r}\n{HOLD}")
     notebook.run(f"gate = {str(gate)!r}")
@@ -54,7 +54,7 @@ def title_of(cell: Cell) -> str:
     return f"job {number_of(cell)} of cell {number_of_cell(cell)}"
 
 
-def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: Notebook, signs: Signs) -> None:
+def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.run("%%mesh -a -o job\nprint('begun')\nhold()\nrank * 2")
     count = cell.reply["execution_count"] if cell.reply else 0
     (state,) = cell.displays
@@ -74,7 +74,7 @@ def test_a_job_returns_at_once_and_shows_all_in_its_own_cell(notebook: Notebook,
     assert again.displays[-1]["text/plain"] == cell.displays[-1]["text/plain"]
 
 
-def test_an_error_that_is_not_awaited_is_shown_in_its_cell_and_in_the_list(notebook: Notebook) -> None:
+def test_an_error_that_is_not_awaited_is_shown_in_its_cell_and_in_the_list(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh -a 1\n1 / 0")
     notebook.wait_until(lambda: bool(cell.contents("error") and cell.updates))
     assert cell.error["evalue"].startswith("[rank 1] ZeroDivisionError: division by zero (cell ")
@@ -97,7 +97,7 @@ def areas_of(cell: Cell) -> list[str]:
     return [data["text/plain"] for data in [*cell.displays, *cell.updates]]
 
 
-def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs: Signs) -> None:
+def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: KernelNotebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a 1:\nhold()")
     assert f"  ranks 1-2 run {title_of(job)} · " in notebook.run("%mesh status").stdout
     notebook.run("%mesh config plain_time 0.1")
@@ -112,7 +112,7 @@ def test_a_later_cell_waits_for_the_ranks_and_says_so(notebook: Notebook, signs:
     notebook.run("%mesh config plain_time default")
 
 
-def test_the_list_of_jobs_says_where_ranks_are_that_are_apart(notebook: Notebook) -> None:
+def test_the_list_of_jobs_says_where_ranks_are_that_are_apart(notebook: KernelNotebook) -> None:
     notebook.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = 0.2")
     notebook.run("%%mesh -a\nif rank == 1: hold()")
     while "2 ranks [0,2] done, rank 1 at cell " not in notebook.run("%mesh jobs").stdout:
@@ -120,7 +120,7 @@ def test_the_list_of_jobs_says_where_ranks_are_that_are_apart(notebook: Notebook
     notebook.run(f"divergence.PATIENCE = 5.0; {OPEN}")
 
 
-def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Notebook, signs: Signs) -> None:
+def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: KernelNotebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a -o job\ntell('there'); hold()\nrank")
     signs.wait_for("there", 3)
     notebook.interrupt()  # no cell waits: it has no effect
@@ -138,7 +138,7 @@ def test_ctrl_c_is_for_the_cell_that_waits_and_not_for_the_job(notebook: Noteboo
     notebook.wait_until(lambda: len(job.displays) > 1)
 
 
-def test_a_job_is_cancelled_with_what_waits_behind_it_unharmed(notebook: Notebook, signs: Signs) -> None:
+def test_a_job_is_cancelled_with_what_waits_behind_it_unharmed(notebook: KernelNotebook, signs: Signs) -> None:
     job = notebook.run("%%mesh -a -o job\ntell('there'); hold()")
     behind = notebook.run("%%mesh -a\nrank")
     assert f"waiting for {title_of(job)}" in behind.displays[0]["text/plain"]
@@ -151,7 +151,7 @@ def test_a_job_is_cancelled_with_what_waits_behind_it_unharmed(notebook: Noteboo
     assert "nothing to cancel" in notebook.run("%mesh cancel").stdout
 
 
-def test_what_was_cancelled_before_it_began_never_runs(notebook: Notebook, signs: Signs) -> None:
+def test_what_was_cancelled_before_it_began_never_runs(notebook: KernelNotebook, signs: Signs) -> None:
     first = notebook.run("%%mesh -a -o first\nhold()")
     second = notebook.run("%%mesh -a -o second\nran = True")
     notebook.run("second.cancel()")
@@ -161,7 +161,7 @@ def test_what_was_cancelled_before_it_began_never_runs(notebook: Notebook, signs
     assert notebook.run("%%mesh\n'ran' in globals()").result == "[0-2] False"
 
 
-def test_a_mesh_goes_down_after_its_jobs(notebook: Notebook, signs: Signs) -> None:
+def test_a_mesh_goes_down_after_its_jobs(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run("%mesh up --gpus 1 --name other")
     gate = str(signs.path.with_name("gate"))
     job = notebook.run(f"%%mesh other -a\nimport os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.005)")
@@ -182,14 +182,14 @@ def test_a_mesh_goes_down_after_its_jobs(notebook: Notebook, signs: Signs) -> No
     ("line", "problem"),
     [("%mesh result 4711", "no job '4711'; jobs: "), ("%mesh cancel nobody", "no job 'nobody'")],
 )
-def test_a_job_that_is_not_there(notebook: Notebook, line: str, problem: str) -> None:
+def test_a_job_that_is_not_there(notebook: KernelNotebook, line: str, problem: str) -> None:
     assert problem in notebook.run_failing(line).error["evalue"]
 
 
 # --- turns ---
 
 
-def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: Notebook, signs: Signs) -> None:
+def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: KernelNotebook, signs: Signs) -> None:
     done = str(signs.path.with_name("done"))
     cell = notebook.run(f"%%mesh --first 1\nseen = os.path.exists({done!r})\nopen({done!r}, 'w').close()\nseen")
     assert cell.result == "[0,2] True\n[1] False"
@@ -201,7 +201,7 @@ def test_first_lets_some_ranks_finish_before_the_others_begin(notebook: Notebook
     assert "--first 2 selects ranks that the cell does not run on" in refused.error["evalue"]
 
 
-def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) -> None:
+def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: KernelNotebook) -> None:
     order = "import sys\nopen(gate + 'order', 'a').write(f'{rank} ')\nif rank == 1: 1 / 0"
     failed = notebook.run_failing(f"%%mesh --seq\n{order}")
     assert failed.error["evalue"].splitlines()[1:] == ["rank 2 did not run: --seq stops at the first error"]
@@ -210,7 +210,7 @@ def test_seq_runs_rank_by_rank_and_stops_at_the_first_error(notebook: Notebook) 
     assert notebook.evaluate("open(gate + 'order').read()") == "0 1 0 1 2 "
 
 
-def test_an_interrupt_between_turns_names_the_ranks_that_did_not_run(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_between_turns_names_the_ranks_that_did_not_run(notebook: KernelNotebook, signs: Signs) -> None:
     cell = notebook.start("%%mesh --seq\ntell('there'); hold(str(rank))")
     signs.wait_for("there")
     signs.path.with_name("gate0").touch()
@@ -224,7 +224,7 @@ def test_an_interrupt_between_turns_names_the_ranks_that_did_not_run(notebook: N
 # --- here as well ---
 
 
-def test_local_runs_the_cell_here_as_well(notebook: Notebook) -> None:
+def test_local_runs_the_cell_here_as_well(notebook: KernelNotebook) -> None:
     notebook.run("rank = 'here'")
     cell = notebook.run("%%mesh --local -o kept\nprint('mine', rank)\nimport asyncio\nawait asyncio.sleep(0)\nrank")
     assert "[local] mine here\n" in cell.stdout
@@ -242,7 +242,7 @@ def test_local_runs_the_cell_here_as_well(notebook: Notebook) -> None:
     assert "cannot be combined" in refused.error["evalue"]
 
 
-def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:
+def test_an_error_here_fails_the_cell(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run("rank = 'here'")
     failed = notebook.run_failing("%%mesh --local --on-error finish\nif rank in ('here', 1):\n    1 / 0\nrank")
     assert failed.error["ename"] == "ZeroDivisionError"
@@ -260,7 +260,7 @@ def test_an_error_here_fails_the_cell(notebook: Notebook, signs: Signs) -> None:
 @pytest.mark.parametrize(
     "wait", ["import threading\nwhile True: threading.Event().wait(0.05)", "import asyncio; await asyncio.sleep(600)"]
 )
-def test_an_interrupt_reaches_the_code_here_and_on_ranks(notebook: Notebook, signs: Signs, wait: str) -> None:
+def test_an_interrupt_reaches_the_code_here_and_on_ranks(notebook: KernelNotebook, signs: Signs, wait: str) -> None:
     notebook.run(signs.definition)
     cell = notebook.start(f"%%mesh --local\ntell('there')\n{wait}")
     signs.wait_for("there", 4)

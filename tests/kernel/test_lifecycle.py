@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Cell, Notebook, Signs
+    from tests.kernel.conftest import Cell, KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -17,7 +17,7 @@ KILL_RANK_1 = "%%mesh\nimport os, signal\nif rank == 1: os.kill(os.getpid(), sig
 
 
 @pytest.fixture
-def mesh(bare_notebook: Notebook, signs: Signs) -> Iterator[Notebook]:
+def mesh(bare_notebook: KernelNotebook, signs: Signs) -> Iterator[KernelNotebook]:
     """A notebook with a mesh of three ranks, whatever becomes of them."""
     bare_notebook.run("%mesh up --gpus 3")
     bare_notebook.run(f"%%mesh\n{signs.definition}\nimport threading, time")
@@ -28,7 +28,7 @@ def mesh(bare_notebook: Notebook, signs: Signs) -> Iterator[Notebook]:
 # --- heal and restart ---
 
 
-def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> None:
+def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: KernelNotebook) -> None:
     mesh.run("%%mesh\nmodel, _hidden = rank * 11, 1")
     mesh.run_failing(KILL_RANK_1)
     healed = mesh.run("%mesh heal").stdout
@@ -49,7 +49,7 @@ def test_heal_starts_the_dead_again_and_says_what_they_lost(mesh: Notebook) -> N
     assert re.fullmatch(r"    [\d:]{8} mesh rank 1 healed: in 0\.\d+ s", status[-1])
 
 
-def test_a_spare_takes_the_place_of_a_rank_that_died(bare_notebook: Notebook) -> None:
+def test_a_spare_takes_the_place_of_a_rank_that_died(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2 --spares 1")
     bare_notebook.run("while mesh.spares().get() < 1: pass")
     assert bare_notebook.run("%mesh status").stdout.splitlines()[1] == "  1 of 1 spares are warm"
@@ -64,7 +64,7 @@ TORCH = "import torch, torch.distributed as dist"
 REDUCE = f"%%mesh\n{TORCH}\nx = torch.ones(1)\ndist.all_reduce(x)\nx[0].item()"
 
 
-def test_torch_meets_again_on_a_healed_mesh(mesh: Notebook) -> None:
+def test_torch_meets_again_on_a_healed_mesh(mesh: KernelNotebook) -> None:
     init = f"%%mesh\n{TORCH}\ndist.init_process_group('gloo')"
     mesh.run(init)
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
@@ -74,7 +74,7 @@ def test_torch_meets_again_on_a_healed_mesh(mesh: Notebook) -> None:
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
 
 
-def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: Notebook) -> None:
+def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: KernelNotebook) -> None:
     assert mesh.run("await mesh.init_process_group()").result is None
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
     mesh.run_failing(KILL_RANK_1)
@@ -82,7 +82,7 @@ def test_the_process_group_of_a_mesh_is_there_again_when_it_is_healed(mesh: Note
     assert mesh.run(REDUCE).result == "[0-2] 3.0"
 
 
-def test_restart_ends_ranks_whatever_they_run(mesh: Notebook, signs: Signs) -> None:
+def test_restart_ends_ranks_whatever_they_run(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run("%%mesh\nkept = rank")
     mesh.run("%%mesh 0 -a -o job\ntell('there'); threading.Event().wait()")
     signs.wait_for("there")
@@ -96,7 +96,7 @@ def test_restart_ends_ranks_whatever_they_run(mesh: Notebook, signs: Signs) -> N
     assert "failed" not in status
 
 
-def test_an_interrupted_heal_leaves_a_mesh_that_can_be_healed(mesh: Notebook, signs: Signs) -> None:
+def test_an_interrupted_heal_leaves_a_mesh_that_can_be_healed(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run(
         "from meshbook import Actor\nclass Slow(Actor):\n    def __init__(self):\n"
         f"        import threading\n        open({str(signs.path)!r}, 'w').write('making ')\n"
@@ -117,13 +117,13 @@ def test_an_interrupted_heal_leaves_a_mesh_that_can_be_healed(mesh: Notebook, si
 # --- interrupt and stack, beside a cell that runs ---
 
 
-def test_idle_ranks_are_not_interrupted_nor_killed(mesh: Notebook) -> None:
+def test_idle_ranks_are_not_interrupted_nor_killed(mesh: KernelNotebook) -> None:
     assert mesh.run("%mesh interrupt").stdout == "3 ranks [0-2] idle\n"
     assert mesh.run("%mesh interrupt 0 --kill").stdout == "rank 0 of mesh is idle; nothing was killed\n"
     assert mesh.run("%mesh stack").stdout == "[0-2] main thread: idle\n"
 
 
-def run_beside(notebook: Notebook, code: str) -> str:
+def run_beside(notebook: KernelNotebook, code: str) -> str:
     """What a cell prints in a subshell, while another one runs."""
     client = notebook.client
     subshell = notebook.ask_control("create_subshell_request")["subshell_id"]
@@ -138,7 +138,7 @@ def run_beside(notebook: Notebook, code: str) -> str:
     return cell.stdout
 
 
-def test_a_running_cell_is_inspected_and_interrupted_from_a_subshell(mesh: Notebook, signs: Signs) -> None:
+def test_a_running_cell_is_inspected_and_interrupted_from_a_subshell(mesh: KernelNotebook, signs: Signs) -> None:
     cell = mesh.start(
         "%%mesh\ndef wait():\n    threading.Event().wait()\n\ntell('there')\n"
         "if rank == 1:\n    await __import__('asyncio').sleep(600)\nwait()"
@@ -158,7 +158,7 @@ def test_a_running_cell_is_inspected_and_interrupted_from_a_subshell(mesh: Noteb
     assert cell.error["ename"] == "KeyboardInterrupt"
 
 
-def test_stacks_include_the_users_actors(mesh: Notebook, signs: Signs) -> None:
+def test_stacks_include_the_users_actors(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run(
         "from meshbook import Actor, endpoint\nclass Loader(Actor):\n    @endpoint\n    def load(self):\n"
         f"        import threading\n        open({str(signs.path)!r}, 'w').write('loading ')\n"
@@ -179,7 +179,7 @@ def test_stacks_include_the_users_actors(mesh: Notebook, signs: Signs) -> None:
 # --- ranks that are apart ---
 
 
-def test_a_cell_says_once_where_ranks_are_that_are_apart(mesh: Notebook, signs: Signs) -> None:
+def test_a_cell_says_once_where_ranks_are_that_are_apart(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = 0.2")
     mesh.run("%%mesh\ngate = threading.Event()")
     cell = mesh.start("%%mesh\nif rank == 1:\n    tell('there'); gate.wait()")
@@ -202,7 +202,7 @@ def live_text(cell: Cell) -> str:
 # --- resize ---
 
 
-def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook) -> None:
+def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: KernelNotebook) -> None:
     mesh.run("%%mesh\nkept = rank")
     mesh.run("%%mesh 0\nworld_size = 'mine'")
     assert re.fullmatch(
@@ -221,7 +221,7 @@ def test_a_mesh_grows_and_shrinks_and_its_ranks_know_their_places(mesh: Notebook
     assert "dimension 'hosts'" in mesh.run_failing("%mesh resize --shape hosts=2").error["evalue"]
 
 
-def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook, signs: Signs) -> None:
+def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run("from meshbook.magics.meshes import lifecycle as changes; changes.MOMENT = 0.1")
     mesh.run("%%mesh -a -o job\ntell('there'); threading.Event().wait()")
     signs.wait_for("there", 3)
@@ -235,7 +235,7 @@ def test_a_resize_says_what_it_waits_for_and_outlives_the_waiting(mesh: Notebook
     assert mesh.run("%%mesh\nworld_size").result == "[0-3] 4"
 
 
-def test_a_resize_by_code_is_one_of_the_cells_too(mesh: Notebook) -> None:
+def test_a_resize_by_code_is_one_of_the_cells_too(mesh: KernelNotebook) -> None:
     mesh.run("mesh = mesh.resize(gpus=4); mesh.initialized.get();")
     assert mesh.run("%%mesh\nrank, world_size").result == "[0] (0, 4)\n[1] (1, 4)\n[2] (2, 4)\n[3] (3, 4)"
     mesh.run_failing("%%mesh\nimport os\nif rank == 3: os._exit(3)")

@@ -12,19 +12,19 @@ import pytest
 from tests.support import PATIENCE
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 AGENT = "meshbook.runtime.hosts.agent"
 
 
-def agents(notebook: Notebook) -> list[psutil.Process]:
+def agents(notebook: KernelNotebook) -> list[psutil.Process]:
     """The agents of hosts beyond the kernel's own."""
     kernel = psutil.Process(int(notebook.run("import os; os.getpid()").result or 0))
     return [each for each in kernel.children() if each.cmdline()[2:4] == ["-m", AGENT]]
 
 
-def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> None:
+def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: KernelNotebook) -> None:
     """Two meshes on three hosts at once."""
     up = bare_notebook.run("%mesh up --hosts local:3 --gpus 1")
     first, last = up.displays[0]["text/plain"], up.updates[-1]["text/plain"]
@@ -61,7 +61,7 @@ def test_meshes_share_hosts_which_end_with_the_last(bare_notebook: Notebook) -> 
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
-def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: Notebook, signs: Signs) -> None:
+def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: KernelNotebook, signs: Signs) -> None:
     """A host leaves once the job there has ended; the other ranks keep their variables, and a host joins them."""
     bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
     first, second = agents(bare_notebook)
@@ -92,7 +92,9 @@ def test_hosts_leave_and_join_a_mesh_that_runs(bare_notebook: Notebook, signs: S
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
-def test_meshes_on_hosts_are_detached_with_a_job_and_attached_to_again(bare_notebook: Notebook, signs: Signs) -> None:
+def test_meshes_on_hosts_are_detached_with_a_job_and_attached_to_again(
+    bare_notebook: KernelNotebook, signs: Signs
+) -> None:
     bare_notebook.run("%mesh up --hosts local:2 --gpus 1\n%mesh up --hosts mesh --gpus 1 --name judge")
     started, gate = agents(bare_notebook), signs.path.with_name("gate")
     wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)\nprint('released')\nrank + 1"
@@ -109,7 +111,7 @@ def test_meshes_on_hosts_are_detached_with_a_job_and_attached_to_again(bare_note
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
-def test_a_host_that_is_lost_is_named_and_the_rest_ends_with_the_mesh(bare_notebook: Notebook) -> None:
+def test_a_host_that_is_lost_is_named_and_the_rest_ends_with_the_mesh(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --hosts local:2 --gpus 1")
     started = agents(bare_notebook)
     try:
@@ -123,7 +125,7 @@ def test_a_host_that_is_lost_is_named_and_the_rest_ends_with_the_mesh(bare_noteb
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
-def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: Notebook) -> None:
+def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: KernelNotebook) -> None:
     """The launcher's own output is shown, with the name of the host."""
     bare_notebook.run(
         "from pathlib import Path\n"
@@ -145,7 +147,7 @@ def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: Notebook) -> Non
     assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
 
 
-def test_idle_hosts_are_returned_with_a_line_that_starts_them_again(bare_notebook: Notebook) -> None:
+def test_idle_hosts_are_returned_with_a_line_that_starts_them_again(bare_notebook: KernelNotebook) -> None:
     assert "needs --hosts" in bare_notebook.run_failing("%mesh up --idle 30m").error["evalue"]
     up = bare_notebook.start("%mesh up --hosts local:1 --gpus 1 --idle 2s")
     bare_notebook.wait(up)

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 @pytest.fixture(autouse=True)
-def _ranks_can_tell(notebook: Notebook, signs: Signs) -> None:
+def _ranks_can_tell(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}\nimport time\nbase = 100 * rank")
 
 
-def test_functions_see_the_variables_of_their_rank_and_of_the_notebook(notebook: Notebook) -> None:
+def test_functions_see_the_variables_of_their_rank_and_of_the_notebook(notebook: KernelNotebook) -> None:
     notebook.run("factor = 2\ndef f(x): return base // 100, factor * x")
     assert notebook.run("[x for _, x in mesh.map(f, range(6))]").result == "[0, 2, 4, 6, 8, 10]"
     notebook.run("result = mesh.map(f, range(40))\nassert {r.rank for r in result.runs if r} <= {r for r, _ in result}")
     assert notebook.run("mesh.slice(gpus=2).map(f, [5]).get()").result == "[(2, 10)]"
 
 
-def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: Notebook) -> None:
+def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: KernelNotebook) -> None:
     cell = notebook.run("def g(x):\n    print('at', x)\n    return 1 / x\nresult = mesh.map(g, [1, 2])\nresult.get()")
     assert cell.result == "[1.0, 0.5]"
     assert "at 1" in cell.plain
@@ -36,7 +36,7 @@ def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: Not
     assert "return 1 / x" in failed.traceback
 
 
-def test_a_bar_shows_the_progress_of_a_longer_map(notebook: Notebook) -> None:
+def test_a_bar_shows_the_progress_of_a_longer_map(notebook: KernelNotebook) -> None:
     cell = notebook.run("quick = mesh.map(abs, range(4)).get()")
     assert cell.displays == []
     cell = notebook.run("import time\nmesh.map(time.sleep, [0.3] * 12).get();")
@@ -46,7 +46,7 @@ def test_a_bar_shows_the_progress_of_a_longer_map(notebook: Notebook) -> None:
     assert notebook.run("mesh.map(time.sleep, [0.3] * 12, progress=False).get();").displays == []
 
 
-def test_an_interrupt_cancels_what_has_not_begun(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_cancels_what_has_not_begun(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(
         "import os\n"
         "def wait(x):\n    tell('there')\n    fifo = open('go') if x < 4 else None\n    return x\n"
@@ -66,7 +66,7 @@ def test_an_interrupt_cancels_what_has_not_begun(notebook: Notebook, signs: Sign
     assert notebook.evaluate("[i for i in range(20) if i not in result.errors]") == [0, 1, 2, 3]
 
 
-def test_a_rank_that_is_at_something_else_holds_back_no_item(notebook: Notebook, signs: Signs) -> None:
+def test_a_rank_that_is_at_something_else_holds_back_no_item(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run("import os, tempfile\nfolder = tempfile.mkdtemp()\nos.mkfifo(f'{folder}/go')")
     notebook.run("%%mesh 0 -a --push folder\ntell('busy')\nopen(f'{folder}/go').close()")
     signs.wait_for("busy")
@@ -76,7 +76,7 @@ def test_a_rank_that_is_at_something_else_holds_back_no_item(notebook: Notebook,
     notebook.run("%%mesh 0\nrank")
 
 
-def test_items_of_a_rank_that_dies_are_handed_out_again(open_notebook: Callable[..., Notebook]) -> None:
+def test_items_of_a_rank_that_dies_are_handed_out_again(open_notebook: Callable[..., KernelNotebook]) -> None:
     notebook = open_notebook()
     notebook.run("%mesh up --gpus 2")
     notebook.run("import os, tempfile\nmark = tempfile.mktemp()")

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook(request.param, torch=False) as notebook:
         notebook.run("%mesh up --gpus 2")
         yield notebook
 
 
 @pytest.fixture
-def mode(notebook: Notebook) -> Iterator[None]:
+def mode(notebook: KernelNotebook) -> Iterator[None]:
     """Mesh mode is on."""
     said = notebook.run("%mesh mode on").stdout
     assert said.startswith("mesh mode is on: ")
@@ -31,7 +31,7 @@ def mode(notebook: Notebook) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mode")
-def test_in_mesh_mode_every_cell_runs_on_ranks(notebook: Notebook) -> None:
+def test_in_mesh_mode_every_cell_runs_on_ranks(notebook: KernelNotebook) -> None:
     assert notebook.run("where = rank").stdout == "[0-1] done\n", "nothing else says that it has run there"
     cell = notebook.run("where")
     assert cell.result == "[0] 0\n[1] 1"
@@ -43,7 +43,7 @@ def test_in_mesh_mode_every_cell_runs_on_ranks(notebook: Notebook) -> None:
 
 
 @pytest.mark.usefixtures("mode")
-def test_in_mesh_mode_magics_and_here_are_the_notebooks_own(notebook: Notebook) -> None:
+def test_in_mesh_mode_magics_and_here_are_the_notebooks_own(notebook: KernelNotebook) -> None:
     assert notebook.run("%%here\nimport asyncio\nawait asyncio.sleep(0)\n'rank' in globals()").result == "False"
     assert notebook.run("!echo local").stdout.split() == ["local"]
     assert notebook.run("%%bash\necho local").stdout == "local\n"
@@ -55,14 +55,14 @@ def test_in_mesh_mode_magics_and_here_are_the_notebooks_own(notebook: Notebook) 
 
 
 @pytest.mark.usefixtures("mode")
-def test_in_mesh_mode_what_is_typed_is_what_is_judged(notebook: Notebook) -> None:
+def test_in_mesh_mode_what_is_typed_is_what_is_judged(notebook: KernelNotebook) -> None:
     assert notebook.ask("is_complete", "for i in range(3):") == {"status": "incomplete", "indent": "    "}
     assert notebook.ask("is_complete", "x = 1")["status"] == "complete"
     notebook.wait(notebook.start("silently = 1", silent=True))  # as debuggers and variable viewers do
     assert notebook.run("%%here\nsilently").result == "1"
 
 
-def test_the_mode_has_options_of_the_mesh_magic(notebook: Notebook) -> None:
+def test_the_mode_has_options_of_the_mesh_magic(notebook: KernelNotebook) -> None:
     assert "as with %%mesh 0 -g rank;" in notebook.run("%mesh mode on 0 -g rank").stdout
     assert notebook.run("rank").result == "[0] 0"
     notebook.run("%mesh mode off")
@@ -72,7 +72,7 @@ def test_the_mode_has_options_of_the_mesh_magic(notebook: Notebook) -> None:
     assert notebook.run("%%here\n1").result == "1"
 
 
-def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
+def test_on_runs_a_line_on_ranks(notebook: KernelNotebook, signs: Signs) -> None:
     line = "%on 1 print('turn', {rank: 1})"
     cell = notebook.run(f"for turn in range(2):\n    print('now')\n    {line}\nvalues = %on all rank * 2\nvalues")
     assert (cell.stdout, cell.result) == ("now\n[1] turn {1: 1}\n" * 2, "[0] 0\n[1] 2")
@@ -87,12 +87,12 @@ def test_on_runs_a_line_on_ranks(notebook: Notebook, signs: Signs) -> None:
     assert cell.error["evalue"].startswith("interrupted; rank 1 was at ")
 
 
-def test_the_magics_have_help(notebook: Notebook) -> None:
+def test_the_magics_have_help(notebook: KernelNotebook) -> None:
     listed = (notebook.run("%lsmagic").result or "").split()
     assert {"%%here", "%on", "%%mesh", "%mesh"} <= set(listed)
 
 
-def test_config_holds_for_the_cells_that_come(notebook: Notebook) -> None:
+def test_config_holds_for_the_cells_that_come(notebook: KernelNotebook) -> None:
     assert notebook.run("%mesh config").stdout.split()[:2] == ["group", "auto"]
     assert notebook.run("%mesh config group rank").stdout.startswith("group  rank  how output is grouped")
     assert notebook.run("%%mesh\nprint('same')").stdout == "[0] same\n[1] same\n"
@@ -103,7 +103,7 @@ def test_config_holds_for_the_cells_that_come(notebook: Notebook) -> None:
     notebook.run("%mesh config plain-time default")
 
 
-def test_loops_nest_where_a_person_asks_for_it(notebook: Notebook) -> None:
+def test_loops_nest_where_a_person_asks_for_it(notebook: KernelNotebook) -> None:
     """The last of this module: it cannot be turned off."""
     notebook.run("import asyncio\nasync def answer(): return 42")
     assert notebook.run_failing("asyncio.run(answer())").error["ename"] == "RuntimeError"

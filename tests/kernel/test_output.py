@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
@@ -16,18 +16,18 @@ pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 # --- quick cells ---
 
 
-def test_a_quick_cell_prints_plain_grouped_streams(notebook: Notebook) -> None:
+def test_a_quick_cell_prints_plain_grouped_streams(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh\nprint('same')\nif rank == 2: print('more')")
     assert [output.output_type for output in cell.outputs] == ["stream"]
     assert cell.stdout == "[0-1,3] same\n[2] same\n[2] more\n"
 
 
-def test_stderr_is_a_stream_of_its_own(notebook: Notebook) -> None:
+def test_stderr_is_a_stream_of_its_own(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh\nimport sys\nprint('out')\nprint('err', file=sys.stderr)")
     assert (cell.stdout, cell.stderr) == ("[0-3] out\n", "[0-3] err\n")
 
 
-def test_warnings_and_logging_reach_stderr(notebook: Notebook) -> None:
+def test_warnings_and_logging_reach_stderr(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh 0\nimport logging, warnings\nwarnings.warn('careful')\nlogging.getLogger('mine').warning('logged')"
     )
@@ -46,28 +46,28 @@ def test_warnings_and_logging_reach_stderr(notebook: Notebook) -> None:
         ("subprocess.run(['echo', 'inherited'])", "[0-3] inherited\n", ""),
     ],
 )
-def test_what_goes_past_python_is_captured(notebook: Notebook, source: str, stdout: str, stderr: str) -> None:
+def test_what_goes_past_python_is_captured(notebook: KernelNotebook, source: str, stdout: str, stderr: str) -> None:
     cell = notebook.run(f"%%mesh\nimport os, subprocess, sys\n{source};")
     assert (cell.stdout, cell.stderr) == (stdout, stderr)
 
 
-def test_order_is_kept_within_a_rank(notebook: Notebook) -> None:
+def test_order_is_kept_within_a_rank(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0\nfor i in range(500): print(i, end=' ' if i % 7 else '\\n')")
     assert cell.stdout.replace("[0] ", "").split() == [str(i) for i in range(500)]
 
 
-def test_what_is_printed_before_an_interrupted_repr_is_shown(notebook: Notebook) -> None:
+def test_what_is_printed_before_an_interrupted_repr_is_shown(notebook: KernelNotebook) -> None:
     shy = "class Shy:\n    def __repr__(self):\n        print('half', end='')\n        raise KeyboardInterrupt"
     cell = notebook.run_failing(f"%%mesh 0\n{shy}\nShy()")
     assert (cell.stdout, cell.error["ename"]) == ("[0] half\n", "KeyboardInterrupt")
 
 
-def test_progress_by_carriage_returns_shows_the_last_state(notebook: Notebook) -> None:
+def test_progress_by_carriage_returns_shows_the_last_state(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0\nfor i in range(101): print(f'\\r{i}%', end='')\nprint()")
     assert cell.stdout == "[0] 100%\n"
 
 
-def test_bars_of_all_ranks_are_one_line(notebook: Notebook) -> None:
+def test_bars_of_all_ranks_are_one_line(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh -o bars\nimport os\nfrom tqdm.notebook import trange\n"
         "for epoch in trange(2, desc='epochs'):\n"
@@ -81,7 +81,7 @@ def test_bars_of_all_ranks_are_one_line(notebook: Notebook) -> None:
     assert notebook.evaluate("[bars[rank].stderr.count('\\n') for rank in range(4)]") == [1] * 4
 
 
-def test_a_widget_of_a_rank_is_its_text_and_what_to_do_instead(notebook: Notebook) -> None:
+def test_a_widget_of_a_rank_is_its_text_and_what_to_do_instead(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh\nimport ipywidgets\ndisplay(ipywidgets.IntSlider(1))\nipywidgets.IntSlider(2)")
     (shown,) = cell.displays
     assert shown.keys() == {"text/plain"}
@@ -93,7 +93,7 @@ def test_a_widget_of_a_rank_is_its_text_and_what_to_do_instead(notebook: Noteboo
 # --- longer cells ---
 
 
-def test_a_longer_cell_has_one_area_that_ends_static(notebook: Notebook, signs: Signs) -> None:
+def test_a_longer_cell_has_one_area_that_ends_static(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}\nimport threading, time\ngo = threading.Event()")
     cell = notebook.start(
         "%%mesh\nend = time.monotonic() + 2.4\nprint('begin')\n"
@@ -116,7 +116,7 @@ def test_a_longer_cell_has_one_area_that_ends_static(notebook: Notebook, signs: 
     assert not cell.contents("stream")
 
 
-def test_a_cell_that_fails_late_keeps_its_area(notebook: Notebook) -> None:
+def test_a_cell_that_fails_late_keeps_its_area(notebook: KernelNotebook) -> None:
     cell = notebook.run_failing(
         "%%mesh\nimport time\nprint('before')\nend = time.monotonic() + 2.3\n"
         "while time.monotonic() < end: sum(range(10_000))\nassert rank != 1, 'one'"
@@ -131,7 +131,7 @@ def test_a_cell_that_fails_late_keeps_its_area(notebook: Notebook) -> None:
 # --- every chunk to the cell that caused it ---
 
 
-def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook, signs: Signs) -> None:
+def test_a_thread_prints_into_the_cell_that_started_it(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\nimport threading\n{signs.definition}\ngo, go_on = threading.Event(), threading.Event()")
     first = notebook.run(
         "%%mesh\ndef work():\n    go.wait(); print('during B'); tell('printed'); go_on.wait(); print('after B')\n"
@@ -149,7 +149,7 @@ def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook, signs
     assert third.stdout == "[0-3] C\n"
 
 
-def test_a_task_prints_into_the_cell_that_started_it(notebook: Notebook) -> None:
+def test_a_task_prints_into_the_cell_that_started_it(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nimport asyncio\nready = asyncio.Event()")
     first = notebook.run(
         "%%mesh\nasync def work():\n    await ready.wait(); print('from A')\ntask = asyncio.ensure_future(work())"
@@ -159,7 +159,7 @@ def test_a_task_prints_into_the_cell_that_started_it(notebook: Notebook) -> None
     assert (first.stdout, second.stdout) == ("[0-3] from A\n", "[0-3] B\n")
 
 
-def test_late_output_comes_also_when_the_kernel_runs_a_local_cell(notebook: Notebook, signs: Signs) -> None:
+def test_late_output_comes_also_when_the_kernel_runs_a_local_cell(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\nimport threading\n{signs.definition}\ngo = threading.Event()")
     first = notebook.run(
         "%%mesh\nthreading.Thread(target=lambda: (go.wait(), print('late'), tell('printed'))).start()\nprint('A')"
@@ -171,7 +171,7 @@ def test_late_output_comes_also_when_the_kernel_runs_a_local_cell(notebook: Note
     assert (first.stdout, local.stdout) == ("[0-3] A\n[0-3] late\n", "local\n")
 
 
-def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: Notebook) -> None:
+def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: KernelNotebook) -> None:
     notebook.run(
         "from meshbook import Actor, endpoint\n"
         "class Talker(Actor):\n"
@@ -188,7 +188,7 @@ def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: Notebook
     assert second.stdout == "[mesh 2] second\n"
 
 
-def test_what_actors_log_is_shown_like_what_they_print_until_that_is_turned_off(notebook: Notebook) -> None:
+def test_what_actors_log_is_shown_like_what_they_print_until_that_is_turned_off(notebook: KernelNotebook) -> None:
     notebook.run(
         "from meshbook import Actor, endpoint\n"
         "class Logger(Actor):\n"
@@ -234,7 +234,7 @@ def _ranks_of(words: str, text: str) -> set[int]:
     return _ranks_in("\n".join(line for line in text.splitlines() if line.endswith(words)))
 
 
-def test_bars_of_actors_are_one_area_of_the_ordinary_cell(notebook: Notebook) -> None:
+def test_bars_of_actors_are_one_area_of_the_ordinary_cell(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "from meshbook import Actor, endpoint\n"
         "class Trainer(Actor):\n"
@@ -254,14 +254,14 @@ def test_bars_of_actors_are_one_area_of_the_ordinary_cell(notebook: Notebook) ->
 # --- rich displays ---
 
 
-def test_a_display_that_all_ranks_share_appears_once(notebook: Notebook) -> None:
+def test_a_display_that_all_ranks_share_appears_once(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))")
     (bundle,) = cell.displays
     assert bundle["text/html"].endswith("<b>bold</b>")
     assert "[0-3]" in bundle["text/html"]
 
 
-def test_displays_that_differ_are_side_by_side(notebook: Notebook) -> None:
+def test_displays_that_differ_are_side_by_side(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh -o kept\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank // 2}</b>'))"
     )
@@ -272,7 +272,7 @@ def test_displays_that_differ_are_side_by_side(notebook: Notebook) -> None:
     assert [shown["text/html"] for shown in again.displays] == ["<b>1</b>"]
 
 
-def test_figures_are_drawn_as_in_any_notebook(notebook: Notebook) -> None:
+def test_figures_are_drawn_as_in_any_notebook(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nimport matplotlib.pyplot as plt")
     cell = notebook.run(
         "%%mesh\nfig, ax = plt.subplots(figsize=(1, 1))\nax.plot([0, rank == 3])\nprint('drawn')\nplt.show()"
@@ -282,7 +282,7 @@ def test_figures_are_drawn_as_in_any_notebook(notebook: Notebook) -> None:
     assert [line.split()[0] for line in bundle["text/plain"].splitlines()] == ["[0-2]", "[3]"]
 
 
-def test_a_rank_replaces_and_takes_back_what_it_has_shown(notebook: Notebook) -> None:
+def test_a_rank_replaces_and_takes_back_what_it_has_shown(notebook: KernelNotebook) -> None:
     first = notebook.run(
         "%%mesh\nfrom IPython.display import clear_output, display, update_display\n"
         "print('gone'); display('gone')\nclear_output()\n"
@@ -297,12 +297,12 @@ def test_a_rank_replaces_and_takes_back_what_it_has_shown(notebook: Notebook) ->
     assert second.outputs == []
 
 
-def test_a_figure_shows_at_the_end_of_its_cell_without_show(notebook: Notebook) -> None:
+def test_a_figure_shows_at_the_end_of_its_cell_without_show(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0\nimport matplotlib.pyplot as plt\nplt.figure(figsize=(1, 1)); plt.plot([1, 2]);")
     assert sum("image/png" in bundle for bundle in cell.displays) == 1
 
 
-def test_a_rich_value_is_shown_rich(notebook: Notebook) -> None:
+def test_a_rich_value_is_shown_rich(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh\nfrom IPython.display import HTML\nHTML('<i>it</i>')")
     (result,) = cell.contents("execute_result")
     assert "<i>it</i>" in result["data"]["text/html"]
@@ -312,7 +312,7 @@ def test_a_rich_value_is_shown_rich(notebook: Notebook) -> None:
 # --- timing ---
 
 
-def test_a_cell_is_timed_from_above_and_from_below(notebook: Notebook) -> None:
+def test_a_cell_is_timed_from_above_and_from_below(notebook: KernelNotebook) -> None:
     above = notebook.run("%%time\n%%mesh\n6 * 7")
     assert re.fullmatch(r"CPU times: .* on 4 ranks, most .* on r\d\nWall time: .*s\n", above.stdout)
     assert above.result == "[0-3] 42"
@@ -321,7 +321,7 @@ def test_a_cell_is_timed_from_above_and_from_below(notebook: Notebook) -> None:
     assert below.result == "[0] 42"
 
 
-def test_a_cell_is_timed_again_and_again(notebook: Notebook) -> None:
+def test_a_cell_is_timed_again_and_again(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nruns = 0")
     cell = notebook.run("%%timeit -n 2 -r 3\n%%mesh\nruns += 1; print('quiet')\nruns")
     assert re.fullmatch(r".* per loop \(mean ± std\. dev\. of 3 runs, 2 loops each\)\n", cell.stdout)
@@ -329,13 +329,13 @@ def test_a_cell_is_timed_again_and_again(notebook: Notebook) -> None:
     assert notebook.run("%%mesh\nruns").result == "[0-3] 6"
 
 
-def test_other_cell_magics_work_on_ranks(notebook: Notebook) -> None:
+def test_other_cell_magics_work_on_ranks(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0\n%%capture kept\nprint('kept')")
     assert cell.stdout == ""
     assert notebook.run("%%mesh 0\nkept.stdout").result == "[0] 'kept\\n'"
 
 
-def test_a_mesh_cell_runs_within_other_cell_magics(notebook: Notebook) -> None:
+def test_a_mesh_cell_runs_within_other_cell_magics(notebook: KernelNotebook) -> None:
     source = "from IPython.display import HTML, display\nprint('kept', rank)\ndisplay(HTML('<b>shown</b>'))\nrank"
     cell = notebook.run(f"%%capture kept\n%%mesh 0:2 -o ran --pull rank\n{source}")
     assert (cell.outputs, cell.result) == ([], None)
@@ -353,7 +353,7 @@ def test_a_mesh_cell_runs_within_other_cell_magics(notebook: Notebook) -> None:
 # --- floods ---
 
 
-def test_a_flood_of_messages_ends_and_says_what_is_not_shown(notebook: Notebook) -> None:
+def test_a_flood_of_messages_ends_and_says_what_is_not_shown(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0 -o flood\nfor n in range(20_000): print(n)\nfor n in range(1040): display(n)")
     assert len(cell.messages) < 200
     shown = "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs)
@@ -362,13 +362,13 @@ def test_a_flood_of_messages_ends_and_says_what_is_not_shown(notebook: Notebook)
     assert notebook.evaluate("flood[0].stdout.count('\\n'), len(flood[0].displays)") == (20_000, 1040)
 
 
-def test_a_flood_in_a_quick_cell_is_bounded_too(notebook: Notebook) -> None:
+def test_a_flood_in_a_quick_cell_is_bounded_too(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0 -o flood\nfor number in range(30_000): print('a line of some length', number)")
     assert len(cell.as_notebook()) < 600_000
     assert notebook.evaluate("flood[0].stdout.count('\\n')") == 30_000
 
 
-def test_a_line_without_end_is_bounded(notebook: Notebook) -> None:
+def test_a_line_without_end_is_bounded(notebook: KernelNotebook) -> None:
     cell = notebook.run("%%mesh 0 -o flood\nprint('x' * 3_000_000)")
     assert len(cell.as_notebook()) < 600_000
     assert notebook.evaluate("len(flood[0].stdout)") == 3_000_001
@@ -379,7 +379,7 @@ def test_a_line_without_end_is_bounded(notebook: Notebook) -> None:
 HISTORY = "[(row['metric'], row['rank'], row['step'], row['value']) for row in mesh.history({}).to_arrow().to_pylist()]"
 
 
-def test_what_cells_log_is_the_history_of_the_mesh(notebook: Notebook) -> None:
+def test_what_cells_log_is_the_history_of_the_mesh(notebook: KernelNotebook) -> None:
     pytest.importorskip("pyarrow")
     notebook.run("import meshbook\nmeshbook.log(step=7, local=0.5)")
     notebook.run("%%mesh 1-2\nimport meshbook\nfor step in range(2):\n    meshbook.log(step=step, loss=rank + step)")
@@ -395,13 +395,13 @@ def test_what_cells_log_is_the_history_of_the_mesh(notebook: Notebook) -> None:
     assert [run.split()[0] for run in runs] == ["cell"]
 
 
-def test_the_error_of_a_value_that_is_no_number_has_its_name(notebook: Notebook) -> None:
+def test_the_error_of_a_value_that_is_no_number_has_its_name(notebook: KernelNotebook) -> None:
     cell = notebook.run_failing("%%mesh 0\nimport meshbook\nmeshbook.log(loss='low')")
     assert cell.error["ename"] == "TypeError"
     assert "loss is a str: 'low'" in cell.traceback
 
 
-def test_numbers_in_the_postfix_of_a_bar_are_points(notebook: Notebook) -> None:
+def test_numbers_in_the_postfix_of_a_bar_are_points(notebook: KernelNotebook) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("tqdm")
     notebook.run(

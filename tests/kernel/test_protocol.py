@@ -12,7 +12,7 @@ import pytest
 import meshbook
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 WARM_UP = (
@@ -88,7 +88,7 @@ class TestConformanceOfMeshCells(TestConformance):
 # --- what a kernel says of itself ---
 
 
-def test_kernel_info(notebook: Notebook) -> None:
+def test_kernel_info(notebook: KernelNotebook) -> None:
     info = notebook.ask("kernel_info")
     assert (info["implementation"], info["implementation_version"]) == ("meshbook", meshbook.__version__)
     assert info["language_info"]["name"] == "python"
@@ -102,7 +102,7 @@ CELLS = pytest.mark.parametrize("prefix", ["", "%%mesh 0\n"], ids=["ordinary", "
 
 
 @CELLS
-def test_user_expressions_are_evaluated_after_the_cell(notebook: Notebook, prefix: str) -> None:
+def test_user_expressions_are_evaluated_after_the_cell(notebook: KernelNotebook, prefix: str) -> None:
     expressions = {"sum": "6 * 7", "last": "type(_).__name__", "bad": "1 / 0"}
     notebook.run("%%mesh 0\n'result'")
     cell = notebook.wait(notebook.start(f"{prefix}x = 1", user_expressions=expressions))
@@ -113,7 +113,7 @@ def test_user_expressions_are_evaluated_after_the_cell(notebook: Notebook, prefi
 
 
 @CELLS
-def test_a_silent_cell_runs_and_leaves_no_trace(notebook: Notebook, prefix: str) -> None:
+def test_a_silent_cell_runs_and_leaves_no_trace(notebook: KernelNotebook, prefix: str) -> None:
     count = reply_of(notebook.run("1"))["execution_count"]
     cell = notebook.wait(notebook.start(f"{prefix}ran = 'silently'\nran", silent=True))
     assert reply_of(cell)["status"] == "ok"
@@ -124,13 +124,13 @@ def test_a_silent_cell_runs_and_leaves_no_trace(notebook: Notebook, prefix: str)
 
 
 @CELLS
-def test_a_silent_cell_that_fails_says_so(notebook: Notebook, prefix: str) -> None:
+def test_a_silent_cell_that_fails_says_so(notebook: KernelNotebook, prefix: str) -> None:
     cell = notebook.wait(notebook.start(f"{prefix}1 / 0", silent=True))
     assert (reply_of(cell)["status"], reply_of(cell)["ename"]) == ("error", "ZeroDivisionError")
 
 
 @CELLS
-def test_a_cell_outside_the_history_is_shown_and_not_counted(notebook: Notebook, prefix: str) -> None:
+def test_a_cell_outside_the_history_is_shown_and_not_counted(notebook: KernelNotebook, prefix: str) -> None:
     count = reply_of(notebook.run("1"))["execution_count"]
     cell = notebook.wait(notebook.start(f"{prefix}print('shown')\n6 * 7", store_history=False))
     assert "shown" in cell.stdout
@@ -141,7 +141,7 @@ def test_a_cell_outside_the_history_is_shown_and_not_counted(notebook: Notebook,
 @CELLS
 @pytest.mark.parametrize(("stop_on_error", "status"), [(True, "aborted"), (False, "ok")])
 def test_a_failure_stops_what_waits_unless_asked_otherwise(
-    notebook: Notebook, prefix: str, stop_on_error: bool, status: str, tmp_path: Path
+    notebook: KernelNotebook, prefix: str, stop_on_error: bool, status: str, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -154,7 +154,7 @@ def test_a_failure_stops_what_waits_unless_asked_otherwise(
 
 
 @CELLS
-def test_busy_comes_first_and_idle_last(notebook: Notebook, prefix: str) -> None:
+def test_busy_comes_first_and_idle_last(notebook: KernelNotebook, prefix: str) -> None:
     cell = notebook.run(f"{prefix}print('out')\n'value'")
     assert kinds_of(cell) == ["execute_input", "stream", "execute_result"]
     assert cell.contents("execute_input")[0]["code"] == cell.code

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
@@ -28,7 +28,7 @@ class Counter(Actor):
 """
 
 
-def test_a_class_that_is_defined_again_in_a_cell(notebook: Notebook) -> None:
+def test_a_class_that_is_defined_again_in_a_cell(notebook: KernelNotebook) -> None:
     """What it uses of other cells is new as well; existing actors change on request."""
     notebook.run(CLASS.format(version="first"))
     notebook.run("first = mesh.spawn('counters', Counter)\nfirst.add.call().get()")

@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 NO_MESH = "no mesh is up; start one with %mesh up --gpus 4"
 
 
-def test_the_first_mesh_cell_starts_a_mesh_and_says_so(bare_notebook: Notebook) -> None:
+def test_the_first_mesh_cell_starts_a_mesh_and_says_so(bare_notebook: KernelNotebook) -> None:
     cell = bare_notebook.run("%%mesh\nworld_size")
     said = cell.stdout.splitlines()
     assert len(said) == 1
@@ -31,7 +31,7 @@ def test_the_first_mesh_cell_starts_a_mesh_and_says_so(bare_notebook: Notebook) 
     assert bare_notebook.run("%mesh down").stdout == "mesh is down\n"
 
 
-def test_up_status_down(bare_notebook: Notebook) -> None:
+def test_up_status_down(bare_notebook: KernelNotebook) -> None:
     up = bare_notebook.run("%mesh up --gpus 2")
     shown = up.stdout or (up.updates or up.displays)[-1]["text/plain"]
     assert shown.startswith("mesh: 2 ranks (gpus=2), ")
@@ -46,7 +46,7 @@ def test_up_status_down(bare_notebook: Notebook) -> None:
     assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
 
 
-def test_a_mesh_has_a_shape(bare_notebook: Notebook) -> None:
+def test_a_mesh_has_a_shape(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --shape hosts=2,gpus=2")
     try:
         assert bare_notebook.run("%%mesh hosts=1\nrank, dict(point), local_rank").result == (
@@ -56,7 +56,7 @@ def test_a_mesh_has_a_shape(bare_notebook: Notebook) -> None:
         bare_notebook.run("%mesh down")
 
 
-def test_meshes_have_names(bare_notebook: Notebook) -> None:
+def test_meshes_have_names(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2 --name trainers")
     up = bare_notebook.run("%mesh up --gpus 1 --name judge")
     shown = up.stdout or (up.updates or up.displays)[-1]["text/plain"]
@@ -76,14 +76,14 @@ def test_meshes_have_names(bare_notebook: Notebook) -> None:
     bare_notebook.run("%mesh down trainers")
 
 
-def test_a_name_of_the_users_is_left_alone(bare_notebook: Notebook) -> None:
+def test_a_name_of_the_users_is_left_alone(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("mine = 'precious'\n%mesh up --gpus 1 --name mine")
     assert bare_notebook.run("%mesh status mine").stdout.startswith("mine: 1 rank (gpus=1)")
     assert bare_notebook.evaluate("mine") == "precious"
     bare_notebook.run("%mesh down mine\ndel mine")
 
 
-def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
+def test_log_shows_what_a_rank_wrote_last(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
     assert bare_notebook.run("%mesh log 0").stdout == "no output yet from rank 0 of mesh\n"
     written = bare_notebook.run("%%mesh -q\nfor i in range(10): print('line', rank, i)")
@@ -114,11 +114,11 @@ def test_log_shows_what_a_rank_wrote_last(bare_notebook: Notebook) -> None:
         ("%mesh dwon", "Did you mean 'down'?"),
     ],
 )
-def test_without_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook, line: str, part: str) -> None:
+def test_without_a_mesh_a_mistake_is_one_clear_line(bare_notebook: KernelNotebook, line: str, part: str) -> None:
     _check_one_clear_line(bare_notebook, line, part)
 
 
-def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook) -> None:
+def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
     for code, part in [
         ("%mesh up --gpus 3", "is already up; resize it with %mesh resize mesh --gpus N"),
@@ -141,7 +141,7 @@ def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: Notebook) -> Non
     bare_notebook.run("%mesh down")
 
 
-def _check_one_clear_line(notebook: Notebook, code: str, part: str) -> None:
+def _check_one_clear_line(notebook: KernelNotebook, code: str, part: str) -> None:
     failed = notebook.run_failing(code)
     assert part in failed.error["evalue"]
     (line,) = failed.traceback.splitlines()
@@ -172,9 +172,9 @@ class Breaking:
         (folder / "breaking.py").write_text(BREAKING.format(action=str(self._action)))
         path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         preload = "torch,meshbook.runtime.cells.preload,breaking"
-        self.notebook: Notebook = make_notebook(PYTHONPATH=path, MESHBOOK_PRELOAD=preload)
+        self.notebook: KernelNotebook = make_notebook(PYTHONPATH=path, MESHBOOK_PRELOAD=preload)
 
-    def by(self, action: str) -> Notebook:
+    def by(self, action: str) -> KernelNotebook:
         self._action.write_text(action)
         return self.notebook
 
@@ -229,7 +229,7 @@ def test_an_interrupt_ends_a_start_that_hangs(breaking: Breaking, signs: Signs, 
     assert _wait_for_end_of(_workers(notebook))
 
 
-def _workers(notebook: Notebook) -> set[psutil.Process]:
+def _workers(notebook: KernelNotebook) -> set[psutil.Process]:
     """What the fork server has forked."""
     found: set[psutil.Process] = set()
     for process in notebook.processes():

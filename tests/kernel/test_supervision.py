@@ -16,7 +16,7 @@ import pytest
 from meshbook.runtime.hosts.observer import Observation, observe
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Cell, Notebook, Signs
+    from tests.kernel.conftest import Cell, KernelNotebook, Signs
 
 pytestmark = [
     pytest.mark.kernel,
@@ -29,7 +29,7 @@ STUCK = "%%mesh\ntell('there')\nif rank == 1: threading.Event().wait()\ndist.all
 
 
 @pytest.fixture
-def mesh(bare_notebook: Notebook, signs: Signs) -> Iterator[Notebook]:
+def mesh(bare_notebook: KernelNotebook, signs: Signs) -> Iterator[KernelNotebook]:
     """A notebook with a mesh of three ranks, whatever becomes of them."""
     bare_notebook.run("%mesh up --gpus 3")
     prepare(bare_notebook, signs)
@@ -37,12 +37,12 @@ def mesh(bare_notebook: Notebook, signs: Signs) -> Iterator[Notebook]:
     bare_notebook.run("%mesh down --now")
 
 
-def prepare(notebook: Notebook, signs: Signs, selector: str = "") -> None:
+def prepare(notebook: KernelNotebook, signs: Signs, selector: str = "") -> None:
     imports = "import ctypes, os, signal, threading, time, torch, torch.distributed as dist"
     notebook.run(f"%%mesh {selector}\n{signs.definition}\n{imports}")
 
 
-def pids_of_ranks(notebook: Notebook) -> list[int]:
+def pids_of_ranks(notebook: KernelNotebook) -> list[int]:
     notebook.run("%%mesh -o pids\nos.getpid()")
     pids: list[int] = notebook.evaluate("pids.values")
     return pids
@@ -64,7 +64,7 @@ def shows(cell: Cell, text: str) -> bool:
     return text in live_text(cell)
 
 
-def press(notebook: Notebook, cell: Cell, *, after: int = 0, times: int) -> None:
+def press(notebook: KernelNotebook, cell: Cell, *, after: int = 0, times: int) -> None:
     """Interrupt so many times, after so many interrupts, and wait for the end.
 
     Each interrupt waits until the cell shows the one before: Python handles two at once as one.
@@ -80,7 +80,7 @@ def press(notebook: Notebook, cell: Cell, *, after: int = 0, times: int) -> None
 # --- in a collective ---
 
 
-def test_a_second_interrupt_frees_ranks_in_a_collective(mesh: Notebook, signs: Signs) -> None:
+def test_a_second_interrupt_frees_ranks_in_a_collective(mesh: KernelNotebook, signs: Signs) -> None:
     pids = pids_of_ranks(mesh)
     assert mesh.run(INIT).result == "[0-2] 3.0"
     cell = mesh.start(STUCK)
@@ -98,7 +98,7 @@ def test_a_second_interrupt_frees_ranks_in_a_collective(mesh: Notebook, signs: S
     assert mesh.run(INIT).result == "[0-2] 3.0", "at the same port"
 
 
-def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: Notebook) -> None:
+def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: KernelNotebook) -> None:
     mesh.run(INIT)
     cell = mesh.run_failing("%%mesh\nif rank == 1: 1 / 0\ndist.all_reduce(x)", ENDS_WITHIN)
     number = cell.reply["execution_count"] if cell.reply else 0
@@ -111,7 +111,7 @@ def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: 
     assert mesh.run(INIT).result == "[0-2] 3.0"
 
 
-def test_a_time_limit_reports_which_ranks_wait_for_which(mesh: Notebook, signs: Signs) -> None:
+def test_a_time_limit_reports_which_ranks_wait_for_which(mesh: KernelNotebook, signs: Signs) -> None:
     mesh.run(INIT)
     cell = mesh.start(STUCK.replace("%%mesh", "%%mesh --timeout 0.5", 1))
     mesh.wait_failed(cell, ENDS_WITHIN)
@@ -134,7 +134,7 @@ def test_a_time_limit_reports_which_ranks_wait_for_which(mesh: Notebook, signs: 
     ids=["holds the GIL", "stopped"],
 )
 def test_a_third_interrupt_kills_a_rank_that_receives_none(
-    mesh: Notebook, signs: Signs, source: str, state: str, trouble: str
+    mesh: KernelNotebook, signs: Signs, source: str, state: str, trouble: str
 ) -> None:
     pids = pids_of_ranks(mesh)
     mesh.run("%%mesh\nkept = rank")
@@ -170,7 +170,7 @@ def live_text(cell: Cell) -> str:
 
 @pytest.mark.parametrize("door", ["meshbook", "python3"])
 def test_a_third_interrupt_kills_a_rank_that_ignores_the_others(
-    open_notebook: Callable[..., Notebook], signs: Signs, door: str
+    open_notebook: Callable[..., KernelNotebook], signs: Signs, door: str
 ) -> None:
     notebook = open_notebook(door, torch=True)
     notebook.run("%mesh up --gpus 3")
@@ -206,7 +206,7 @@ DEAF = (
 )
 
 
-def leave_rank_0(mesh: Notebook, signs: Signs, then: str = "") -> None:
+def leave_rank_0(mesh: KernelNotebook, signs: Signs, then: str = "") -> None:
     """Let a cell end without rank 0, which heeds no interrupt."""
     cell = mesh.start(f"{DEAF}\n{then}")
     mesh.wait_failed(cell, ENDS_WITHIN)
@@ -217,7 +217,7 @@ def leave_rank_0(mesh: Notebook, signs: Signs, then: str = "") -> None:
     mesh.run("%mesh heal")
 
 
-def run_once_free(mesh: Notebook, code: str) -> Cell:
+def run_once_free(mesh: KernelNotebook, code: str) -> Cell:
     """Run a cell once its ranks have left the one that they were freed from, which takes a moment."""
     end = time.monotonic() + ENDS_WITHIN
     while (cell := mesh.wait(mesh.start(code))).reply["status"] == "error" and time.monotonic() < end:  # type: ignore[index]
@@ -225,7 +225,7 @@ def run_once_free(mesh: Notebook, code: str) -> Cell:
     return cell
 
 
-def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: Notebook, signs: Signs) -> None:
+def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: KernelNotebook, signs: Signs) -> None:
     leave_rank_0(mesh, signs)
     stuck = mesh.run_failing("%%mesh\nrank")
     assert "rank 0 of mesh still runs cell" in stuck.error["evalue"]
@@ -240,7 +240,7 @@ def test_a_rank_that_the_cell_ended_without_is_stuck_until_it_is_killed(mesh: No
 
 
 def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_loss(
-    mesh: Notebook, signs: Signs
+    mesh: KernelNotebook, signs: Signs
 ) -> None:
     pid = pids_of_ranks(mesh)[0]
     leave_rank_0(mesh, signs, "dist.init_process_group('gloo') if rank == 0 else None")
@@ -253,7 +253,7 @@ def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_lo
     (mesh.folder / "go").unlink()
 
 
-def test_a_cell_says_that_the_ranks_it_waits_for_are_not_in_it(mesh: Notebook) -> None:
+def test_a_cell_says_that_the_ranks_it_waits_for_are_not_in_it(mesh: KernelNotebook) -> None:
     mesh.run("from meshbook.magics.cells import divergence; divergence.PATIENCE = divergence.SOON = 0.2")
     cell = mesh.start("%%mesh 0\ndist.init_process_group('gloo')")
     said = ":2), ranks 1-2 are not in this cell"
@@ -275,7 +275,7 @@ for step in range(4):
 """
 
 
-def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: Notebook) -> None:
+def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: KernelNotebook) -> None:
     mesh.run(TRAINING)
     cell = mesh.run_failing(f"%%mesh\n{SECOND_STEP_FAILS}", ENDS_WITHIN)
     number = cell.reply["execution_count"] if cell.reply else 0
@@ -287,7 +287,7 @@ def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: Notebo
     mesh.run(TRAINING)
 
 
-def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(mesh: Notebook) -> None:
+def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(mesh: KernelNotebook) -> None:
     mesh.run(TRAINING)
     mesh.run(f"%%mesh -a --on-error finish\n{SECOND_STEP_FAILS}")
     stuck = "[0-1] main thread: in DistributedDataParallel"

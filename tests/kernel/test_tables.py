@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytest.importorskip("duckdb")  # and with it the other packages of tables; .ci/requirements.py leaves them out
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 @pytest.fixture(scope="module")
-def notebook(make_notebook: Any) -> Iterator[Notebook]:
+def notebook(make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook("meshbook") as notebook:
         notebook.run("%mesh up --gpus 3")
         notebook.run("import duckdb, numpy as np, polars as pl, pyarrow as pa")
@@ -25,7 +25,7 @@ def notebook(make_notebook: Any) -> Iterator[Notebook]:
         yield notebook
 
 
-def test_a_frame_is_scattered_by_rows_under_its_own_name(notebook: Notebook) -> None:
+def test_a_frame_is_scattered_by_rows_under_its_own_name(notebook: KernelNotebook) -> None:
     notebook.run("mesh.scatter(frame)")
     assert notebook.run("%%mesh\n(*frame.shape, frame['s'][0])").result == (
         "[0] (3, 3, 'row 0')\n[1] (2, 3, 'row 3')\n[2] (2, 3, 'row 5')"
@@ -34,7 +34,7 @@ def test_a_frame_is_scattered_by_rows_under_its_own_name(notebook: Notebook) -> 
     assert "0       (3, 3) n Int64, s String, gap Int64" in notebook.run("%mesh whos").plain
 
 
-def test_what_duckdb_finds_arrives_as_an_arrow_table(notebook: Notebook) -> None:
+def test_what_duckdb_finds_arrives_as_an_arrow_table(notebook: KernelNotebook) -> None:
     notebook.run("mesh.scatter('found', duckdb.sql('select n, s from frame where n > 2 order by n'))")
     assert notebook.run("%%mesh\nfound['n'].to_pylist()").result == "[0] [3, 4]\n[1] [5]\n[2] [6]"
     assert (
@@ -45,7 +45,7 @@ def test_what_duckdb_finds_arrives_as_an_arrow_table(notebook: Notebook) -> None
     )
 
 
-def test_tables_are_pushed_changed_and_compared(notebook: Notebook) -> None:
+def test_tables_are_pushed_changed_and_compared(notebook: KernelNotebook) -> None:
     notebook.run("mesh.push(table=frame.to_arrow(), frame=frame, lazy=frame.lazy().filter(pl.col('n') > 4))")
     assert notebook.run("%%mesh\nlazy.collect()['n'].to_list()").result == "[0-2] [5, 6]"
     assert "table is the same on ranks 0-2" in notebook.run("%mesh diff table").plain
@@ -55,7 +55,7 @@ def test_tables_are_pushed_changed_and_compared(notebook: Notebook) -> None:
     assert "largest difference 6 at [6]: 6 on ranks 0,2, 12 on rank 1; 6 of 7 numbers differ" in told
 
 
-def test_a_large_table_is_a_value_of_its_cell(notebook: Notebook) -> None:
+def test_a_large_table_is_a_value_of_its_cell(notebook: KernelNotebook) -> None:
     notebook.run(
         "%%mesh -o result -q\nimport numpy as np\nimport polars as pl\npl.DataFrame({'x': np.arange(400_000) + rank})"
     )
@@ -71,7 +71,7 @@ def test_a_large_table_is_a_value_of_its_cell(notebook: Notebook) -> None:
     assert notebook.run("pl.concat(result.values)['x'].to_list()").result == "[0, 1, 2]"
 
 
-def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
+def test_frames_travel_with_a_cell(notebook: KernelNotebook) -> None:
     notebook.run("part = frame[2:5]")
     notebook.run("%%mesh --push part --pull part@cat\npart = part.with_columns(rank=rank)")
     assert notebook.run("part.shape, part['rank'].unique().sort().to_list()").result == "((9, 4), [0, 1, 2])"
@@ -92,5 +92,5 @@ def test_frames_travel_with_a_cell(notebook: Notebook) -> None:
         ),
     ],
 )
-def test_what_cannot_be_moved(notebook: Notebook, code: str, problem: str) -> None:
+def test_what_cannot_be_moved(notebook: KernelNotebook, code: str, problem: str) -> None:
     assert problem in notebook.run_failing(code).error["evalue"]

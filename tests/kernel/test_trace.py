@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
@@ -39,7 +39,7 @@ profiling.begin_spying, kept = (
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook(request.param) as notebook:
         assert "no cell has used a mesh yet" in notebook.run_failing("%mesh trace").traceback
         notebook.run("%mesh up --gpus 2")
@@ -53,7 +53,7 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_last_mesh_cell_is_shown_and_saved(notebook: Notebook, tmp_path: Path) -> None:
+def test_the_last_mesh_cell_is_shown_and_saved(notebook: KernelNotebook, tmp_path: Path) -> None:
     number = notebook.run(APART).reply["execution_count"]  # type: ignore[index]
     notebook.run("1 + 1")
     cell = notebook.run(f"%mesh trace -o {tmp_path}/trace.json")
@@ -78,7 +78,7 @@ def test_the_last_mesh_cell_is_shown_and_saved(notebook: Notebook, tmp_path: Pat
     assert len(flows[0]) == 2
 
 
-def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: Notebook, tmp_path: Path) -> None:
+def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: KernelNotebook, tmp_path: Path) -> None:
     notebook.run(
         "from meshbook import Actor, endpoint\n"
         "class Doubler(Actor):\n    @endpoint\n    def double(self, x): return 2 * x\n"
@@ -96,17 +96,17 @@ def test_calls_of_an_ordinary_cell_are_shown_with_their_actors(notebook: Noteboo
     ("line", "complaint"),
     [("--cell 999", "no cell 999 was run"), ("-o /nowhere/x.json", "cannot save"), ("9", "out of range")],
 )
-def test_impossible_requests_are_errors(notebook: Notebook, line: str, complaint: str) -> None:
+def test_impossible_requests_are_errors(notebook: KernelNotebook, line: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(f"%mesh trace {line}").traceback
 
 
-def test_recording_is_not_seen_in_tracebacks(notebook: Notebook) -> None:
+def test_recording_is_not_seen_in_tracebacks(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing("%%mesh\ndist.all_reduce('x')")
     assert "distributed_c10d.py" in failed.traceback
     assert "spans_of" not in failed.traceback
 
 
-def test_a_cell_that_was_not_awaited_is_shown_so_far(notebook: Notebook, signs: Signs) -> None:
+def test_a_cell_that_was_not_awaited_is_shown_so_far(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     notebook.run("%%mesh 0 -a\ntell('here')\ntime.sleep(1000)")
     signs.wait_for("here")
@@ -119,7 +119,7 @@ def test_a_cell_that_was_not_awaited_is_shown_so_far(notebook: Notebook, signs: 
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside: bool) -> None:
+def test_a_cell_is_profiled_and_saved(notebook: KernelNotebook, tmp_path: Path, inside: bool) -> None:
     if inside:
         notebook.run(WITHOUT_SPY)
     cell = notebook.run("%%mesh --profile\ncompute(0.3)\nrank")
@@ -138,7 +138,7 @@ def test_a_cell_is_profiled_and_saved(notebook: Notebook, tmp_path: Path, inside
     assert all(each["endValue"] > 0 for each in content["profiles"])
 
 
-def test_the_next_cell_is_profiled_once_and_shown_though_it_fails(notebook: Notebook, tmp_path: Path) -> None:
+def test_the_next_cell_is_profiled_once_and_shown_though_it_fails(notebook: KernelNotebook, tmp_path: Path) -> None:
     assert "next %%mesh cell" in notebook.run(f"%mesh profile 1 -o {tmp_path}/profile.json").stdout
     failed = notebook.run_failing("%%mesh\ncompute(1)\nif rank: 1 / 0")
     assert "on rank 1" in failed.displays[-1]["text/plain"]
@@ -149,7 +149,7 @@ def test_the_next_cell_is_profiled_once_and_shown_though_it_fails(notebook: Note
     assert notebook.run("%%mesh\n1;").displays == []
 
 
-def test_what_runs_is_profiled_until_it_is_interrupted(notebook: Notebook, signs: Signs) -> None:
+def test_what_runs_is_profiled_until_it_is_interrupted(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}")
     job = "%%mesh -a\nover = threading.Event()\ntell('here')\ncompute(30)"
     notebook.run(job)
@@ -164,7 +164,7 @@ def test_what_runs_is_profiled_until_it_is_interrupted(notebook: Notebook, signs
     notebook.run("%mesh interrupt")
 
 
-def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_path: Path) -> None:
+def test_operators_of_torch_are_profiled_on_each_rank(notebook: KernelNotebook, tmp_path: Path) -> None:
     if notebook.manager.kernel_name != "meshbook":
         pytest.skip("the first profile of torch takes seconds, and is the same in both")
     notebook.run(f"%mesh profile --torch -o {tmp_path}/torch.json")
@@ -183,5 +183,5 @@ def test_operators_of_torch_are_profiled_on_each_rank(notebook: Notebook, tmp_pa
         ("%mesh profile 9 --seconds 1", "out of range"),
     ],
 )
-def test_impossible_profiles_are_errors(notebook: Notebook, code: str, complaint: str) -> None:
+def test_impossible_profiles_are_errors(notebook: KernelNotebook, code: str, complaint: str) -> None:
     assert complaint in notebook.run_failing(code).traceback

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import KernelNotebook
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module")
-def notebook(make_notebook: Any) -> Iterator[Notebook]:
+def notebook(make_notebook: Any) -> Iterator[KernelNotebook]:
     """A mesh with two dimensions, and actors on it."""
     with make_notebook(torch=False) as notebook:
         notebook.run("%mesh up --shape hosts=2,gpus=2")
@@ -62,7 +62,7 @@ def notebook(make_notebook: Any) -> Iterator[Notebook]:
         ("-o", "-o"),
     ],
 )
-def test_a_mistake_in_the_first_line_runs_nothing(notebook: Notebook, line: str, part: str) -> None:
+def test_a_mistake_in_the_first_line_runs_nothing(notebook: KernelNotebook, line: str, part: str) -> None:
     failed = notebook.run_failing(f"%%mesh {line}\nprint('ran'); ran = True")
     assert part in failed.error["evalue"]
     assert failed.traceback == f"{failed.error['ename']}: {failed.error['evalue']}"
@@ -81,7 +81,7 @@ def test_a_mistake_in_the_first_line_runs_nothing(notebook: Notebook, line: str,
         ("ran = True\nawait = 3", "SyntaxError", "invalid syntax"),
     ],
 )
-def test_a_syntax_error_runs_nothing(notebook: Notebook, body: str, name: str, part: str) -> None:
+def test_a_syntax_error_runs_nothing(notebook: KernelNotebook, body: str, name: str, part: str) -> None:
     failed = notebook.run_failing(f"%%mesh\n{body}")
     assert failed.error["ename"] == name
     title, *rest = failed.traceback.splitlines()
@@ -92,7 +92,7 @@ def test_a_syntax_error_runs_nothing(notebook: Notebook, body: str, name: str, p
 
 
 @pytest.mark.parametrize("cell", ["%%mesh", "%%mesh\n", "%%mesh -T\n\n", "#mesh:", "%%mesh\n# a comment"])
-def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> None:
+def test_a_cell_without_code_is_no_mistake(notebook: KernelNotebook, cell: str) -> None:
     assert notebook.run(cell).result is None
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
 
@@ -115,7 +115,7 @@ def test_a_cell_without_code_is_no_mistake(notebook: Notebook, cell: str) -> Non
         ("mesh.spawn('wrong', Counter, 1, 2)", "TypeError", "Counter(start=0): too many positional arguments"),
     ],
 )
-def test_a_mistake_with_an_actor_has_the_cells_line(notebook: Notebook, code: str, name: str, part: str) -> None:
+def test_a_mistake_with_an_actor_has_the_cells_line(notebook: KernelNotebook, code: str, name: str, part: str) -> None:
     failed = notebook.run_failing(f"x = 1\n{code}")
     assert failed.error["ename"] == name
     assert part in failed.error["evalue"]
@@ -124,7 +124,7 @@ def test_a_mistake_with_an_actor_has_the_cells_line(notebook: Notebook, code: st
     assert notebook.evaluate("[count for _, count in counters.add.call(0).get().items()]") == [0, 0, 0, 0]
 
 
-def test_the_error_of_an_actor_names_the_cells_that_called_and_that_raised(notebook: Notebook) -> None:
+def test_the_error_of_an_actor_names_the_cells_that_called_and_that_raised(notebook: KernelNotebook) -> None:
     """Neither is the one that waits, which IPython shows; and nothing of the runtime is in between."""
     asked = notebook.run("def ask():\n    return counters.divide.call(0)\nfuture = ask()")
     assert asked.reply is not None
@@ -145,7 +145,7 @@ def test_the_error_of_an_actor_names_the_cells_that_called_and_that_raised(noteb
     assert "/meshbook/" not in awaited.traceback
 
 
-def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: Notebook) -> None:
+def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: KernelNotebook) -> None:
     """On request."""
     notebook.run("%xmode Verbose")
     assert "/meshbook/" in notebook.run_failing("counters.add.call(1, 2)").traceback
@@ -153,7 +153,7 @@ def test_verbose_tracebacks_have_the_frames_of_the_runtime(notebook: Notebook) -
     assert "/meshbook/" not in notebook.run_failing("counters.add.call(1, 2)").traceback
 
 
-def test_a_cell_that_replaces_clocks_and_pickle_is_answered(notebook: Notebook) -> None:
+def test_a_cell_that_replaces_clocks_and_pickle_is_answered(notebook: KernelNotebook) -> None:
     replacing = (
         "%%mesh 0\nimport time, pickle\n"
         "def fail(*arguments, **keywords): raise RuntimeError('replaced')\n"

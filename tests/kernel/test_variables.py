@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module", params=["meshbook", "python3"])
-def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook(request.param) as notebook:
         notebook.run("%mesh up --gpus 3")
         notebook.run("import pickle, threading, torch")
@@ -28,7 +28,7 @@ def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[Not
 # --- push, pull, scatter, gather ---
 
 
-def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: Notebook) -> None:
+def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: KernelNotebook) -> None:
     notebook.run("mesh.push({'a': 1}, t=torch.arange(2.))")
     assert notebook.run("%%mesh\nc, u = a + rank, t * rank\nt").result.startswith("[0-2] Tensor (2,) float32 cpu")
     assert notebook.run("mesh.pull('c'), mesh.pull('c', reduce='mean'), mesh.slice(gpus=2).pull('c')").result == (
@@ -41,7 +41,7 @@ def test_values_go_to_all_ranks_and_come_back_by_rank(notebook: Notebook) -> Non
     assert notebook.run("mesh['a'] = 5\ndel mesh.slice(gpus=0)['a']\nmesh.slice(gpus=2).pull('a')").result == "5"
 
 
-def test_large_values_are_their_owner_s(notebook: Notebook) -> None:
+def test_large_values_are_their_owner_s(notebook: KernelNotebook) -> None:
     """They go through shared memory, without a visible difference."""
     notebook.run("large = torch.arange(1 << 18)\nfor _ in range(2): mesh.push(large=large)\nlarge += 1")
     notebook.run("%%mesh\nlarge[0] += rank")
@@ -53,13 +53,13 @@ def test_large_values_are_their_owner_s(notebook: Notebook) -> None:
     assert notebook.run("[int(each.max()) for each in mesh.pull('large')]").result == str([(1 << 18) - 1] * 3)
 
 
-def test_data_is_scattered_and_gathered(notebook: Notebook) -> None:
+def test_data_is_scattered_and_gathered(notebook: KernelNotebook) -> None:
     notebook.run("mesh.scatter('part', {'x': torch.arange(7), 'y': list('abcdefg')})")
     assert notebook.run("%%mesh\npart['y']").result == "[0] ['a', 'b', 'c']\n[1] ['d', 'e']\n[2] ['f', 'g']"
     assert notebook.run("mesh.gather('part')['x'].tolist()").result == "[0, 1, 2, 3, 4, 5, 6]"
 
 
-def test_data_is_scattered_along_a_dimension_of_the_mesh(notebook: Notebook) -> None:
+def test_data_is_scattered_along_a_dimension_of_the_mesh(notebook: KernelNotebook) -> None:
     notebook.run("%mesh up --shape hosts=2,gpus=2 --name grid\ngrid.scatter('x', [1, 2, 3, 4], along='hosts')")
     assert notebook.run("grid.pull('x')").result == "[[1, 2], [1, 2], [3, 4], [3, 4]]"
     assert notebook.run("grid.gather('x', along='hosts')").result == "[1, 2, 3, 4]"
@@ -68,12 +68,12 @@ def test_data_is_scattered_along_a_dimension_of_the_mesh(notebook: Notebook) -> 
     notebook.run("%mesh down grid")
 
 
-def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: Notebook) -> None:
+def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: KernelNotebook) -> None:
     cells = [notebook.start(code) for code in ("%%mesh\nn = 1", "mesh.push(n=2)", "%%mesh\nn += 1", "mesh.pull('n')")]
     assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
 
 
-def test_cells_and_mesh_tensors_share_values(notebook: Notebook) -> None:
+def test_cells_and_mesh_tensors_share_values(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nx = torch.ones(2, 3) * rank\nodd, pair = torch.ones(1 + rank // 2), [1, 2]")
     notebook.run("x = mesh['x'].tensor()\nx.add_(1)\ny = x.reduce('gpus')\ny.requires_grad_()")
     assert (
@@ -131,13 +131,13 @@ def test_cells_and_mesh_tensors_share_values(notebook: Notebook) -> None:
         ("%mesh pull rank@max", "'rank@max': expected a rank after @, or one of mean, cat, stack, first"),
     ],
 )
-def test_what_cannot_be_moved_says_why_and_where(notebook: Notebook, code: str, problem: str) -> None:
+def test_what_cannot_be_moved_says_why_and_where(notebook: KernelNotebook, code: str, problem: str) -> None:
     failed = notebook.run_failing(code)
     assert problem in failed.error["evalue"]
     assert ("----> 1 " in failed.traceback) == (not code.startswith("%")), failed.traceback
 
 
-def test_the_verbs_move_variables_by_name(notebook: Notebook) -> None:
+def test_the_verbs_move_variables_by_name(notebook: KernelNotebook) -> None:
     notebook.run("lr, name = 0.5, 'adam'\n%mesh push lr,name")
     notebook.run("lr = 0.25\n%mesh push lr 1:")
     assert notebook.run("%%mesh\nlr, name").result == "[0] (0.5, 'adam')\n[1-2] (0.25, 'adam')"
@@ -152,7 +152,7 @@ def test_the_verbs_move_variables_by_name(notebook: Notebook) -> None:
 # --- around a cell ---
 
 
-def test_a_cell_pushes_before_and_pulls_after(notebook: Notebook) -> None:
+def test_a_cell_pushes_before_and_pulls_after(notebook: KernelNotebook) -> None:
     notebook.run("a, b = 2, [1]")
     cell = notebook.run("%%mesh 1: --push a,b --pull c,n,b@1,low@first\nc = a * rank\nn, low = c * 1.0, -rank\nb")
     assert cell.result == "[1-2] [1]"
@@ -161,7 +161,7 @@ def test_a_cell_pushes_before_and_pulls_after(notebook: Notebook) -> None:
     assert notebook.run("n, t").result == "(1.0, [0, 1, 2])"
 
 
-def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: Notebook) -> None:
+def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: KernelNotebook) -> None:
     notebook.run("lock = threading.Lock()\n%mesh pull rank")
     for options, problem in {
         "--push nix": "nix is not defined in the notebook",
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_push_keeps_the_cell_from_running(notebook: Noteboo
     assert notebook.run("'ran' in mesh").result == "False"
 
 
-def test_a_pull_that_fails_fails_the_cell_and_sets_nothing(notebook: Notebook) -> None:
+def test_a_pull_that_fails_fails_the_cell_and_sets_nothing(notebook: KernelNotebook) -> None:
     notebook.run("kept, lost = 'before', 'before'")
     failed = notebook.run_failing(
         "%%mesh -o result --pull kept,lost\nkept = rank\nif rank == 1: lost = 1\nprint('ran')\nkept"
@@ -187,7 +187,7 @@ def test_a_pull_that_fails_fails_the_cell_and_sets_nothing(notebook: Notebook) -
     assert notebook.run("kept").result == "'before'"
 
 
-def test_variables_travel_with_a_job_and_not_behind_the_cells_after_it(notebook: Notebook) -> None:
+def test_variables_travel_with_a_job_and_not_behind_the_cells_after_it(notebook: KernelNotebook) -> None:
     notebook.run("step = 10")
     notebook.run("%%mesh -a -o job --push step --pull step,total@mean\ntotal = step * rank")
     notebook.run("%%mesh\nstep, total = -1, -1")
@@ -206,7 +206,7 @@ readers = mesh.spawn("readers", Reader)
 """
 
 
-def test_a_reference_shows_what_the_ranks_have(notebook: Notebook) -> None:
+def test_a_reference_shows_what_the_ranks_have(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nx = torch.ones(2, 2) * rank\ny = 'same'")
     assert notebook.run("mesh['y']").result == "[0-2] 'same'"
     assert notebook.run("mesh['x']").result == notebook.run("%%mesh\nx").result
@@ -221,7 +221,7 @@ def test_a_reference_shows_what_the_ranks_have(notebook: Notebook) -> None:
     assert "y" in notebook.ask("complete", "mesh['")["matches"]
 
 
-def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook) -> None:
+def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: KernelNotebook) -> None:
     notebook.run("%%mesh\nown = rank * 10")
     notebook.run(ACTOR)
     assert notebook.run("list(readers.read.call(mesh['own']).get().values())").result == "[0, 10, 20]"
@@ -235,7 +235,7 @@ def test_a_reference_arrives_at_an_actor_as_what_its_rank_has(notebook: Notebook
 # --- what is there ---
 
 
-def test_who_and_whos_list_what_cells_have_made(notebook: Notebook) -> None:
+def test_who_and_whos_list_what_cells_have_made(notebook: KernelNotebook) -> None:
     notebook.run("%mesh up --gpus 2 --name clean\n%mesh use clean")
     assert notebook.run("%mesh who clean").stdout == "no variables on ranks 0-1\n"
     notebook.run("%%mesh clean\nloss = 0.5 + rank")
@@ -261,7 +261,7 @@ step = rank // 2
 """
 
 
-def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Notebook) -> None:
+def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: KernelNotebook) -> None:
     notebook.run(f"%%mesh{MODEL}")
     said = notebook.run("%mesh diff model").stdout.splitlines()
     assert said[:2] == ["model differs in 1 of 2 parts: ranks 0,2 agree, rank 1 differs", ".weight"]
@@ -281,7 +281,7 @@ def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Not
 LARGE = "from meshbook.magics.variables import operations as variables\nvariables.CONFIRM_ABOVE = 1000"
 
 
-def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
+def test_more_than_a_gigabyte_is_asked_about_first(notebook: KernelNotebook) -> None:
     notebook.run(f"before = variables.CONFIRM_ABOVE if 'variables' in globals() else 1 << 30\n{LARGE}")
     notebook.run("%%mesh\nlarge = torch.zeros(100)")
     refused = notebook.run_failing("mesh.pull('large')").error["evalue"]
@@ -302,7 +302,7 @@ def test_more_than_a_gigabyte_is_asked_about_first(notebook: Notebook) -> None:
     notebook.run("variables.CONFIRM_ABOVE = before")
 
 
-def test_what_waits_says_for_what(notebook: Notebook, signs: Signs, tmp_path: Path) -> None:
+def test_what_waits_says_for_what(notebook: KernelNotebook, signs: Signs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     notebook.run(f"%%mesh\n{signs.definition}\nx = 1")
@@ -332,7 +332,7 @@ stuck = Stuck()
 """
 
 
-def test_an_interrupt_ends_a_pull_here_and_on_the_ranks(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_ends_a_pull_here_and_on_the_ranks(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\n{signs.definition}{STUCK}")
     for code in ("mesh.pull('stuck')", "%mesh pull stuck", "%%mesh --pull stuck\n1"):
         cell = notebook.start(code)
@@ -342,7 +342,7 @@ def test_an_interrupt_ends_a_pull_here_and_on_the_ranks(notebook: Notebook, sign
         assert notebook.run("%%mesh\nrank * 2").result == "[0] 0\n[1] 2\n[2] 4"
 
 
-def test_a_handle_follows_its_mesh(notebook: Notebook) -> None:
+def test_a_handle_follows_its_mesh(notebook: KernelNotebook) -> None:
     notebook.run("%mesh up --gpus 2 --name other\nold = other\nother.push(v=1)")
     notebook.run("other = other.resize(gpus=3)\nother.initialized.get()\nother.push(v=2)")
     assert notebook.run("old.pull('v'), other.pull('v')").result == "([2, 2], [2, 2, 2])"

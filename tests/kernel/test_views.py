@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook, Signs
+    from tests.kernel.conftest import KernelNotebook, Signs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.without_torch]
 
 
 @pytest.fixture(scope="module")
-def notebook(make_notebook: Any) -> Iterator[Notebook]:
+def notebook(make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook(torch=False) as notebook:
         notebook.run("%load_ext meshbook.magics.compat\nimport ipyparallel as ipp")
         notebook.run("rc = ipp.Cluster(n=2).start_and_connect_sync()\ndv, lv = rc[:], rc.load_balanced_view()")
         yield notebook
 
 
-def test_px_is_run_by_programs(notebook: Notebook) -> None:
+def test_px_is_run_by_programs(notebook: KernelNotebook) -> None:
     cell = notebook.run("result = get_ipython().run_cell_magic('px', '--targets 1 -o kept', 'print(rank)\\nrank + 5')")
     assert "[1] 1" in cell.plain
     assert notebook.evaluate("kept.values") == [6]
     assert notebook.run_failing("get_ipython().run_cell_magic('px', '', '1 / 0')").error["ename"] == "ZeroDivisionError"
 
 
-def test_px_runs_on_the_ranks_of_the_activated_view(notebook: Notebook) -> None:
+def test_px_runs_on_the_ranks_of_the_activated_view(notebook: KernelNotebook) -> None:
     notebook.run("rc[1].activate()")
     assert notebook.run("%px rank").result == "[1] 1"
     assert notebook.run("%%px\nrank + 5").result == "[1] 6"
@@ -37,20 +37,20 @@ def test_px_runs_on_the_ranks_of_the_activated_view(notebook: Notebook) -> None:
     assert notebook.run("%%px\nrank").result == "[0] 0\n[1] 1"
 
 
-def test_px_returns_a_job_where_it_does_not_wait(notebook: Notebook) -> None:
+def test_px_returns_a_job_where_it_does_not_wait(notebook: KernelNotebook) -> None:
     notebook.run("%pxconfig --noblock")
     notebook.run("later = %px rank + 1")
     assert notebook.evaluate("later.get().values") == [1, 2]
     notebook.run("%pxconfig --block")
 
 
-def test_the_traceback_of_a_px_cell_has_the_line_of_the_user(notebook: Notebook) -> None:
+def test_the_traceback_of_a_px_cell_has_the_line_of_the_user(notebook: KernelNotebook) -> None:
     traceback = notebook.run_failing("%%px --targets 1\n1 / 0").traceback
     assert "1 %%px --targets 1\n" in traceback
     assert "%%mesh" not in traceback
 
 
-def test_errors_of_cells_have_what_programs_ask(notebook: Notebook) -> None:
+def test_errors_of_cells_have_what_programs_ask(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "try:\n    get_ipython().run_cell_magic('px', '', '1 / 0')\n"
         "except ipp.RemoteError as error:\n    print(error.ename, error.evalue)\n    error.print_traceback()"
@@ -59,7 +59,7 @@ def test_errors_of_cells_have_what_programs_ask(notebook: Notebook) -> None:
     assert "1 / 0" in cell.plain
 
 
-def test_tasks_that_have_not_begun_are_aborted(notebook: Notebook, signs: Signs) -> None:
+def test_tasks_that_have_not_begun_are_aborted(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"dv.execute({signs.definition!r}, block=True)\nimport os, tempfile\nfolder = tempfile.mkdtemp()")
     notebook.run(
         "os.mkfifo(f'{folder}/go')\n"
@@ -77,7 +77,7 @@ def test_tasks_that_have_not_begun_are_aborted(notebook: Notebook, signs: Signs)
     assert notebook.evaluate("rc.queue_status()['unassigned']") == 0
 
 
-def test_a_task_whose_dependency_no_rank_meets_fails(notebook: Notebook) -> None:
+def test_a_task_whose_dependency_no_rank_meets_fails(notebook: KernelNotebook) -> None:
     notebook.run(
         "@ipp.require('no_such_module')\ndef task(): return 1\n@ipp.depend(lambda: False)\ndef never(): return 1"
     )
@@ -86,7 +86,7 @@ def test_a_task_whose_dependency_no_rank_meets_fails(notebook: Notebook) -> None
         assert cell.plain == "UnmetDependency\n"
 
 
-def test_a_task_that_fails_is_tried_again(notebook: Notebook) -> None:
+def test_a_task_that_fails_is_tried_again(notebook: KernelNotebook) -> None:
     notebook.run(
         "import tempfile\nmark = tempfile.mktemp()\n"
         "def sometimes(mark):\n    import os\n    if not os.path.exists(mark):\n        open(mark, 'w').close()\n"
@@ -99,7 +99,7 @@ def test_a_task_that_fails_is_tried_again(notebook: Notebook) -> None:
     notebook.run("import os; os.remove(mark)")
 
 
-def test_progress_and_outputs_are_shown(notebook: Notebook) -> None:
+def test_progress_and_outputs_are_shown(notebook: KernelNotebook) -> None:
     cell = notebook.run("ar = lv.map_async(lambda x: print('item', x), range(3))\nar.wait_interactive()")
     assert "3/3" in (cell.updates or cell.displays)[-1]["text/plain"]
     assert notebook.run("ar.display_outputs()").plain.count("item") == 3
@@ -110,7 +110,7 @@ def test_progress_and_outputs_are_shown(notebook: Notebook) -> None:
     assert [each["text/html"] for each in cell.displays] == ["<b>", "<b>"]
 
 
-def test_an_interrupt_cancels_tasks_that_have_not_begun(notebook: Notebook, signs: Signs) -> None:
+def test_an_interrupt_cancels_tasks_that_have_not_begun(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"dv.execute({signs.definition!r}, block=True)\nimport os, tempfile\nfolder = tempfile.mkdtemp()")
     notebook.run("os.mkfifo(f'{folder}/go')\ndef wait(path):\n    tell('there')\n    open(path).close()")
     # An interrupt before the wait would stop the cell's code elsewhere, and cancel nothing.
@@ -125,7 +125,7 @@ def test_an_interrupt_cancels_tasks_that_have_not_begun(notebook: Notebook, sign
     assert notebook.evaluate("ar.wait(60), sum(status == 'ok' for status in ar.status)") == (True, 2)
 
 
-def test_tasks_of_a_rank_that_dies_are_done_by_others(open_notebook: Callable[..., Notebook]) -> None:
+def test_tasks_of_a_rank_that_dies_are_done_by_others(open_notebook: Callable[..., KernelNotebook]) -> None:
     notebook = open_notebook()
     notebook.run("%load_ext meshbook.magics.compat\nimport ipyparallel as ipp, os, tempfile")
     notebook.run("lv = ipp.Cluster(n=2).start_and_connect_sync().load_balanced_view()\nmark = tempfile.mktemp()")

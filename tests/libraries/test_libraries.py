@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.conftest import Notebook
+from tests.kernel.conftest import KernelNotebook
 
 # To import the libraries takes a busy machine a minute.
 pytestmark = [pytest.mark.process, pytest.mark.kernel, pytest.mark.timeout(300)]
@@ -116,14 +116,14 @@ def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def notebook() -> Iterator[Notebook]:
-    with Notebook() as notebook:
+def notebook() -> Iterator[KernelNotebook]:
+    with KernelNotebook() as notebook:
         notebook.run("%mesh up --gpus 2")
         yield notebook
 
 
 @pytest.fixture(scope="module")
-def runner(notebook: Notebook) -> Notebook:
+def runner(notebook: KernelNotebook) -> KernelNotebook:
     """The notebook, with actors on its mesh that run programs."""
     notebook.run(RUNNER)
     return notebook
@@ -135,7 +135,7 @@ def test_as_a_script(errors: dict[str, str], program: str) -> None:
 
 
 @pytest.mark.parametrize("program", BUT_RPC)
-def test_in_a_cell(notebook: Notebook, program: str) -> None:
+def test_in_a_cell(notebook: KernelNotebook, program: str) -> None:
     logger, metric, steps = LOGGERS.get(program, ("", "", {}))
     begin = f"import meshbook.curves\nLOGGER = meshbook.curves.{logger}()\n" if logger else ""
     notebook.run(f"%%mesh\n{begin}{path_of(program).read_text()}", timeout=IN_NOTEBOOK)
@@ -144,16 +144,16 @@ def test_in_a_cell(notebook: Notebook, program: str) -> None:
 
 
 @pytest.mark.parametrize("program", BUT_RPC)
-def test_in_an_actor(runner: Notebook, program: str) -> None:
+def test_in_an_actor(runner: KernelNotebook, program: str) -> None:
     runner.run(f"_ = runner.run.call({str(path_of(program))!r}).get({IN_NOTEBOOK})", timeout=IN_NOTEBOOK)
 
 
-def test_rpc_in_a_cell(notebook: Notebook) -> None:
+def test_rpc_in_a_cell(notebook: KernelNotebook) -> None:
     """Once in these processes: torch waits for ever when a second agent that has held values is to be stopped."""
     notebook.run(f"%%mesh\n{path_of('rpc').read_text()}", timeout=IN_NOTEBOOK)
 
 
-def test_rpc_in_an_actor(runner: Notebook) -> None:
+def test_rpc_in_an_actor(runner: KernelNotebook) -> None:
     """In processes of its own, for the same reason."""
     runner.run(OTHER_PROCESSES)
     try:

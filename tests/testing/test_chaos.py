@@ -14,7 +14,7 @@ import pytest
 from meshbook import Actor, ProcMesh, endpoint, this_host
 from meshbook.runtime.errors import ProcessDied
 from meshbook.runtime.hosts.session import close_session
-from meshbook.testing import Chaos, Event, Report, chaos
+from meshbook.testing import Chaos, ChaosReport, Event, chaos
 from tests.support import PATIENCE
 
 pytestmark = pytest.mark.process
@@ -57,7 +57,7 @@ def processes(members: Any) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in members.pid.call().get(PATIENCE).values()]
 
 
-def add_until(members: Any, report: Report, count: int) -> int:
+def add_until(members: Any, report: ChaosReport, count: int) -> int:
     """Let all count, one call after the other, until so many faults were done; to how much."""
     total = 0
     while len(report.events) < count:
@@ -141,7 +141,7 @@ def test_only_the_ranks_that_are_chosen(procs: ProcMesh) -> None:
 def test_in_a_coroutine(procs: ProcMesh) -> None:
     members: Any = procs.spawn("members", Member)
 
-    async def use() -> Report:
+    async def use() -> ChaosReport:
         async with chaos(procs, delay=50.0, lasting=(0.01, 0.02), latency=0.001) as report:
             while len(report.events) < 3:
                 await members.add.call()
@@ -157,7 +157,7 @@ def test_the_report_is_for_people_and_for_programs(procs: ProcMesh) -> None:
             os.sched_yield()
     assert str(report).startswith("chaos(seed=9): ")
     assert "kill rank 1" in str(report)
-    assert msgspec.json.Decoder(Report).decode(report.to_json()) == report
+    assert msgspec.json.Decoder(ChaosReport).decode(report.to_json()) == report
 
 
 def test_what_goes_wrong_with_it_is_raised_at_the_end(procs: ProcMesh) -> None:
@@ -166,7 +166,7 @@ def test_what_goes_wrong_with_it_is_raised_at_the_end(procs: ProcMesh) -> None:
         raise LookupError("no more")
 
     def enter() -> None:
-        with Chaos(procs, events(), Report(1), 0.0) as report:
+        with Chaos(procs, events(), ChaosReport(1), 0.0) as report:
             while not report.events:
                 os.sched_yield()
 

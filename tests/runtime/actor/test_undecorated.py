@@ -99,7 +99,7 @@ class AsyncCounter(Actor):
     def plain(self) -> None: ...
 
 
-class Bare(Actor):
+class PlainActor(Actor):
     """Without any endpoint."""
 
     def hello(self) -> str:
@@ -153,7 +153,7 @@ def test_it_is_called_by_every_verb(counters: Any) -> None:
 
 def test_inherited_methods_and_classes_without_endpoints(session: Any, counters: Any) -> None:
     assert as_endpoint(counters.slice(gpus=0).inherited).call_one().get(PATIENCE) == "inherited"
-    assert as_endpoint(session.spawn(Bare).hello).call_one().get(PATIENCE) == "hello"
+    assert as_endpoint(session.spawn(PlainActor).hello).call_one().get(PATIENCE) == "hello"
 
 
 def test_of_an_actor_with_a_loop(session: Any) -> None:

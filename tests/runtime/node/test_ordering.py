@@ -11,7 +11,7 @@ import pytest
 from meshbook.runtime.node.ordering import Inbound, SendOrder
 
 
-class Receiver:
+class RecordingInbound:
     """An `Inbound` with the path of each message: a cast, a direct message, a mark or a fence."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Receiver:
 
 
 def test_casts_are_handled_in_the_order_of_their_numbers() -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.cast("b", 2)
     receiver.cast("c", 3)
     assert receiver.handled == []
@@ -51,7 +51,7 @@ def test_casts_are_handled_in_the_order_of_their_numbers() -> None:
 
 
 def test_a_direct_message_waits_for_the_casts_before_its_fence() -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.fence(2)
     receiver.direct("after")
     receiver.cast("a", 1)
@@ -62,7 +62,7 @@ def test_a_direct_message_waits_for_the_casts_before_its_fence() -> None:
 
 
 def test_a_cast_waits_for_the_direct_messages_before_its_mark() -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.cast("cast", 1, mark=1)
     receiver.direct("before")
     assert receiver.handled == ["before"]
@@ -71,7 +71,7 @@ def test_a_cast_waits_for_the_direct_messages_before_its_mark() -> None:
 
 
 def test_a_reply_waits_for_its_own_mark_only() -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.reply("second", 2)
     receiver.reply("first", 1)
     receiver.mark(1)
@@ -81,7 +81,7 @@ def test_a_reply_waits_for_its_own_mark_only() -> None:
 
 
 def test_lost_casts_are_waited_for_no_longer() -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.fence(3)
     receiver.direct("direct")
     receiver.cast("c", 3)
@@ -93,7 +93,7 @@ def test_lost_casts_are_waited_for_no_longer() -> None:
 
 
 def test_a_failing_message_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    receiver = Receiver()
+    receiver = RecordingInbound()
     receiver.inbound.add_cast(1, 0, lambda: 1 / 0)
     receiver.cast("next", 2)
     assert receiver.handled == ["next"]
@@ -104,7 +104,7 @@ def test_a_failing_message_does_not_stop_the_others(caplog: pytest.LogCaptureFix
 def test_any_interleaving_of_the_two_paths_keeps_the_order_of_sending(seed: int) -> None:
     dice = random.Random(seed)
     stream, direct, casts, sent = SendOrder(), [], [], []
-    receiver = Receiver()
+    receiver = RecordingInbound()
     for name in map(str, range(30)):
         sent.append(name)
         if dice.random() < 0.5:
