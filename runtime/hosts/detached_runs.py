@@ -11,7 +11,7 @@ from meshbook.runtime.hosts.detaching import DetachError
 from meshbook.runtime.hosts.launch import is_of_a_run
 from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, RunUnreachable, Status, send_request
 
-STATUS_SECONDS = 1.0  # how long to wait for an agent's answer
+STATUS_SECONDS = 3.0  # how long to wait for an agent's answer
 
 
 def detached_runs(settings: Settings | None = None) -> list[Status]:

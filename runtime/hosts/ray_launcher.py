@@ -89,6 +89,10 @@ class RayLauncher:
                 for index in range(num_hosts)
             ]
             names = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            self.close()
+            limit = f"{timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
+            raise LaunchError(f"Ray has not started actors for the hosts within {limit}") from error
         except ray.exceptions.RayError as error:
             self.close()
             raise LaunchError(f"Ray cannot start actors for the hosts: {error}") from error

@@ -187,12 +187,19 @@ class Capture:
     def begin(self, origin: str, call: CallKey | None = None) -> None:
         """Record that a cell begins on the main thread; `call` is its call, if the reply goes through agents."""
         self._is_relayed = call is not None
-        self._hold()
+        if self._is_relayed:
+            with self._sending:  # the output thread has sent before, or sees that it has to wait
+                self._hold()
         self._set_owner(origin)
 
     def _hold(self) -> None:
         """Make the output thread wait, if the reply of the running cell goes through agents."""
         self._held_until = monotonic() + FLUSH_SECONDS if self._is_relayed else 0.0
+
+    def _hold_seconds(self) -> float:
+        """Return how long the output thread still waits for the end of the cell; at most 0: no longer."""
+        is_full = self._size >= FLUSH_CHARACTERS
+        return 0.0 if is_full or self._ended else self._held_until - monotonic()
 
     @property
     def options(self) -> LogOptions:
@@ -305,8 +312,8 @@ class Capture:
             is_silent = False  # the piece that woke it may be the first of a line, and the rest follows
         if not self._is_urgent:
             self._wake_lock.acquire(timeout=FOLLOW_SECONDS if is_silent else FLUSH_SECONDS)
-        while self._size < FLUSH_CHARACTERS and not self._ended and (left := self._held_until - monotonic()) > 0:
-            self._wake_lock.acquire(timeout=left)
+        while (seconds := self._hold_seconds()) > 0:
+            self._wake_lock.acquire(timeout=seconds)
         self._is_urgent = False
 
     def _sleep(self) -> None:
@@ -320,6 +327,8 @@ class Capture:
 
     def _send_now(self, *, follow: bool) -> None:
         with self._sending:
+            if self._hold_seconds() > 0:  # a cell has begun since the last wait
+                return
             self._free_sent()
             ends = self._file_ends()
             self._send_waiting()

@@ -268,7 +268,7 @@ class RayCluster:
                 os.killpg(self._server.pid, signal.SIGKILL)  # what Ray leaves behind when it fails to start
             pytest.skip("a Ray cluster cannot be started here")
 
-    environment: dict[str, str] = {}
+    environment = {"MESHBOOK_LAUNCH_TIMEOUT": "180"}  # seconds: on a busy machine an actor of Ray may take a minute
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("cluster", [RayCluster], ids=["ray"], indirect=True)
 def test_nodes_that_ray_does_not_have(cluster: RayCluster, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MESHBOOK_LAUNCH_TIMEOUT", "2")
+    monkeypatch.setitem(cluster.environment, "MESHBOOK_LAUNCH_TIMEOUT", "2")
     assert "Ray has no 3 nodes" in start(resources={"GPU": 8}).error()
 
 

@@ -16,6 +16,7 @@ from meshbook.runtime.hosts.attaching import end
 from meshbook.runtime.hosts.detached_runs import detached_runs
 from meshbook.runtime.hosts.journal import MESSAGES
 from meshbook.runtime.hosts.lifeline import JOURNAL
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
@@ -46,6 +47,7 @@ list(counters.add.call().get().values())
 def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., KernelNotebook]) -> Iterator[KernelNotebook]:
     """In each door a kernel with a mesh of two ranks."""
     notebook = open_notebook(request.param)
+    notebook.manager.shutdown_wait_time = PATIENCE  # by default, a kernel that detaches is killed after five seconds
     notebook.run("%mesh up --gpus 2")
     yield notebook
     settings = Settings(runtime_dir=str(notebook.folder))

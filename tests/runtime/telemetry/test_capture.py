@@ -289,6 +289,19 @@ def test_the_last_output_of_a_call_through_agents_is_kept_for_its_reply(tmp_path
     assert kept.sent == ["first"]
 
 
+def test_what_a_relayed_cell_prints_waits_also_for_a_thread_that_is_about_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.telemetry.capture.FLUSH_SECONDS", 1000.0)
+    kept = Kept(tmp_path)
+    kept.capture.begin("", CALL)
+    kept.capture.stdout.write("kept")
+    kept.capture._send_now(follow=False)
+    assert kept.sent == []
+    kept.capture.end("", CALL)
+    assert kept.taken() == [b"kept"]
+
+
 @pytest.mark.parametrize("way", ["late text", "a flush", "a large text", "the end of the process"])
 def test_kept_output_is_sent_before_other_output(tmp_path: Path, way: str) -> None:
     kept = Kept(tmp_path)
