@@ -96,6 +96,6 @@ def test_what_has_grown_is_named(soak: Any, now: dict[str, Any], found: list[str
     def measured(**changes: Any) -> Any:
         seen = {"memory": 10.0, "descriptors": 4, "threads": 2, "processes": 6, "files": 8, "open_calls": 0} | changes
         print_of_agent = soak.Footprint(*(seen.pop(name) for name in ("memory", "descriptors", "threads")))
-        return soak.Measurement(footprints={"agent": print_of_agent}, messages=0, **seen)
+        return soak.ResourceUse(footprints={"agent": print_of_agent}, messages=0, **seen)
 
     assert soak.find_growth(measured(**now), measured()) == found
