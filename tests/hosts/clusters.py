@@ -234,12 +234,18 @@ class SlurmCluster:
             daemon.wait(PATIENCE)
 
 
+# Without the processes that these tests do not need, since each imports Ray: that takes three seconds of a core.
 RAY = """
+import os
 import sys
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"
+}
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+unused = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **unused})
 for _ in range(2):
-    cluster.add_node(num_cpus=1)
+    cluster.add_node(num_cpus=1, include_log_monitor=False)
 print(cluster.address, flush=True)
 sys.stdin.readline()
 cluster.shutdown()

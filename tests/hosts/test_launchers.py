@@ -42,9 +42,10 @@ class Program:
         arguments = json.dumps(
             {name: value for name, value in (cluster.arguments | changed).items() if value is not None}
         )
+        preload = "torch,torch._dynamo" if "train" in words else ""  # of which DistributedDataParallel needs both
         self.process = subprocess.Popen(
             [sys.executable, PROGRAM, cluster.launcher, arguments, *words],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", "MESHBOOK_PRELOAD": ""} | cluster.environment,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "7", "MESHBOOK_PRELOAD": preload} | cluster.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
