@@ -241,7 +241,7 @@ class Wrong(Actor):
 
 def break_things(procs: ProcMesh) -> None:
     with chaos(procs, kill=0.5, drop=1, only=[1, 2], seed=7) as report:
-        reveal_type(report)  # -> Report
+        reveal_type(report)  # -> ChaosReport
     reveal_type(report.counts())  # -> dict[str, int]
     chaos(procs, explode=1)  # error: call-arg
 
