@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.hosts.launch import sweep
 
 PATIENCE = 60.0  # seconds until a wait that should be short is a failure, on a busy machine
+AT_ONCE = 10.0  # seconds; two are promised to users, and a busy machine takes longer to end processes
 
 # Workers cannot import this module, so its classes and functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -65,3 +70,28 @@ def died(future: Any) -> ProcessDied:
     with pytest.raises(ProcessDied) as caught:
         future.get(PATIENCE)
     return caught.value
+
+
+def still_running(processes: Iterable[psutil.Process], seconds: float = AT_ONCE) -> list[psutil.Process]:
+    """Return the processes that have not ended after `seconds`. A zombie has ended; process 1 may reap it later."""
+    end = time.monotonic() + seconds
+    left = list(processes)
+    while left and time.monotonic() < end:
+        left = [process for process in psutil.wait_procs(left, timeout=0.02)[1] if not _is_zombie(process)]
+    return left
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def has_no_runs(runtime_dir: Path) -> bool:
+    """Whether nothing is left of a run, or nothing that the next start would not remove.
+
+    The agent removes the folder, unless the controller still holds it, which may take longer to end.
+    """
+    sweep(runtime_dir)
+    return list(runtime_dir.iterdir()) == []

@@ -30,9 +30,8 @@ from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.hosts.session import Session
-from tests.support import PATIENCE, Probe, environment, wait_forever
+from tests.support import PATIENCE, Probe, environment, still_running, wait_forever
 
-AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}  # for scripts
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.process
@@ -77,10 +76,6 @@ def script(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
 
 
 CLIENT = """
@@ -224,7 +219,7 @@ def test_a_program_in_front_ends_with_its_worker_and_all_it_started(spawn_procs)
     family = [psutil.Process(pid), *psutil.Process(pid).parent().children()]
     mesh.kill().get(PATIENCE)
     assert "Killed(sig=9)" in died(mesh)
-    assert alive(family) == []
+    assert still_running(family) == []
 
 
 @pytest.mark.parametrize(
@@ -279,7 +274,7 @@ def test_executed_workers_do_not_outlive_their_starter(run_script, victim):
     workers = server.children(recursive=True)
     assert len(workers) == 6
     {"the controller": controller, "the agent": agent, "the fork server": server}[victim].kill()
-    assert alive(workers) == []
+    assert still_running(workers) == []
 
 
 # -- by which interpreter ------------------------------------------------------------
@@ -363,7 +358,7 @@ def test_a_host_is_shut_down(own_session):
         with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):
             handle.spawn_procs()
     assert ended.get(PATIENCE) is None
-    assert alive(processes) == []
+    assert still_running(processes) == []
     for future in (waiting, probe.run.call(os.getpid), host.initialized):
         with pytest.raises(SupervisionError, match="stopped due to proc mesh shutdown: its host was shut down"):
             future.get(PATIENCE)
@@ -462,7 +457,7 @@ def test_a_client_is_shut_down_for_good(run_script, runtime_dir):
     assert len(family) == 4
     client.go_on()
     assert client.read_line() == "None"
-    assert alive(family) == []
+    assert still_running(family) == []
     assert client.family() == []
     assert list(runtime_dir.iterdir()) == []
     client.go_on()
@@ -480,5 +475,5 @@ def test_a_script_need_not_wait_for_the_end_of_its_client(run_script, runtime_di
     family = client.family()
     client.go_on()
     assert client.process.wait(PATIENCE) == 0
-    assert alive(family) == []
+    assert still_running(family) == []
     assert list(runtime_dir.iterdir()) == []

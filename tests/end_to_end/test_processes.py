@@ -19,7 +19,7 @@ import pytest
 from meshbook import Actor, ActorError, HostMesh, SupervisionError, context, endpoint, this_host
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.session import Session, this_proc
-from tests.support import PATIENCE, environment
+from tests.support import PATIENCE, environment, still_running
 
 pytestmark = pytest.mark.process
 
@@ -551,7 +551,7 @@ def test_a_new_fork_server_takes_over(own_session):
     server.kill()
     with pytest.raises(ProcessDied, match=r"the fork server ended \(signal 9\)"):
         waiting.get(PATIENCE)
-    assert psutil.wait_procs([server, *map(psutil.Process, filter(psutil.pid_exists, pids))], timeout=2.0)[1] == []
+    assert still_running([server, *map(psutil.Process, filter(psutil.pid_exists, pids))]) == []
     mesh.stop().get(PATIENCE)
     again = own_session.host.spawn_procs(per_host={"gpus": 2})
     assert again.initialized.get(PATIENCE)

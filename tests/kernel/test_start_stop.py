@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.support import still_running
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
 
@@ -209,7 +211,7 @@ def test_a_rank_that_does_not_come_up_says_why(breaking: Breaking, action: str, 
         assert part in failed.error["evalue"]
     assert notebook.run("%mesh").stdout.startswith("no mesh is up")
     # The other rank is not left over: what is left is the kernel, the agent and the fork server.
-    assert _wait_for_end_of(_workers(notebook))
+    assert still_running(_workers(notebook)) == []
     notebook.run("%mesh up --gpus 1")
     notebook.run("%mesh down")
 
@@ -226,7 +228,7 @@ def test_an_interrupt_ends_a_start_that_hangs(breaking: Breaking, signs: Signs, 
     if cell.displays:  # the bar was there by then
         assert cell.updates[-1]["text/plain"].endswith("; the mesh did not start")
     assert notebook.run("%mesh").stdout.startswith("no mesh is up")
-    assert _wait_for_end_of(_workers(notebook))
+    assert still_running(_workers(notebook)) == []
 
 
 def _workers(notebook: KernelNotebook) -> set[psutil.Process]:
@@ -238,8 +240,3 @@ def _workers(notebook: KernelNotebook) -> set[psutil.Process]:
             if parent is not None and "meshbook.runtime.hosts.forkserver" in parent.cmdline():
                 found.add(process)
     return found
-
-
-def _wait_for_end_of(processes: set[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    return not alive

@@ -14,26 +14,10 @@ import pytest
 
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import LaunchError, ProcessDied
-from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.session import Session
-from tests.support import PATIENCE, Probe
+from tests.support import PATIENCE, Probe, has_no_runs, still_running
 
-AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes that are alive although all should have ended."""
-    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
-
-
-def is_empty(runtime_dir: Path) -> bool:
-    """Nothing is left of a run, or nothing that the next start would not remove.
-
-    The agent removes the folder, unless the controller still holds it, which may take longer to die.
-    """
-    sweep(runtime_dir)
-    return list(runtime_dir.iterdir()) == []
 
 
 # -- the controller, its workers at work ---------------------------------------------------
@@ -102,8 +86,8 @@ def test_a_killed_controller_leaves_nothing(run_script, runtime_dir: Path, work:
         for worker in run.workers:
             worker.suspend()
     run.controller.kill()
-    assert alive(run.family) == []
-    assert is_empty(runtime_dir)
+    assert still_running(run.family) == []
+    assert has_no_runs(runtime_dir)
 
 
 ENDS: dict[str, tuple[str, int]] = {
@@ -122,13 +106,13 @@ def test_a_script_that_ends_leaves_nothing(run_script, runtime_dir: Path, end: s
     run = Run(run_script, "ready(); time.sleep(1000)", "input()\n" + source)
     run.script.go_on()
     assert run.script.process.wait(PATIENCE) == code
-    assert alive(run.family) == []
+    assert still_running(run.family) == []
     if end not in (
         "SIGTERM",
         "no finalisers",
     ):  # a process that ends in order is the last, and removes the folder itself
         assert list(runtime_dir.iterdir()) == []
-    assert is_empty(runtime_dir)
+    assert has_no_runs(runtime_dir)
 
 
 # -- the controller, in the middle of things -----------------------------------------------
@@ -207,9 +191,9 @@ def test_a_controller_killed_in_the_middle(run_script, runtime_dir: Path, work: 
     assert len(before) >= count
     script.process.kill()
     # What was forked at that very moment is no member of what was seen before.
-    assert alive([*before, *script.processes()]) == []
+    assert still_running([*before, *script.processes()]) == []
     assert script.processes() == set()
-    assert is_empty(runtime_dir)
+    assert has_no_runs(runtime_dir)
 
 
 def test_a_controller_killed_before_its_agent_knows_the_run(run_script, runtime_dir: Path):
@@ -218,7 +202,7 @@ def test_a_controller_killed_before_its_agent_knows_the_run(run_script, runtime_
         "Session._make_node = lambda session: os.kill(os.getpid(), signal.SIGKILL)\nSession()"
     )
     script.process.wait(PATIENCE)
-    assert alive(list(script.processes())) == []
+    assert still_running(list(script.processes())) == []
     assert list(runtime_dir.iterdir()) == [], "its agent has removed the folder"
 
 
@@ -242,7 +226,7 @@ def test_a_killed_agent(own_session: Session):
     for future in (*waiting, probe.run.call(os.getpid)):
         with pytest.raises(ProcessDied, match=rf"its host agent ended: Killed\(sig=9\) \(agent, pid {agent.pid}\)"):
             future.get(PATIENCE)
-    assert alive(processes) == []
+    assert still_running(processes) == []
     with pytest.raises((LaunchError, ProcessDied), match=r"call close_session\(\)"):
         own_session.host.spawn_procs().initialized.get(PATIENCE)
 
@@ -252,7 +236,7 @@ def test_an_agent_killed_together_with_its_controller(run_script):
     run.controller.suspend()  # so that neither sees the other's end
     run.agent.kill()
     run.controller.kill()
-    assert alive(run.family) == []
+    assert still_running([run.controller, *run.family]) == []  # they hold the folder
 
 
 def test_the_next_start_sweeps_what_a_killed_run_left(run_script, runtime_dir: Path):
@@ -260,7 +244,7 @@ def test_the_next_start_sweeps_what_a_killed_run_left(run_script, runtime_dir: P
     run.controller.suspend()
     run.agent.kill()
     run.controller.kill()
-    assert alive(run.family) == []
+    assert still_running([run.controller, *run.family]) == []  # they hold the folder
     [left] = runtime_dir.iterdir()
     session = Session(Settings(runtime_dir=str(runtime_dir), preload=""))
     assert list(runtime_dir.iterdir()) == [session.folder.path]

@@ -34,7 +34,7 @@ from meshbook.runtime.mesh import process_groups
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import ask_for
 from meshbook.runtime.wire.messages import Address
-from tests.support import PATIENCE, pids
+from tests.support import AT_ONCE, PATIENCE, pids, still_running
 
 LIMIT = 10.0  # seconds of a heal, where something that it asks for is not answered
 pytestmark = [pytest.mark.process, pytest.mark.without_torch, pytest.mark.usefixtures("faults")]
@@ -202,8 +202,8 @@ def test_the_owner_dies_while_it_heals(spawn_procs: Any, session: Session, gate:
     born = gate.wait_told()  # a new rank, or a new spare
     processes.append(psutil.Process(born))
     kill(owners, session)
-    in_time = session.settings.stop_timeout + 2.0  # a rank at its bootstrap does not hear that it should leave
-    assert psutil.wait_procs(processes, timeout=in_time)[1] == []
+    in_time = session.settings.stop_timeout + AT_ONCE  # a rank at its bootstrap does not hear that it should leave
+    assert still_running(processes, in_time) == []
 
 
 def test_requests_of_a_dead_owner_are_not_started(spawn_procs: Any, session: Session) -> None:
@@ -294,7 +294,7 @@ def test_a_mesh_is_stopped_while_it_is_healed(spawn_procs: Any, session: Session
         procs.stop().get(PATIENCE)
         healing.join(PATIENCE)
         assert not healing.is_alive()
-        assert psutil.wait_procs(server.children(), timeout=2.0)[1] == []
+        assert still_running(server.children()) == []
 
 
 # -- what is left of the dead ------------------------------------------------------------------

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,8 @@ from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.transport.home import describe, host_of
-from tests.support import PATIENCE, await_death, pids, wait_forever
+from tests.support import AT_ONCE, PATIENCE, await_death, has_no_runs, pids, still_running, wait_forever
 
-AT_ONCE = 10.0  # a host is lost, or has ended itself: promised are two seconds, and a busy machine has its time
 pytestmark = pytest.mark.process
 
 
@@ -206,18 +205,6 @@ def detached(network: Network) -> Iterator[Hosts]:
     psutil.wait_procs(rest, timeout=PATIENCE)
 
 
-def gone(processes: Iterable[psutil.Process]) -> bool:
-    return not [process for process in psutil.wait_procs(processes, timeout=AT_ONCE)[1] if not is_zombie(process)]
-
-
-def is_zombie(process: psutil.Process) -> bool:
-    """Whether it has ended, and its parent, which is none of ours any more, does not care."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 # -- cuts that are over in time --------------------------------------------------------------------
 
 
@@ -354,7 +341,7 @@ def test_a_host_that_is_cut_off_is_lost_and_ends_itself_and_the_rest_goes_on(det
         assert "MESHBOOK_HOST_TIMEOUT" in text
         assert caught.value.report.host == "h1"
         assert "host h1 (" in told.get(PATIENCE)
-        assert gone(family)
+        assert still_running(family) == []
         assert pids(two) == detached.pids[1:]
         with pytest.raises(LaunchError, match="host h1"):
             detached.procs.heal().get(PATIENCE)
@@ -372,7 +359,7 @@ def test_an_abandoned_host_ends_itself_when_it_returns(detached: Hosts) -> None:
     assert len(pids(detached.on("h2"))) == 1
     assert all(process.is_running() for process in family)
     family[0].resume()
-    assert gone(family)
+    assert still_running(family) == []
     assert len(pids(detached.on("h2"))) == 1
 
 
@@ -383,7 +370,7 @@ def test_of_two_hosts_that_do_not_reach_each_other_one_goes_on(doomed: Hosts, ne
         told = doomed.on("h1").run.call_one(await_death, doomed.on("h2")).get(PATIENCE)
         assert "host h2 (" in told
         assert "host h1 (" in told
-        assert gone(family)
+        assert still_running(family) == []
         assert pids(doomed.on("h1")) == doomed.pids[:1]
     finally:
         network.unite("h1", "h2")
@@ -422,11 +409,10 @@ def test_a_killed_controller_leaves_nothing_on_any_host(
     script.process.kill()
     if with_agent:  # without a notice: the others detect it by themselves
         own.send_signal(signal.SIGKILL)
-    is_over = gone(family)
+    left = still_running(family)
     for process in launched:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    assert is_over
+    assert left == []
     psutil.wait_procs(launched, timeout=PATIENCE)
-    sweep(runtime_dir)
-    assert list(runtime_dir.iterdir()) == []
+    assert has_no_runs(runtime_dir)

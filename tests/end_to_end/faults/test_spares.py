@@ -17,7 +17,7 @@ import pytest
 from meshbook import Actor, ProcMesh, default_bootstrap_cmd, endpoint, events
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.host_ownership import when_ended
-from tests.support import PATIENCE, Probe
+from tests.support import PATIENCE, Probe, has_no_runs, still_running
 
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -101,7 +101,7 @@ def test_a_spare_takes_the_place_of_a_rank_that_died(spawn_procs, session, fifo,
     wait_warm(procs, 1)
     processes = [psutil.Process(pid) for pid in (before[0][0], spare, another)]
     procs.stop().get(PATIENCE)
-    assert psutil.wait_procs(processes, timeout=2.0)[1] == []  # and ends with the mesh
+    assert still_running(processes) == []  # and ends with the mesh
 
 
 def test_what_its_bootstrap_printed_is_the_ranks(spawn_procs, session, heard, fifo):
@@ -194,7 +194,7 @@ def test_spares_end_with_their_owner(spawn_procs, fifo):
     owners.spawn("owner", Owner).own.call_one(booting(fifo.path)).get(PATIENCE)
     [spare] = [psutil.Process(pid) for pid, rank in pids_and_bootings(fifo, 2).items() if rank == "None"]
     owners.stop().get(PATIENCE)
-    assert psutil.wait_procs([spare], timeout=3.0)[1] == []
+    assert still_running([spare]) == []
 
 
 def test_spares_that_are_dismissed_at_once_leave_nothing(spawn_procs, session):
@@ -227,8 +227,8 @@ time.sleep(1000)
     family = script.family()
     assert len(family) == 2 + 3
     script.process.kill()
-    assert psutil.wait_procs(family, timeout=2.0)[1] == []
-    assert list(runtime_dir.iterdir()) == []
+    assert still_running(family) == []
+    assert has_no_runs(runtime_dir)
 
 
 @pytest.mark.parametrize(

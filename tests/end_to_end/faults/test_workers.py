@@ -13,16 +13,10 @@ import psutil
 import pytest
 
 from meshbook import ActorError, SupervisionError
-from tests.support import PATIENCE, Probe, died, pids, wait_forever
+from tests.support import AT_ONCE, PATIENCE, Probe, died, pids, still_running, wait_forever
 
-AT_ONCE = 10.0  # promised are two seconds; a busy machine takes longer to take processes apart
 TELLING = 0.1  # the promise: callers of a worker that dies get an error by then
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes that are alive although all should have ended."""
-    return psutil.wait_procs(processes, timeout=AT_ONCE)[1]
 
 
 def lose_the_key() -> None:
@@ -181,7 +175,7 @@ def test_a_mesh_that_lost_a_worker_is_stopped(spawn_procs):
     processes[0].kill()
     died(probe.slice(gpus=0).run.call(wait_forever))
     mesh.stop().get(PATIENCE)
-    assert alive(processes) == []
+    assert still_running(processes) == []
     with pytest.raises(SupervisionError, match="stopped"):
         probe.slice(gpus=1).run.call_one(os.getpid).get(PATIENCE)
 
@@ -205,7 +199,7 @@ def test_a_worker_in_an_endless_loop_is_killed_in_time(spawn_procs, session):
     begun = time.monotonic()
     mesh.stop().get(PATIENCE)
     assert time.monotonic() - begun < session.settings.stop_timeout + AT_ONCE
-    assert alive(processes) == []
+    assert still_running(processes) == []
 
 
 @pytest.mark.parametrize("lines", [1, 200_000])

@@ -14,9 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support import PATIENCE
+from tests.support import PATIENCE, still_running
 
-AT_ONCE = 2.0  # the promise to users: nothing is left two seconds after an end
 QUICK = {"MESHBOOK_PRELOAD": "", "MESHBOOK_STOP_TIMEOUT": "0.5"}
 pytestmark = pytest.mark.process
 
@@ -65,18 +64,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those of these processes that still run after a while. An orphan has ended also where init has yet to reap it."""
-    return [process for process in psutil.wait_procs(processes, timeout=AT_ONCE)[1] if not has_ended(process)]
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 # -- 19 --------------------------------------------------------------------------------
 
 CLIENT = """
@@ -102,7 +89,7 @@ def test_19_the_processes_of_a_killed_client_die_and_those_of_another_live(run_s
     everything = killed.family()
     assert {*theirs[0]} < {*everything}
     killed.process.kill()
-    assert still_there(everything) == []
+    assert still_running(everything) == []
     assert all(process.is_running() for process in other.family())
     other.go_on()
     assert other.read_line().split() == [str(process.pid) for process in theirs[1]]
