@@ -159,8 +159,8 @@ class Capture:
 
         With `call`, keep what is small for the reply to this call, which takes it (`kept_output`) or calls `flush`.
         """
-        self._is_relayed, self._held_until = False, 0.0
-        with self._sending:
+        with self._sending:  # until here the output thread has left the text to this one
+            self._is_relayed, self._held_until = False, 0.0
             # Most cells write nothing, and each cell waits for this.
             if not (self._waiting or self._terminals.has_any or any(file.has_news for file in self._files)):
                 return

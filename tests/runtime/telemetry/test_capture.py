@@ -302,6 +302,35 @@ def test_what_a_relayed_cell_prints_waits_also_for_a_thread_that_is_about_to_sen
     assert kept.taken() == [b"kept"]
 
 
+class OvertakenLock:
+    """A lock that the output thread takes, and releases, before each entry of this thread."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture, self._lock = capture, capture._sending
+
+    def __enter__(self) -> None:
+        self._capture._sending = self._lock
+        self._capture._send_now(follow=False)
+        self._capture._sending = self  # type: ignore[assignment]
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_text_stays_for_the_reply_if_the_output_thread_looks_for_it_while_the_cell_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshbook.runtime.telemetry.capture.FLUSH_SECONDS", 1000.0)
+    kept = Kept(tmp_path)
+    kept.capture.begin("", CALL)
+    kept.capture.stdout.write("kept")
+    kept.capture._sending = OvertakenLock(kept.capture)  # type: ignore[assignment]
+    kept.capture.end("", CALL)
+    assert kept.taken() == [b"kept"]
+    assert kept.sent == []
+
+
 @pytest.mark.parametrize("way", ["late text", "a flush", "a large text", "the end of the process"])
 def test_kept_output_is_sent_before_other_output(tmp_path: Path, way: str) -> None:
     kept = Kept(tmp_path)
