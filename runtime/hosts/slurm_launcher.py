@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 SHOW = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; read -r _'
 # Runs its arguments until the end of its input. Only a request that is still pending then needs the signal: `salloc`
 # deadlocks in its handler when a signal arrives while it writes a message, as it does when it releases an allocation.
+# The waits are short, because the last one lasts longer than the shell.
 HOLD = """
 exec 3<&0
 "$@" <&3 & job=$!
-(read -r _ <&3; trap 'kill $!; exit' TERM; sleep 3 & wait; kill $job) >/dev/null 2>&1 &
+(read -r _ <&3; for _ in $(seq 30); do sleep 0.1; kill -0 $job || exit; done; kill $job) >/dev/null 2>&1 &
 wait $job; kill $!
 """
 RELEASE_SECONDS = 10.0
