@@ -356,6 +356,7 @@ def test_arrays_of_bytes_are_images(sink: Sink, shape: tuple[int, ...]) -> None:
     assert (decoded.reshape(shape) == pixels).all()
 
 
+@pytest.mark.process  # matplotlib runs fc-list at its first import by this user
 def test_pictures_and_figures_are_images(sink: Sink) -> None:
     image = pytest.importorskip("PIL.Image")
     figures = pytest.importorskip("matplotlib.figure")
