@@ -28,6 +28,7 @@ import pytest
 
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.hosts.faults import set_unhandled_fault_hook, unhandled_fault_hook
+from tests.support import still_running
 
 HERE = Path(__file__).parent
 # Short, because the path of an ipc socket may have 107 bytes at most.
@@ -52,8 +53,6 @@ sys.dont_write_bytecode = False
 # tests interrupt would not notice.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-PATIENCE_S = 3.0
 
 # On a busy machine an example may take longer than hypothesis's limit of 200 ms.
 hypothesis.settings.register_profile("meshbook", deadline=None)
@@ -271,14 +270,14 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def _end_and_complain(left: set[psutil.Process], who: str) -> None:
-    """Fail if processes outlive the patience, and kill them, so that they do not fail the next test."""
+    """Fail if processes do not end soon, and kill them, so that they do not fail the next test."""
     if not left:
         return
     words = {process.pid: _describe(process) for process in left}
-    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    alive = still_running(left)
     for process in alive:
         _kill(process)
-    psutil.wait_procs(alive, timeout=PATIENCE_S)
+    still_running(alive)
     if alive:
         lines = "\n".join(f"  {words[process.pid]}" for process in alive)
         pytest.fail(f"{who} left processes behind:\n{lines}", pytrace=False)

@@ -1,8 +1,11 @@
-"""What tests of several files share: the limit of their waits, an actor that runs functions, and waits for ends."""
+"""What tests of several files share: waits and their limits, an actor that runs functions, and the ports of kernels."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -13,6 +16,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
+from jupyter_client.connect import LocalPortCache
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
@@ -95,3 +99,25 @@ def has_no_runs(runtime_dir: Path) -> bool:
     """
     sweep(runtime_dir)
     return list(runtime_dir.iterdir()) == []
+
+
+class PortsOfTests(LocalPortCache):
+    """Ports for kernels, from a range that the system gives to no other process, with a part for each xdist worker.
+
+    A port is free between its choice here and the kernel's bind. A kernel that finds it taken then ends.
+    """
+
+    SIZE = 1000
+    FIRST = 20_000 + SIZE * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12)
+    _numbers = itertools.count(os.getpid())  # two test runs at a time seldom begin with the same
+
+    def find_available_port(self, ip: str) -> int:
+        for number in itertools.islice(self._numbers, self.SIZE):
+            port = self.FIRST + number % self.SIZE
+            with contextlib.suppress(OSError), socket.socket() as free:
+                free.bind((ip, port))
+                return port
+        raise OSError(f"no free port for a kernel at {ip}")
+
+
+PortsOfTests.instance()  # from now on Jupyter's only one

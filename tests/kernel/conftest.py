@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import os
 import queue
 import re
 import select
 import shutil
 import signal
-import socket
 import tempfile
 import time
 import uuid
@@ -26,33 +24,11 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from jupyter_client.connect import LocalPortCache
 from jupyter_client.manager import start_new_kernel
 
 from tests.support import PATIENCE
 
 WITHOUT_TORCH = Path(__file__).parent.parent / "without_torch"
-
-
-class PortsOfTests(LocalPortCache):
-    """Ports for kernels, from a range that the system gives to no other process, with a part for each xdist worker.
-
-    A port is free between its choice here and the kernel's bind. A kernel that finds it taken then ends.
-    """
-
-    SIZE = 1000
-    _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    _next = itertools.cycle(range(20_000 + SIZE * (_worker % 12), 20_000 + SIZE * (_worker % 12 + 1)))
-
-    def find_available_port(self, ip: str) -> int:
-        for port in itertools.islice(self._next, self.SIZE):
-            with contextlib.suppress(OSError), socket.socket() as free:
-                free.bind((ip, port))
-                return port
-        raise OSError(f"no free port for a kernel at {ip}")
-
-
-PortsOfTests.instance()  # from now on Jupyter's only one
 
 
 @dataclass
