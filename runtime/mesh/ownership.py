@@ -43,6 +43,7 @@ class Ownership:
         self.specs = specs  # None for a reference
         self.spares: Spares | None = None  # to keep on each host; None also where they are not known
         self.stopped: Future[None] | None = None
+        self.heals = 0  # how many have begun
         self.afterwards: list[Afterwards] = []  # callbacks after each heal
         self.groups = ProcessGroups()
         self.tensor_engines: list[weakref.ref[Any]] = []  # on these processes, or a part of them

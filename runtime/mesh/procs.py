@@ -84,6 +84,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         self._streams = stream_logs
         self._policy = policy  # for meshes that are spawned through this handle
         self._initialized: Future[bool] | None = None
+        self._heals_before: int | None = None  # if a resize made this handle: the number of heals before it
 
     @property
     def name(self) -> str:
@@ -128,11 +129,11 @@ class ProcMesh(TensorMesh, MeshTrait):
         """A future that resolves to True once all processes can take messages.
 
         It raises LaunchError if a process could not be started, BootstrapFailed (an ActorError) if its bootstrap
-        raised, and otherwise SupervisionError with the exit report.
+        raised, and otherwise SupervisionError with the exit report. A resize that failed raises its error until a heal.
         """
         known = self._initialized
-        if known is None or (known.done() and known.exception() is not None):  # it may have been healed since
-            known = self._initialized = self._ask_whether_ready()
+        if known is None or (self._heals_before != self._ownership.heals and known.done() and known.exception()):
+            known = self._initialized = self._ask_whether_ready()  # it may have been healed since
         return known
 
     def _ask_whether_ready(self) -> Future[bool]:
@@ -313,6 +314,7 @@ class ProcMesh(TensorMesh, MeshTrait):
     def heal_ranks(self, only: Collection[int] | None = None) -> Future[list[int]]:
         with self._ownership.changing:
             current, owned_mesh = self._to_change("healed")
+            self._ownership.heals += 1
             healed = heal(current_node(), owned_mesh, current._nodes, _ask_ready, current._follow_up, only=only)
             current._hosts.adopt(current)
         return healed
@@ -422,7 +424,7 @@ class ProcMesh(TensorMesh, MeshTrait):
             return [*resized._follow_up(ranks, restarted=(), was=before.nelements), *at_end()]
 
         done = change.begin(self._hosts, _ask_ready, follow_up)
-        resized._initialized = done.then(lambda ranks: True)
+        resized._initialized, resized._heals_before = done.then(lambda ranks: True), self._ownership.heals
         resized._hosts.adopt(resized)
         text = f"from {dict(before)} to {dict(shape.extent)}"
         node.send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
