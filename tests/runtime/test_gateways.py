@@ -23,7 +23,9 @@ from meshbook.runtime.transport import PeerGone, RunEnded
 from meshbook.runtime.transport.curve import Handshakes, KeyPair, authenticate
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.gateway_connections import BATCH, UNREAD_EVENTS, GatewayListener, RejectedPeers
+from meshbook.runtime.transport.gateway_connections import Received as GatewayMessage
 from meshbook.runtime.transport.home import Home, LaneRequest
+from meshbook.runtime.transport.host_link import HostLink
 from meshbook.runtime.transport.link import LinkAttach, Ping, StreamPart, pack
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
@@ -181,21 +183,27 @@ def test_a_slow_receiver_slows_its_own_sender_only(hosts: Callable[[int], list[H
 def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Callable[[int], list[Host]]) -> None:
     """Whether it was there already, or comes only now: from a sender that does not know of the end yet."""
     first, second = hosts(2)
-    one, two, marker = first.node("one"), first.node("two"), second.node("marker")
+    one, two = first.node("one"), first.node("two")
     there = second.home.address("there")
+    take_part, taken = second.gateway._take_part, queue.SimpleQueue[str]()
 
-    def wait_until_through() -> None:
-        one.send(marker.address, b"mark")
-        received(marker, 1)
+    def note_part(host_link: HostLink, part: GatewayMessage, stream: str) -> None:
+        take_part(host_link, part, stream)
+        taken.put(stream)
 
+    def wait_for_parts(stream: str) -> None:
+        assert [taken.get(timeout=PATIENCE) for _ in ("the greeting", "the frame")] == [stream] * 2
+
+    second.gateway._take_part = note_part  # type: ignore[method-assign]
     one.send(there, b"for the one before")
-    wait_until_through()
+    wait_for_parts("there#0")
     second.gateway.forget("there", 0)
+    second.gateway._loop.run(lambda: None)  # the gateway has forgotten it
     two.send(there, b"the same, but late")
+    wait_for_parts("there#0")
     one.forget("there")
     one.remember("there", 1)
     one.send(there, b"for the next one")
-    wait_until_through()
     two.forget("there")
     two.remember("there", 1)
     two.send(there, b"for the next one, too")
