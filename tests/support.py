@@ -101,6 +101,15 @@ def has_no_runs(runtime_dir: Path) -> bool:
     return list(runtime_dir.iterdir()) == []
 
 
+def open_files(folder: Path) -> list[str]:
+    """Return the files below this folder that this process has open, also deleted ones, once for each descriptor."""
+    found: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
 class PortsOfTests(LocalPortCache):
     """Ports for kernels, from a range that the system gives to no other process, with a part for each xdist worker.
 

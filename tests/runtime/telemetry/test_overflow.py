@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshbook.runtime.telemetry.overflow import Overflow
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+from tests.support import open_files
 
 
 def take_all(queue: Overflow[Any]) -> list[Any]:
@@ -53,15 +50,15 @@ def test_only_so_much_is_taken_at_once() -> None:
     assert max(sizes) <= 11
 
 
-def test_the_file_is_given_back_once_it_has_been_read() -> None:
-    before = open_files()
+def test_the_file_is_given_back_once_it_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     queue: Overflow[str] = Overflow(10)
     for _ in range(3):
         for number in range(10):
             queue.put(str(number), 9)
-        assert open_files() == before + 1
+        assert len(open_files(tmp_path)) == 1
         take_all(queue)
-        assert open_files() == before
+        assert open_files(tmp_path) == []
 
 
 def test_a_full_disk_costs_what_finds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
