@@ -150,7 +150,7 @@ def _wait_until_up(session: Session) -> None:
         # A node with a known route is up. It need not answer now, since it may be stopped, or busy in C.
         if owned_mesh.are_processes and any(session.node.routes.find(node) is None for node in owned_mesh.ranks):
             with contextlib.suppress(MeshbookError):  # the death of a process is reported elsewhere
-                owned_mesh.handle().initialized.get(seconds)
+                owned_mesh.handle().ask_whether_ready().get(seconds)  # not `initialized`: a resize may have failed
 
 
 def _gather(session: Session, part: ClientState) -> ControllerState:

@@ -93,7 +93,7 @@ class ForeignProcMesh(ProcMesh):
 
     _run_url: str
 
-    _ask_whether_ready = _in_its_run(ProcMesh._ask_whether_ready)
+    ask_whether_ready = _in_its_run(ProcMesh.ask_whether_ready)
     _twin = _of_its_run(ProcMesh._twin)
     map = _in_its_run(ProcMesh.map)
     stop = _in_its_run(ProcMesh.stop)

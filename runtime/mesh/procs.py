@@ -133,10 +133,10 @@ class ProcMesh(TensorMesh, MeshTrait):
         """
         known = self._initialized
         if known is None or (self._heals_before != self._ownership.heals and known.done() and known.exception()):
-            known = self._initialized = self._ask_whether_ready()  # it may have been healed since
+            known = self._initialized = self.ask_whether_ready()  # it may have been healed since
         return known
 
-    def _ask_whether_ready(self) -> Future[bool]:
+    def ask_whether_ready(self) -> Future[bool]:
         node = current_node()
         if set(self.nodes) == {node.address}:
             return Future.completed(True)  # a client's own process hosts no process actor to call

@@ -21,7 +21,7 @@ import meshbook
 from meshbook import Actor, close_session, concurrent_endpoint, endpoint, metrics, this_host, this_proc
 from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
-from meshbook.runtime.errors import ProcessDied
+from meshbook.runtime.errors import ProcessDied, SupervisionError
 from meshbook.runtime.hosts import attaching
 from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
@@ -44,6 +44,11 @@ class Counter(Actor):
     @endpoint
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
+
+
+class FailsOnRank1(Actor):
+    def __init__(self) -> None:
+        assert os.environ["RANK"] != "1"
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +104,29 @@ def test_actors_go_on_for_the_next_controller(trainers: ProcMesh) -> None:
     assert list(more.add.call().get(PATIENCE).values()) == [1, 1]
     found.stop().get(PATIENCE)
     assert not any(map(psutil.pid_exists, before))
+
+
+def test_it_waits_for_a_rank_that_starts_also_if_its_resize_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the rank has not received by then is not sent again."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def start() -> None:
+        if os.environ["RANK"] == "2":
+            gate.read_text()
+
+    procs = this_host().spawn_procs({"gpus": 1}, name="trainers", bootstrap=start)
+    procs.spawn("fails", FailsOnRank1)
+    grown = procs.resize(gpus=3)
+    with pytest.raises(SupervisionError, match="AssertionError"):
+        grown.initialized.get(PATIENCE)
+    session = current_session()
+    monkeypatch.setattr(session, "settings", msgspec.structs.replace(session.settings, launch_timeout=0.1))
+    with pytest.raises(TimeoutError):
+        detach(60)
+    gate.write_text("")
 
 
 def test_it_can_be_healed_and_resized(trainers: ProcMesh) -> None:
