@@ -180,7 +180,9 @@ def test_a_slow_receiver_slows_its_own_sender_only(hosts: Callable[[int], list[H
     assert not thread.is_alive()
 
 
-def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Callable[[int], list[Host]]) -> None:
+def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(
+    hosts: Callable[[int], list[Host]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it was there already, or comes only now: from a sender that does not know of the end yet."""
     first, second = hosts(2)
     one, two = first.node("one"), first.node("two")
@@ -194,7 +196,7 @@ def test_what_is_for_a_process_that_ended_does_not_come_to_the_next(hosts: Calla
     def wait_for_parts(stream: str) -> None:
         assert [taken.get(timeout=PATIENCE) for _ in ("the greeting", "the frame")] == [stream] * 2
 
-    second.gateway._take_part = note_part  # type: ignore[method-assign]
+    monkeypatch.setattr(second.gateway, "_take_part", note_part)
     one.send(there, b"for the one before")
     wait_for_parts("there#0")
     second.gateway.forget("there", 0)

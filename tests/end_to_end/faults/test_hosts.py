@@ -372,7 +372,7 @@ def test_an_agent_that_is_killed_takes_its_own_processes_alone(doomed: HostMesh,
     victim, fellow = on_other.slice(gpus=0), on_other.slice(gpus=1)
     os.kill(pids(on_other)[0], signal.SIGKILL)
     assert "SIGKILL" in fellow.run.call_one(await_death, victim).get(PATIENCE)
-    died(victim.run.call_one(os.getpid))  # the fellow may hear of it before this process
+    died(victim.run.call_one(os.getpid))  # the controller may receive the report later than the other rank
     with pytest.raises(LaunchError, match="d1"):  # those that were there; but not those of the host that lives
         procs.heal().get(PATIENCE)
     assert len(pids(on_other)) == 2

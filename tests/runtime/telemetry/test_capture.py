@@ -289,29 +289,34 @@ def test_the_last_output_of_a_call_through_agents_is_kept_for_its_reply(tmp_path
     assert kept.sent == ["first"]
 
 
-def test_what_a_relayed_cell_prints_waits_also_for_a_thread_that_is_about_to_send(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def relayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """A capture whose cell is called through agents, and has printed."""
     monkeypatch.setattr("meshbook.runtime.telemetry.capture.FLUSH_SECONDS", 1000.0)
     kept = Kept(tmp_path)
     kept.capture.begin("", CALL)
     kept.capture.stdout.write("kept")
-    kept.capture._send_now(follow=False)
-    assert kept.sent == []
-    kept.capture.end("", CALL)
-    assert kept.taken() == [b"kept"]
+    return kept
+
+
+def test_what_a_relayed_cell_prints_waits_also_for_a_thread_that_is_about_to_send(relayed: Kept) -> None:
+    relayed.capture._send_now(follow=False)
+    assert relayed.sent == []
+    relayed.capture.end("", CALL)
+    assert relayed.taken() == [b"kept"]
 
 
 class OvertakenLock:
-    """A lock that the output thread takes, and releases, before each entry of this thread."""
+    """The lock of a capture. The output thread takes and releases it just before the first entry."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture, self._lock = capture, capture._sending
+        self._is_entered = False
 
     def __enter__(self) -> None:
-        self._capture._sending = self._lock
-        self._capture._send_now(follow=False)
-        self._capture._sending = self  # type: ignore[assignment]
+        if not self._is_entered:
+            self._is_entered = True
+            self._capture._send_now(follow=False)
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
@@ -319,16 +324,12 @@ class OvertakenLock:
 
 
 def test_text_stays_for_the_reply_if_the_output_thread_looks_for_it_while_the_cell_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    relayed: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshbook.runtime.telemetry.capture.FLUSH_SECONDS", 1000.0)
-    kept = Kept(tmp_path)
-    kept.capture.begin("", CALL)
-    kept.capture.stdout.write("kept")
-    kept.capture._sending = OvertakenLock(kept.capture)  # type: ignore[assignment]
-    kept.capture.end("", CALL)
-    assert kept.taken() == [b"kept"]
-    assert kept.sent == []
+    monkeypatch.setattr(relayed.capture, "_sending", OvertakenLock(relayed.capture))
+    relayed.capture.end("", CALL)
+    assert relayed.taken() == [b"kept"]
+    assert relayed.sent == []
 
 
 @pytest.mark.parametrize("way", ["late text", "a flush", "a large text", "the end of the process"])
