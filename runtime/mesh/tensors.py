@@ -11,7 +11,7 @@ import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from meshbook.runtime.actor.endpoint import Endpoint
 from meshbook.runtime.actor.future import Future
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 # Imports a module of `runtime.tensor` by its name there: set by `meshbook`, before anything can call it.
 import_engine: Callable[[str], Any] = importlib.import_module
 
 
-def heal_mesh(mesh: Any) -> Future[list[int]]:
-    """Restart the dead processes of a mesh of processes or tensors; messages and commands reach the new ones then.
+def heal_mesh(mesh: T) -> T:
+    """Restart the dead processes of a mesh of processes or tensors, and return the mesh to go on with. Waits.
 
-    Resolves to the ranks that were healed; raises what `mesh.heal` raises. Waits for a mesh of the global view, whose
-    tensors are restored: see `Mesh.heal`.
+    That is the mesh itself, but for a `DeviceMesh` that has lost a rank, whose engine has ended: a new one of the same
+    ranks. Raises what `mesh.heal` raises. `mesh.heal()` returns the ranks that were healed, or a future of them.
     """
-    healed = mesh.heal()
-    return healed if isinstance(healed, Future) else Future.completed(healed)
+    healed = cast("Any", mesh).heal()
+    if isinstance(healed, Future):
+        healed.get()
+    successor: T = getattr(mesh, "successor", mesh)
+    return successor
 
 
 class TensorEndpoint(Endpoint[P, R]):

@@ -149,6 +149,11 @@ class DeviceMesh(MeshTrait):
         """Restart the dead processes: see `ProcMesh.heal`. `procs.device_mesh` is another mesh then."""
         return self._engine.procs.heal()
 
+    @property
+    def successor(self) -> DeviceMesh:
+        """This mesh; if its engine has ended with a rank, the same ranks with a new engine."""
+        return self if self._engine.trouble is None else self._engine.procs.device_mesh._with_region(self.region)
+
     def exit(self) -> None:
         """Stop the tensor engine: tensors of this mesh and its slices cannot be used any more."""
         self._engine.close()

@@ -63,9 +63,11 @@ def test_the_older_question_about_rdma_is_answered_and_deprecated(alias):
 
 
 def test_a_mesh_is_healed_by_its_name(alias):
-    healed = Future.completed([1])
-    mesh = SimpleNamespace(heal=lambda: healed)
-    assert load("monarch").heal_mesh(mesh) is healed
+    mesh = SimpleNamespace(heal=lambda: Future.completed([1]))
+    assert load("monarch").heal_mesh(mesh) is mesh
+    mesh.heal = lambda: Future.failed(RuntimeError("stopped"))
+    with pytest.raises(RuntimeError, match="stopped"):
+        load("monarch").heal_mesh(mesh)
 
 
 @pytest.mark.parametrize("module", MODULES)

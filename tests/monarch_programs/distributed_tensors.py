@@ -88,8 +88,8 @@ def lose_a_rank(procs: ProcMesh) -> None:
             fetch_shard(x, gpus=1).result()
     except DeviceMeshError:
         print("a rank died")
-    monarch.heal_mesh(procs).get()
-    with procs.activate():
+    healed = monarch.heal_mesh(procs)
+    with healed.activate():
         print("healed", monarch.show(torch.ones(2).reduce("gpus"), gpus=1))
 
 

@@ -56,7 +56,7 @@ def run_until_healed(mesh: Mesh, batch: torch.Tensor) -> None:
             doubled = mesh.execute(lambda x: x * 2, batch)
         except DeviceMeshError:
             print("step", step, "a rank died")
-            monarch.heal_mesh(mesh)
+            mesh = monarch.heal_mesh(mesh)
             doubled = mesh.execute(lambda x: x * 2, batch)
         print("step", step, "sums are equal:", abs(doubled.sum().item() - 2 * total) <= 1e-3 * abs(total))
 

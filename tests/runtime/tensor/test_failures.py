@@ -7,6 +7,7 @@ import torch
 
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
+from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.tensor.failures import HEADLINE, DeviceMeshError, RemoteException
 from meshbook.runtime.tensor.trees import fetch_shard
 
@@ -161,6 +162,18 @@ def test_a_healed_mesh_has_new_tensors(make_procs):
     with procs.activate():
         y = torch.ones(2).reduce("gpus")
     assert value(y, gpus=1).tolist() == [2, 2]
+
+
+def test_a_healed_device_mesh_is_one_to_go_on_with(make_procs):
+    procs = make_procs(gpus=3)
+    mesh = procs.device_mesh.slice(gpus=slice(1, 3))
+    kill(procs.slice(gpus=1))
+    mesh = heal_mesh(mesh)
+    with mesh.activate():
+        y = torch.ones(2).reduce("gpus")
+    assert value(y, gpus=1).tolist() == [2, 2]
+    assert heal_mesh(mesh) is mesh
+    assert heal_mesh(procs) is procs
 
 
 def test_a_stopped_engine_says_so(make_procs):

@@ -135,7 +135,7 @@ def test_a_healed_mesh_has_the_tensors_that_other_ranks_had(mortal):
         mortal.execute(_work_until_the_end, local)
     with pytest.raises(DeviceMeshError):
         replicated + 1
-    assert heal_mesh(mortal).get(PATIENCE) == [3]
+    assert heal_mesh(mortal) is mortal
     for tensor in (replicated, by_rows):
         assert torch.equal(tensor.full_tensor(), local)
         assert torch.equal(mortal.execute(lambda t: t * 2, tensor).full_tensor(), local * 2)
