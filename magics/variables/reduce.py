@@ -1,12 +1,14 @@
 """Reduction of the values of several ranks to one: mean, cat, stack. Pure. Not for splitting one value (`split`).
 
 It reduces tensors, arrays, numbers, sequences and tables. `mean`, `cat` and `stack` descend into dicts, `mean` also
-into lists and tuples. torch, numpy and the table libraries are used only if already imported, except that `stack`
-imports numpy for numbers.
+into lists and tuples. A mean is computed in double precision: of floating and complex numbers it has their type, of
+integers and truth values it is float64, as in NumPy. torch, numpy and the table libraries are used only if already
+imported, except that `stack` imports numpy for numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import numbers
 import sys
@@ -39,30 +41,43 @@ def reduce_values(values: Sequence[Any], how: Reduction, dim: int = 0) -> Any:
 
 def _mean(values: Sequence[Any]) -> Any:
     first = values[0]
-    if is_tensor(first):
-        return _mean_of_tensors(_check_alike(values))
-    if is_array(first):
-        return sum(_check_alike(values)) / len(values)
     if isinstance(first, Mapping):
         return _by_key(values, _mean)
     if isinstance(first, list | tuple):
         return _by_position(values, _mean)
-    if all(isinstance(value, numbers.Number) for value in values):
-        return sum(values) / len(values)
+    try:
+        if is_tensor(first):
+            return _mean_of_tensors(_check_alike(values))
+        if is_array(first) and {*map(type, values)} == {type(first)}:
+            return _mean_of_arrays(_check_alike(values))
+        if all(isinstance(value, numbers.Number) for value in values):
+            # Scalars of NumPy that meet other numbers: their sum would have their type, and wrap.
+            return sum(value.item() if is_array(value) else value for value in values) / len(values)
+    except (RuntimeError, TypeError, ArithmeticError) as error:
+        raise ReduceError(f"cannot compute the mean of {_kinds(values)}: {error}") from error
     raise ReduceError(f"cannot compute the mean of {_kinds(values)}")
 
 
 def _mean_of_tensors(tensors: Sequence[Any]) -> Any:
     torch = sys.modules["torch"]
-    first = tensors[0]
-    is_floating = first.is_floating_point() or first.is_complex()
-    # Half-precision numbers are summed in single precision, and other types become floats.
-    wide = torch.promote_types(first.dtype, torch.float32)
-    total = first.detach().to(wide, copy=True)
-    for other in tensors[1:]:
-        total += other.detach()
-    total /= len(tensors)
-    return total.to(first.dtype) if is_floating else total
+    tensors = [tensor.dequantize() if tensor.is_quantized else tensor.detach() for tensor in tensors]
+    dtypes = {tensor.dtype for tensor in tensors}
+    wide = torch.complex128 if any(dtype.is_complex for dtype in dtypes) else torch.float64
+    first, *others = (tensor.to(wide) for tensor in tensors)
+    mean = sum(others, first) / len(tensors)
+    # Types of 8 bits have no promotion, not even to themselves.
+    dtype = functools.reduce(torch.promote_types, dtypes) if len(dtypes) > 1 else tensors[0].dtype
+    return mean.to(dtype) if dtype.is_floating_point or dtype.is_complex else mean
+
+
+def _mean_of_arrays(arrays: Sequence[Any]) -> Any:
+    numpy = sys.modules["numpy"]
+    dtype = numpy.result_type(*(array.dtype for array in arrays))
+    if dtype.kind not in "OmM":  # these have their own arithmetic: Python objects, durations, dates
+        arrays = [array.astype(numpy.promote_types(dtype, "float64")) for array in arrays]
+    first, *others = arrays
+    mean = sum(others, first) / len(arrays)
+    return mean.astype(dtype) if dtype.kind in "fc" else mean
 
 
 def _cat(values: Sequence[Any], dim: int) -> Any:
