@@ -59,8 +59,12 @@ def _index_of_largest(rows: Any, unlike: Any) -> int:
         return int(mixed.argmax())
     if rows.dtype.kind == "c":
         return int(abs(rows - rows[0]).max(axis=0).argmax())
+    most, least = rows.max(axis=0), rows.min(axis=0)
+    if rows.dtype.kind == "i":  # a difference may exceed the signed type, but not the unsigned one
+        most, least = (each.astype(f"u{rows.itemsize}") for each in (most, least))
     with numpy.errstate(invalid="ignore"):  # the difference of two infinities of one sign is NaN
-        return int(numpy.where(unlike, rows.max(axis=0) - rows.min(axis=0), -math.inf).argmax())
+        gaps = most - least
+    return int(gaps.argmax() if gaps.dtype.kind == "u" else numpy.where(unlike, gaps, -math.inf).argmax())
 
 
 def _extremes(values: Any) -> tuple[int, int]:
@@ -77,11 +81,20 @@ def _extremes(values: Any) -> tuple[int, int]:
 def _as_numpy(values: Any) -> Any:
     import numpy
 
-    if hasattr(values, "detach"):  # NumPy has no bfloat16
+    if hasattr(values, "detach"):
         values = values.detach()
-        values = (values if values.is_complex() else values.double()).numpy()
+        if values.is_complex() or values.is_floating_point():  # NumPy has no bfloat16, and no complex32
+            values = values.cdouble() if values.is_complex() else values.double()
+        values = values.numpy()
     array = numpy.asarray(values)
-    return array if array.dtype.kind == "c" else array.astype("float64")
+    match array.dtype.kind:
+        case "b":
+            return array.astype("uint8")
+        case "i" | "u" | "c":
+            return array
+        case "f":
+            return array.astype(numpy.promote_types(array.dtype, "float64"))
+    return array.astype("float64")  # a list of large integers and floats
 
 
 MOST_SHOWN = 20  # parts; all parts of a diverged model differ
@@ -227,6 +240,10 @@ def _format_difference(measured: MeasuredPart, variants: Sequence[Variant]) -> s
     seen, least = ("", "") if measured.is_whole else (" seen", "at least ")
     place = f" at {list(measured.place)}" if measured.place else ""
     ends = ((gap.least, gap.least_in), (gap.most, gap.most_in))
-    values = ", ".join(f"{value:.9g} on {name_ranks(variants[index].ranks)}" for value, index in ends)
+    values = ", ".join(f"{_format_number(value)} on {name_ranks(variants[index].ranks)}" for value, index in ends)
     what = "NaN" if math.isnan(gap.size) else f"largest difference{seen} {gap.size:.6g}"
     return f"{what}{place}: {values}; {least}{gap.differing:,} of {measured.total:,} numbers differ"
+
+
+def _format_number(value: Any) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"

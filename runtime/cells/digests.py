@@ -171,7 +171,8 @@ def part_of(path: str, value: Any) -> DigestPart:
         kind, text = _look_at(value)
     blocks = tuple(_hash([block]) for block in _blocks_of(value))
     item_size = int(value.itemsize) if _is_numeric(value) else 8
-    numbers_of = NumberDigests(tuple(getattr(value, "shape", (len(value),))), item_size, blocks)
+    shape = tuple(value.shape) if _is_numeric(value) else (len(value),)
+    numbers_of = NumberDigests(shape, item_size, blocks)
     return DigestPart(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of)
 
 

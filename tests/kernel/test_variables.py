@@ -253,10 +253,10 @@ def test_who_and_whos_list_what_cells_have_made(notebook: KernelNotebook) -> Non
 
 MODEL = """
 torch.manual_seed(0)
-model = torch.nn.Linear(4, 2)
+model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))  # its batches are counted by a 0-d tensor
 if rank == 1:
     with torch.no_grad():
-        model.weight[1, 2] += 0.5
+        model[0].weight[1, 2] += 0.5
 step = rank // 2
 """
 
@@ -264,11 +264,11 @@ step = rank // 2
 def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: KernelNotebook) -> None:
     notebook.run(f"%%mesh{MODEL}")
     said = notebook.run("%mesh diff model").stdout.splitlines()
-    assert said[:2] == ["model differs in 1 of 2 parts: ranks 0,2 agree, rank 1 differs", ".weight"]
+    assert said[:2] == ["model differs in 1 of 7 parts: ranks 0,2 agree, rank 1 differs", ".0.weight"]
     assert re.fullmatch(
         r" +largest difference 0\.5 at \[1, 2\]: .+ on rank.+ on rank.+; 1 of 8 numbers differ", said[-1]
     )
-    assert notebook.run("%mesh diff model !1").stdout == "model is the same on ranks 0,2: Linear  2 parts\n"
+    assert notebook.run("%mesh diff model !1").stdout == "model is the same on ranks 0,2: Sequential  7 parts\n"
     assert notebook.run("%mesh diff step").stdout == (
         "step differs: ranks 0-1 agree, rank 2 differs\n[0-1] int  0\n[2] int  1\n"
     )

@@ -84,13 +84,16 @@ def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
     ("one", "other", "text"),
     [
         ([0.0], [-0.0], "equal numbers with different bits (-0.0, or different NaNs)"),
+        (0.5, 2.0, "largest difference 1.5: 0.5 on rank 0, 2 on rank 1; 1 of 1 numbers differ"),
+        (2**53, 2**53 + 1, f"largest difference 1: {2**53} on rank 0, {2**53 + 1} on rank 1; 1 of 1 numbers differ"),
         ([1.0, 2.0], [1.0, float("nan")], "NaN at [1]: 2 on rank 0, nan on rank 1; 1 of 2 numbers differ"),
     ],
 )
-def test_differences_without_a_size(one: list[float], other: list[float], text: str) -> None:
-    values = [np.array(one), np.array(other)]
-    by_rank = digests_of(values)
-    assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
+def test_the_text_of_a_largest_difference(one: Any, other: Any, text: str) -> None:
+    for make in (np.array, torch.tensor):
+        values = [make(one), make(other)]
+        by_rank = digests_of(values)
+        assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
 
 
 # --- the largest difference between arrays ---
@@ -112,6 +115,10 @@ NAN, INF = math.nan, math.inf
             LargestDifference(0, 0, 1, 1, 0, 1),
         ),
         ([np.array([True]), np.array([False])], LargestDifference(0, 0, 1, 1, 0, 1)),
+        ([torch.tensor([2**62 + 1]), torch.tensor([2**62])], LargestDifference(0, 2**62, 2**62 + 1, 1, 0, 1)),
+        ([np.array([2**63 - 1, 9]), np.array([-(2**63), 9])], LargestDifference(0, -(2**63), 2**63 - 1, 1, 0, 1)),
+        ([np.array([3, 200], "uint8"), np.array([0, 255], "uint8")], LargestDifference(1, 200, 255, 0, 1, 2)),
+        ([[2**70, 1], [2**70, 2]], LargestDifference(1, 1.0, 2.0, 0, 1, 1)),
         ([np.array([INF, 1.0]), np.array([INF, 2.0])], LargestDifference(1, 1.0, 2.0, 0, 1, 1)),
         ([np.array([INF]), np.array([-INF])], LargestDifference(0, -INF, INF, 1, 0, 1)),
         ([np.array([0j, 0j]), np.array([0j, 3j])], LargestDifference(1, 0j, 3j, 0, 1, 1)),

@@ -53,6 +53,9 @@ def ring() -> list[Any]:
         (print, [""]),
         (ring(), ["[0]", "[1]"]),
         (torch.ones(2), [""]),
+        (torch.tensor(1.0), [""]),
+        (np.array(1.0), [""]),
+        (torch.nn.BatchNorm1d(1), [".weight", ".bias", ".running_mean", ".running_var", ".num_batches_tracked"]),
     ],
 )
 def test_a_value_is_taken_apart(value: Any, paths: list[str]) -> None:
@@ -118,6 +121,8 @@ def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: np.array(["x", ["y"]], dtype=object),
         lambda: {("a" * 2, 1), frozenset({2})},
         lambda: torch.ones(0),
+        lambda: torch.tensor(1.0),
+        lambda: np.array(1),
     ],
 )
 def test_what_is_made_alike_is_the_same(make: Any) -> None:
