@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import linecache
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +132,59 @@ class PortsOfTests(LocalPortCache):
 
 
 PortsOfTests.instance()  # from now on Jupyter's only one
+
+
+class LineInterrupt:
+    """Within its `with` block, interrupts this thread once, at the n-th line that it executes in some files.
+
+    `place`: where it did so; empty if the block ended before. The KeyboardInterrupt ends with the block.
+    """
+
+    def __init__(self, files: tuple[str, ...], number: int, interrupt: Callable[[], object]) -> None:
+        self._files = files
+        self._left = number
+        self._interrupt = interrupt
+        self._lines: dict[types.FrameType, int] = {}  # the last line of each frame that runs
+        self.place = ""
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.settrace(None)
+        self._lines.clear()
+        return kind is KeyboardInterrupt
+
+    def _trace(self, frame: types.FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.endswith(self._files):
+            return None
+        line, before = frame.f_lineno, self._lines.get(frame, 0)
+        self._lines[frame] = line
+        # The end of a `with` block traces its first line once more, between instructions that no signal interrupts.
+        is_end = before > line and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("with ")
+        if event == "line" and not is_end and not self.place:
+            if self._left == 0:
+                self.place = f"{Path(frame.f_code.co_filename).name}:{line}"
+                self._interrupt()
+            self._left -= 1
+        return self._trace
+
+
+def raise_interrupt() -> None:
+    """Raise KeyboardInterrupt, as Python's own handler of SIGINT does."""
+    raise KeyboardInterrupt
+
+
+def interrupt_each_line(
+    *files: str, interrupt: Callable[[], object] = raise_interrupt, every: int = 1
+) -> Iterator[LineInterrupt]:
+    """Yield an interrupt for the first line that a `with` block executes in these files, for the second, and so on.
+
+    Ends after a block that ended before its line. A file is a path or the end of one. `interrupt` acts at the line;
+    `signal.raise_signal` calls the handler that the process has. `every`: only each n-th line.
+    """
+    for number in itertools.count(0, every):
+        each = LineInterrupt(files, number, interrupt)
+        yield each
+        if not each.place:
+            return

@@ -14,6 +14,7 @@ import resource
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from meshbook.runtime.clock import monotonic, sleep
@@ -128,29 +129,11 @@ class SharedSegment:
         os.close(self.descriptor)
 
 
-class NonReentrantLock:
-    """A lock that raises OSError in the thread that holds it: a finalizer that runs there uses another path."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder = 0
-
-    def __enter__(self) -> None:
-        if self._holder == threading.get_ident():
-            raise OSError(errno.EDEADLK, "a finalizer interrupts this thread while it takes shared memory")
-        self._lock.acquire()
-        self._holder = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._holder = 0
-        self._lock.release()
-
-
 class SegmentPool:
     """The segments of one process. The caller runs `trim` now and then while it returns True."""
 
     def __init__(self) -> None:
-        self._lock = NonReentrantLock()  # guards all of these, but not the data of segments
+        self._lock = threading.RLock()  # guards all of these, but not the data of segments; taken by `_exclusively`
         self._owner = own_mark()
         self._busy: list[SharedSegment] = []
         self._idle: list[SharedSegment] = []
@@ -159,7 +142,7 @@ class SegmentPool:
 
     def take(self, parts: Sequence[Part], size: int) -> SharedSegment:
         """Return a segment with these parts in it, for `lend` and then `done`. Raises OSError if none is available."""
-        with self._lock:
+        with self._exclusively():
             segment = self._find(size)
             segment.is_filled = False
             self._busy.append(segment)
@@ -172,20 +155,20 @@ class SegmentPool:
 
     def lend(self, segment: SharedSegment, reader: ProcessMark, *, is_shared: bool) -> SegmentReference | None:
         """Let this process read the segment. With `is_shared` it is the only reader, and maps the memory itself."""
-        with self._lock:
+        with self._exclusively():
             self._ticket += 2
             return segment.lend(self._owner, reader, self._ticket, is_shared=is_shared)
 
     def done(self, segment: SharedSegment) -> None:
         """Add no more readers: the segment is reused once all have read it."""
-        with self._lock:
+        with self._exclusively():
             segment.is_filled = True
             if self._closed:
                 segment.close(is_read=True)
 
     def parts_of(self, reference: SegmentReference, lengths: Sequence[int]) -> list[Part] | None:
         """Copy the parts of a message that its reader has not opened and will not open; None if they are not there."""
-        with self._lock:
+        with self._exclusively():
             segment = next((each for each in self._busy if each.token == reference.token), None)
             if segment is None:
                 return None
@@ -199,7 +182,7 @@ class SegmentPool:
 
     def trim(self) -> bool:
         """Free segments that were idle for long, or whose readers have ended; return whether segments are left."""
-        with self._lock:
+        with self._exclusively():
             for segment in self._busy:
                 segment.forget_ended()
             self._sweep()
@@ -211,7 +194,7 @@ class SegmentPool:
         end = monotonic() + seconds
         while monotonic() < end and self._is_awaited():
             sleep(0.002)  # polls: receivers only change a word in memory
-        with self._lock:
+        with self._exclusively():
             self._closed = True
             self._sweep()
             for segment in self._busy:
@@ -221,8 +204,18 @@ class SegmentPool:
                 segment.close()
             self._busy, self._idle = [], []
 
+    def _exclusively(self) -> AbstractContextManager[bool]:
+        """Return the lock, for a `with` statement. OSError in the thread that holds it, so that a finalizer that runs
+        there uses another path.
+
+        The lock's own methods are in C: a Ctrl-C within them would leave it locked otherwise.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise OSError(errno.EDEADLK, "a finalizer interrupts this thread while it takes shared memory")
+        return self._lock
+
     def _is_awaited(self) -> bool:
-        with self._lock:
+        with self._exclusively():
             waiting = [reader for segment in self._busy for reader in segment.unopened()]
         return any(not has_ended(reader.pid, reader.started) for reader in waiting)
 

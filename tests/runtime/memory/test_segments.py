@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from meshbook.runtime.memory import segments
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
 from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
@@ -27,6 +28,7 @@ from meshbook.runtime.memory.segments import (
     size_class,
     surplus,
 )
+from tests.support import PATIENCE, interrupt_each_line
 
 MIB = 1 << 20
 PARTS = [b"first", bytearray(range(200)) * 7, memoryview(b"third" * 1000)]
@@ -303,3 +305,15 @@ def test_unused_shared_memory_is_released(pool, mappings, monkeypatch):
     assert not pool.trim()
     assert not mappings.trim()
     assert lend(pool)[0].token != reference.token
+
+
+def test_a_ctrl_c_at_any_line_leaves_the_pool_usable() -> None:
+    for interrupt in interrupt_each_line(segments.__file__):
+        pool = SegmentPool()
+        with interrupt:
+            lend(pool)
+        trimming = threading.Thread(target=pool.trim, daemon=True)
+        trimming.start()
+        trimming.join(PATIENCE)
+        assert not trimming.is_alive(), f"the pool is locked after an interrupt at {interrupt.place}"
+        pool.close(0)
