@@ -87,12 +87,10 @@ class RunMembership:
         self._known: set[ProcessMark] = set()  # cleared when it grows large; ended processes would stay otherwise
 
     def includes(self, mark: ProcessMark) -> bool:
-        """Whether this process belongs to the run. For any thread."""
+        """Whether this process runs, and belongs to the run. For any thread."""
         if mark in self._known:
             return True
-        if mark.has_ended:
-            return True  # a later access to its memory detects the end
-        if not (_is_descendant(mark.pid, os.getpid()) or _holds(mark.pid, self._folder)):
+        if mark.has_ended or not (is_descendant(mark.pid, os.getpid()) or _holds(mark.pid, self._folder)):
             return False
         if len(self._known) > 10_000:
             self._known.clear()
@@ -100,7 +98,8 @@ class RunMembership:
         return True
 
 
-def _is_descendant(pid: int, of: int) -> bool:
+def is_descendant(pid: int, of: int) -> bool:
+    """Return whether a process has another one among its ancestors."""
     while pid not in (of, 0, 1):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()

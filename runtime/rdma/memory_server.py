@@ -27,6 +27,7 @@ from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma import pieces
 from meshbook.runtime.rdma.backends import Deadline, TransferBackend, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends.process_memory import gone
 from meshbook.runtime.rdma.connection import DataConnection, admit
 from meshbook.runtime.transport.gateway_connections import RejectedPeers
 from meshbook.runtime.wire.messages import Address
@@ -214,6 +215,8 @@ class MemoryServer:
         if why := self._backend.refusal(handle, None):
             raise Unsuitable(f"its host agent cannot reach it: {why}")
         if handle.lease.folder != self._folder or not self._is_ours(handle.process):
+            if handle.process.has_ended:
+                raise gone(handle)
             raise Unsuitable(f"its host agent finds no process {handle.process.pid} in this run")
 
     def _read(self, connection: DataConnection, request: protocol.TransferRequest, deadline: Deadline) -> None:

@@ -48,4 +48,11 @@ def test_what_came_of_this_process_is_its_own(tmp_path: Path) -> None:
         assert RunMembership(tmp_path).includes(mark)
         os.kill(grandchild, 9)
         child.wait()
-    assert RunMembership(tmp_path).includes(mark), "it has ended, as whoever looks for its memory finds out"
+    assert not RunMembership(tmp_path).includes(mark)
+
+
+def test_a_process_with_another_start_time_is_no_member(tmp_path: Path) -> None:
+    """Its pid was reused, or the mark was forged."""
+    ours = own_mark()
+    assert RunMembership(tmp_path).includes(ours)
+    assert not RunMembership(tmp_path).includes(ProcessMark(ours.pid, ours.started + 1, ours.system))
