@@ -185,8 +185,13 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.wait4(-1, os.WNOHANG))[0]:
-                pid, status, usage = ended
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                if pid in self._workers:
+                    # End the rest of its process group while it is a zombie: later its pid may belong to others.
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
+                _, status, usage = os.wait4(pid, 0)
                 if pid in self._workers:  # skips orphans that this process adopted
                     self._workers.discard(pid)
                     self._answer(Exited(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))

@@ -34,6 +34,7 @@ from meshbook.runtime.hosts.oom import OomDetector
 from meshbook.runtime.hosts.process_sampler import LiveWorker
 from meshbook.runtime.hosts.spare_worker import place_file
 from meshbook.runtime.hosts.spares import OnSpare, SpareManager
+from meshbook.runtime.memory.process_identity import is_descendant
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.telemetry.output import UnsentOutput
@@ -394,7 +395,6 @@ class Workers:
     def _exited(self, server: Starter, exited: Exited) -> None:
         with self._lock:
             worker = self._by_pid.pop(exited.pid, None)
-            self._send_signal(exited.pid, signal.SIGKILL)  # the rest of its process group
         if worker is not None:
             worker.peak = exited.peak
             trouble = worker.trouble
@@ -499,6 +499,9 @@ class Workers:
         return execute_server(self._folder, self._settings, is_warm=is_warm)
 
     def _send_signal(self, pid: int, number: int) -> None:
+        # The fork server may have reaped it before this process learns of its end; then the pid may belong to others.
+        if not is_descendant(pid, os.getpid()):
+            return
         # Between fork and setsid a worker has no group of its own; then signal the process itself.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)

@@ -7,6 +7,8 @@ import itertools
 import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -235,3 +237,21 @@ def test_the_files_of_an_ended_worker_are_removed_before_its_restart(run: Callab
     workers.reports.get(timeout=PATIENCE)
     workers.start([msgspec.structs.replace(make_spec(0, "controller"), incarnation=1)])
     assert found.get(timeout=PATIENCE) is False
+
+
+SIGNAL_PARENT = """
+import os, signal
+from pathlib import Path
+from meshbook.runtime.config import Settings
+from meshbook.runtime.hosts.workers import Workers
+nothing = lambda *given: None
+Workers(Path("."), Settings(), nothing, nothing, nothing)._send_signal(os.getppid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_a_signal_reaches_no_process_that_is_not_of_this_agent(tmp_path: Path) -> None:
+    """The pid of a worker may belong to another process before the agent learns of the worker's end."""
+    command = ["sh", "-c", '"$@"; echo alive', "sh", sys.executable, "-c", SIGNAL_PARENT]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("alive\n", "")
