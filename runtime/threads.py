@@ -141,7 +141,11 @@ class BackgroundThreads:
         task: _BackgroundTask[T] = _BackgroundTask(work, self._free.release)
         thread = threading.Thread(target=task.run, name=f"meshbook {self._name}", daemon=True)
         thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads
+            self._free.release()
+            raise
         if not task.done.wait(within):
             raise TimeoutError(f"{self._name} took longer than {within:g} s")
         return task.outcome()

@@ -30,3 +30,15 @@ def test_what_hangs_keeps_its_thread_and_no_others() -> None:
     for thread in hanging:
         thread.join()
     assert aside.run(lambda: 1, within=10.0) == 1
+
+
+def test_a_thread_that_cannot_start_takes_no_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    aside = BackgroundThreads("looking", most=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            aside.run(lambda: 1, within=10.0)
+    assert aside.run(lambda: 1, within=10.0) == 1
