@@ -161,9 +161,16 @@ def _pieces(data: mmap.mmap, at: int) -> Iterator[tuple[int, str, StreamName, st
             return
         origin = data[at : at + of_origin].decode("utf-8", "replace")
         at += of_origin
-        text = data[at : at + length].decode("utf-8", "surrogatepass")
+        text = _decode(data[at : at + length])
         at += length
         yield number, origin, "stderr" if is_stderr else "stdout", text
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # the process was killed while it wrote the piece
+        return data.decode("utf-8", "replace")
 
 
 def _read_from(path: Path, start: int) -> tuple[int, bytes]:

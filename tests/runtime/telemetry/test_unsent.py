@@ -119,6 +119,19 @@ def test_on_a_full_disk_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert not unsent_file(tmp_path, "mesh.0").exists()
 
 
+def test_a_torn_piece_does_not_discard_the_others(process: Process) -> None:
+    """The process was killed while it copied a piece, in the middle of a character."""
+    process.has_left = False
+    process.write("first é\n")
+    process.flush()
+    process.write("second é\n")
+    process.flush()
+    path = unsent_file(process.folder, "mesh.0")
+    kept, torn = path.read_bytes().rsplit("é".encode(), 1)
+    path.write_bytes(kept + "é".encode()[:1] + bytes(1) + torn)
+    assert process.shown_after_its_end(0) == "first é\nsecond \ufffd\x00\n"
+
+
 def test_a_file_that_is_damaged_is_none(tmp_path: Path) -> None:
     UnsentFile(tmp_path, "mesh.0")
     assert read_unsent(tmp_path, "mesh.0") is None  # of a process that had not said whose it is
