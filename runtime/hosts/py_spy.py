@@ -12,10 +12,14 @@ import selectors
 import signal
 import subprocess
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from functools import partial
+from io import BufferedReader
+from typing import BinaryIO, cast
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
@@ -40,6 +44,14 @@ class _ProfilerProcess:
     process: subprocess.Popen[bytes]
     file: BinaryIO  # its output file, which has no name, so that none is left behind
     output: bytes = b""
+    reader: threading.Thread | None = None
+
+    def discard_output(self) -> None:
+        """Read and drop what it prints from now on: with a full pipe it would stop sampling."""
+        assert self.process.stdout is not None
+        pieces = iter(partial(cast("BufferedReader", self.process.stdout).read1, 65536), b"")
+        self.reader = threading.Thread(target=deque, args=(pieces, 0), name="meshbook py-spy", daemon=True)
+        self.reader.start()
 
     def end(self) -> bytes:
         """End the process; return its output, empty if there is none."""
@@ -50,6 +62,8 @@ class _ProfilerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.reader is not None:
+            self.reader.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
         with self.file:
@@ -78,6 +92,7 @@ class Profiler(Actor):
                 spy.end()
             else:
                 self._end([node])  # an older profile that was never ended
+                spy.discard_output()
                 self._spies[node] = spy
         return why
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from meshbook.runtime.cells.sampling import MOST_SAMPLES, Sampling
-from meshbook.runtime.hosts.py_spy import Profiler
+from meshbook.runtime.hosts.py_spy import Profiler, _start, _wait_begun
 from tests.support import PATIENCE
 
 SPY = pytest.mark.skipif(shutil.which("py-spy", path=Path(sys.executable).parent) is None, reason="py-spy is missing")
@@ -93,6 +95,24 @@ def test_py_spy_looks_from_outside_and_leaves_nothing_behind() -> None:
 def test_a_process_that_is_not_there_cannot_be_profiled() -> None:
     (why,) = Profiler(lambda node: 1 << 22).begin(["mesh-1.0"], 100).values()
     assert why.startswith("py-spy")
+
+
+@pytest.mark.process
+def test_a_full_pipe_does_not_stop_a_profile(tmp_path: Path) -> None:
+    """py-spy prints while it samples; with nothing that reads it, its pipe fills and it waits."""
+    program, done = tmp_path / "py-spy", tmp_path / "done"
+    program.write_text(f"#!/bin/sh\necho Sampling process; head -c 200000 /dev/zero; touch {done}; exec sleep 1000")
+    program.chmod(0o755)
+    spy = _start(str(program), os.getpid(), 100)
+    try:
+        assert _wait_begun(spy, time.monotonic() + PATIENCE) == ""
+        spy.discard_output()
+        end = time.monotonic() + PATIENCE
+        while not done.exists():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    finally:
+        assert spy.end() == b""
 
 
 def _others(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
