@@ -174,7 +174,12 @@ def serve_terminal(root: Path, listening: Callable[[], object] = lambda: None) -
         try:
             while True:
                 connection, _ = listener.accept()
-                with connection, connection.makefile("rw", encoding="utf-8") as script:
+                # A script that is killed resets the connection. The next script gets this terminal.
+                with (
+                    contextlib.suppress(ConnectionError),
+                    connection,
+                    connection.makefile("rw", encoding="utf-8") as script,
+                ):
                     _converse(script)
         finally:
             path.unlink(missing_ok=True)
@@ -190,6 +195,5 @@ def _converse(script: io.TextIOBase) -> None:
         except EOFError:
             entered = None
             print()
-        with contextlib.suppress(OSError):
-            script.write(json.dumps(entered) + "\n")
-            script.flush()
+        script.write(json.dumps(entered) + "\n")
+        script.flush()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshbook.runtime.hosts import script_debugger as module
-from meshbook.runtime.hosts.script_debugger import ScriptDebugger
+from meshbook.runtime.hosts.script_debugger import DEBUGGER_SOCKET, ScriptDebugger, serve_terminal
 from meshbook.runtime.telemetry.prompt_questions import Kind, PromptAnswer, PromptQuestion
 from tests.support import PATIENCE
 
@@ -104,3 +106,36 @@ def test_without_a_terminal_a_rank_is_refused(ranks: Ranks, monkeypatch: pytest.
     _, answer = ranks.answer()
     assert answer.kind == "refused"
     assert "run `meshbook debug`" in answer.text
+
+
+def test_the_second_terminal_serves_the_next_script_after_one_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A killed script resets its connection, with an answer that it has not read, or before one is written."""
+    listening, asked, may_answer = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(prompt: str) -> str:
+        asked.set()
+        may_answer.wait(PATIENCE)
+        return "next"
+
+    monkeypatch.setattr("builtins.input", answer)
+    terminal = threading.Thread(target=serve_terminal, args=(tmp_path, listening.set), daemon=True)
+    terminal.start()
+    assert listening.wait(PATIENCE)
+    killed = _connect(tmp_path)
+    killed.sendall(b'["", "(Pdb) "]\n["", "(Pdb) "]\n')
+    assert asked.wait(PATIENCE)
+    killed.close()
+    may_answer.set()
+    with _connect(tmp_path) as script:
+        script.sendall(b'["", "(Pdb) "]\n')
+        assert script.recv(100) == b'"next"\n'
+    assert terminal.is_alive()
+
+
+def _connect(folder: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(PATIENCE)
+    connection.connect(str(folder / DEBUGGER_SOCKET))
+    return connection
