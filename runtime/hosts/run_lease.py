@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 State = Literal["held", "detached", "offered"]
 REQUEST_SECONDS = 5.0  # for a request line of a client at the listening socket
 PAUSE_SECONDS = 0.5  # after a failed accept
+LOOK_SECONDS = 30.0  # between two checks that the run's socket has its name
 
 
 class RunLease:
@@ -170,17 +171,25 @@ class RunLease:
     def _listen(self) -> None:
         if self._listener is not None:
             return
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(os.fspath(self._folder / RUN_SOCKET))
-        (self._folder / RUN_SOCKET).chmod(0o600)
-        self._listener.listen()
-        arguments = (self._listener,)
-        threading.Thread(target=self._accept_clients, args=arguments, name="meshbook run socket", daemon=True).start()
+        self._listener = self._open_socket()
+        threading.Thread(target=self._accept_clients, name="meshbook run socket", daemon=True).start()
 
-    def _accept_clients(self, listener: socket.socket) -> None:
+    def _open_socket(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(os.fspath(self._folder / RUN_SOCKET))
+        (self._folder / RUN_SOCKET).chmod(0o600)
+        listener.listen()
+        listener.settimeout(LOOK_SECONDS)
+        return listener
+
+    def _accept_clients(self) -> None:
+        assert self._listener is not None
         while True:
             try:
-                client, _ = listener.accept()
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                self._restore_socket()
+                continue
             except OSError as error:  # no descriptor is left, for now
                 logger.warning("cannot accept a connection at the run's socket: %s", error)
                 time.sleep(PAUSE_SECONDS)  # clients wait for longer than this
@@ -192,6 +201,13 @@ class RunLease:
             except Exception:  # unforeseen; the listener must still serve the next client
                 logger.exception("a request at the run's socket failed")
                 client.close()
+
+    def _restore_socket(self) -> None:
+        """Open the socket again if its file was removed, as by a cleaner of temporary files: no client finds it."""
+        if self._listener is not None and not (self._folder / RUN_SOCKET).exists():
+            with contextlib.suppress(OSError):  # the folder is gone as well
+                former, self._listener = self._listener, self._open_socket()
+                former.close()
 
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(REQUEST_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 import types
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,9 @@ from typing import Any, cast
 import pytest
 
 from meshbook.runtime.hosts import run_lease
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
 from meshbook.runtime.hosts.run_lease import RunLease
+from tests.support import PATIENCE
 
 
 class OverloadedListener:
@@ -38,11 +41,29 @@ def test_clients_are_accepted_again_after_a_lack_of_descriptors(
     ours.sendall(b"no request\n")
     nothing = cast("Any", None)
     lease = RunLease(cast("Any", types.SimpleNamespace(folder=str(tmp_path))), nothing, nothing, nothing, nothing)
+    lease._listener = cast("Any", OverloadedListener(theirs))
     with pytest.raises(SystemExit):
-        lease._accept_clients(cast("Any", OverloadedListener(theirs)))
+        lease._accept_clients()
     assert ours.recv(1) == b""  # the request was read and refused
     ours.close()
     assert "cannot accept a connection" in caplog.text
+
+
+def test_a_socket_whose_file_was_removed_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run whose files a cleaner has removed can be neither listed nor ended."""
+    monkeypatch.setattr(run_lease, "LOOK_SECONDS", 0.01)
+    ours, nothing = types.SimpleNamespace(folder=str(tmp_path), run="3f9c01aa"), cast("Any", None)
+    lease = RunLease(cast("Any", ours), nothing, nothing, nothing, nothing)
+    lease._listen()
+    (tmp_path / RUN_SOCKET).unlink()
+    end = time.monotonic() + PATIENCE
+    while not (tmp_path / RUN_SOCKET).exists():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    answer, connection = send_request(tmp_path, RunRequest("status"))
+    connection.close()
+    assert answer.status is not None
+    assert answer.status.run == "3f9c01aa"
 
 
 def test_forgetting_standard_input_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
