@@ -50,7 +50,8 @@ def worker_key() -> KeyPair:
     """Return the key that worker loops and their clients share.
 
     It is MESHBOOK_WORKER_KEY (Z85, 40 characters), or the content of `worker.key` in `~/.config/meshbook`, which is
-    made at first. Hosts that do not share the home directory need a copy. ValueError for an invalid key.
+    made at first. Hosts that do not share the home directory need a copy. ValueError for an invalid key, or for a file
+    that other users may access.
     """
     if not (text := os.environ.get(KEY_VARIABLE, "").strip()):
         path = key_file()
@@ -62,6 +63,8 @@ def worker_key() -> KeyPair:
                 new.flush()
                 with contextlib.suppress(FileExistsError):
                     os.link(new.name, path)
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            raise ValueError(f"other users may access the key file {path} (mode {mode:04o}); run chmod 600 {path}")
         text = path.read_text().strip()
     try:
         return KeyPair(zmq.curve_public(text.encode()), text.encode())

@@ -114,6 +114,10 @@ def test_the_key_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
     assert file.read_bytes() == key.secret
     assert file.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in file.parent.iterdir()] == ["worker.key"]
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        worker_key()
+    file.chmod(0o600)
     file.write_text("no key")
     with pytest.raises(ValueError, match="invalid key"):
         worker_key()
