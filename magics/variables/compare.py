@@ -83,7 +83,9 @@ def plan_comparisons(differences: Sequence[Difference]) -> list[NumberComparison
     return probes
 
 
-def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) -> Steps[dict[str, MeasuredPart]]:
+def _measure(
+    mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]
+) -> Steps[dict[Difference, MeasuredPart]]:
     if not probes:
         return {}
     blocks: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -95,7 +97,7 @@ def _measure(mesh: NotebookMesh, name: str, probes: Sequence[NumberComparison]) 
     )
     values = {rank: parcel.open() for rank, parcel in parcels.items()}
     measured = ((probe, _measure_one(probe, values)) for probe in probes)
-    return {probe.difference.path: found for probe, found in measured if found is not None}
+    return {probe.difference: found for probe, found in measured if found is not None}
 
 
 def _measure_one(probe: NumberComparison, values: Mapping[int, Mapping[str, Any]]) -> MeasuredPart | None:

@@ -5,12 +5,13 @@ Digests and arrays in, text out. Pure.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshbook.runtime.cells.digests import DigestPart, VariableDigest
+from meshbook.runtime.cells.digests import DigestPart, Shard, VariableDigest
 from meshbook.runtime.formats import format_label, name_ranks
 
 
@@ -124,16 +125,26 @@ class Variant:
 
 @dataclass(frozen=True)
 class Difference:
-    """A part that is not the same on all ranks."""
+    """A part that is not the same on all ranks; of a distributed tensor, a shard whose replicas are not the same."""
 
     path: str
     variants: tuple[Variant, ...]
+    shard: Shard | None = None
+
+    @property
+    def label(self) -> str:
+        """The path, with the position of the shard if there are several."""
+        if self.shard is None or self.shard.count == 1 or not self.shard.position:
+            return self.path
+        return f"{self.path} (shard {', '.join(map(str, self.shard.position))} of {self.shard.count})"
 
     @property
     def compared(self) -> tuple[Variant, ...]:
         """The variants whose numbers can be compared one by one; empty if they are not comparable."""
         parts = [variant.part for variant in self.variants]
-        kinds = {part.kind if part is not None and part.numbers is not None else None for part in parts}
+        kinds = {
+            (part.kind, _layout_of(part)) if part is not None and part.numbers is not None else None for part in parts
+        }
         return self.variants[:MOST_VARIANTS] if len(kinds) == 1 and None not in kinds else ()
 
     @property
@@ -148,11 +159,31 @@ def find_differences(by_rank: Mapping[int, VariableDigest | None]) -> list[Diffe
     types = {rank: digest.type_name if digest is not None else None for rank, digest in by_rank.items()}
     if len(set(types.values())) > 1:  # their parts would not correspond
         wholes = {rank: _whole(digest) if digest is not None else None for rank, digest in by_rank.items()}
-        return [Difference("", _variants(wholes))]
+        return [Difference("", _variants(wholes, lambda part: part.digest))]
     parts = {rank: {part.path: part for part in digest.parts} for rank, digest in by_rank.items() if digest}
     paths = dict.fromkeys(path for known in parts.values() for path in known)
-    compared = (Difference(path, _variants({rank: known.get(path) for rank, known in parts.items()})) for path in paths)
-    return [difference for difference in compared if len(difference.variants) > 1]
+    compared = (_compare(path, {rank: known.get(path) for rank, known in parts.items()}) for path in paths)
+    return list(itertools.chain.from_iterable(compared))
+
+
+def _compare(path: str, parts: Mapping[int, DigestPart | None]) -> Iterator[Difference]:
+    """Yield the differences of a part: between all ranks, or between those that have the same shard of it."""
+    known = [part for part in parts.values() if part is not None]
+    if len({*map(_layout_of, known)}) > 1:
+        yield Difference(path, _variants(parts, lambda part: part.digest if part.shard is None else _layout_of(part)))
+        return
+    groups: dict[tuple[int, ...] | None, dict[int, DigestPart | None]] = {}
+    for rank, part in parts.items():
+        # A rank without this part differs from each group, and is named in one.
+        of = part if part is not None else known[0]
+        groups.setdefault(of.shard.position if of.shard is not None else None, {})[rank] = part
+    for group in groups.values():
+        if len(variants := _variants(group, lambda part: part.digest)) > 1:
+            yield Difference(path, variants, next(part.shard for part in group.values() if part is not None))
+
+
+def _layout_of(part: DigestPart) -> str:
+    return part.shard.layout if part.shard is not None else ""
 
 
 def _whole(digest: VariableDigest) -> DigestPart:
@@ -162,32 +193,36 @@ def _whole(digest: VariableDigest) -> DigestPart:
     return DigestPart("", digest.type_name, text, b"".join(part.digest for part in digest.parts))
 
 
-def _variants(parts: Mapping[int, DigestPart | None]) -> tuple[Variant, ...]:
-    """Group ranks by content, the most common first."""
-    ranks_of: dict[bytes | None, list[int]] = {}
+def _variants(parts: Mapping[int, DigestPart | None], key: Callable[[DigestPart], Any]) -> tuple[Variant, ...]:
+    """Group ranks by a key of the part, the most common first."""
+    ranks_of: dict[Any, list[int]] = {}
     for rank, part in sorted(parts.items()):
-        ranks_of.setdefault(part.digest if part is not None else None, []).append(rank)
+        ranks_of.setdefault(key(part) if part is not None else None, []).append(rank)
     found = [Variant(tuple(ranks), parts[ranks[0]]) for ranks in ranks_of.values()]
     return tuple(sorted(found, key=lambda variant: -len(variant.ranks)))
 
 
 def format_same(name: str, by_rank: Mapping[int, VariableDigest | None]) -> str:
     """Return `x is the same on ranks 0-3: …`."""
-    digest = next(iter(by_rank.values()))
-    assert digest is not None
-    return f"{name} is the same on {name_ranks(by_rank)}: {_format_content(_whole(digest))}"
+    digests = [digest for digest in by_rank.values() if digest is not None]
+    shards = _Shards.of(digests)
+    verb = "has no replicas" if shards.alone == len(digests[0].parts) else "is the same"
+    return f"{name} {verb} on {name_ranks(by_rank)}: {_format_content(_whole(digests[0]))}{shards.format_note()}"
 
 
 def format_differences(
     name: str,
     by_rank: Mapping[int, VariableDigest | None],
     differences: Sequence[Difference],
-    gaps: Mapping[str, MeasuredPart],
+    gaps: Mapping[Difference, MeasuredPart],
 ) -> str:
     """Render which parts differ, which ranks agree, and the numeric differences of the parts in `gaps`."""
-    count = max(len(digest.parts) for digest in by_rank.values() if digest is not None)
-    where = f" in {len(differences)} of {max(count, len(differences))} parts" if differences[0].path else ""
-    lines = [f"{name} differs{where}: {_format_agreement(_group_agreeing(by_rank))}"]
+    digests = [digest for digest in by_rank.values() if digest is not None]
+    differing = len({difference.path for difference in differences})
+    count = max(differing, *(len(digest.parts) for digest in digests))
+    where = f" in {differing} of {count} parts" if differences[0].path else ""
+    note = _Shards.of(digests).format_note()
+    lines = [f"{name} differs{where}: {_format_agreement(_group_agreeing(by_rank, differences))}{note}"]
     for difference in differences[:MOST_SHOWN]:
         lines += _format_part(difference, gaps)
     if (rest := len(differences) - MOST_SHOWN) > 0:
@@ -195,12 +230,47 @@ def format_differences(
     return "\n".join(lines)
 
 
-def _group_agreeing(by_rank: Mapping[int, VariableDigest | None]) -> list[list[int]]:
-    """Group the ranks that agree in all parts."""
-    groups: dict[frozenset[tuple[str, bytes]] | None, list[int]] = {}
-    for rank, digest in sorted(by_rank.items()):
-        key = None if digest is None else frozenset((part.path, part.digest) for part in digest.parts)
-        groups.setdefault(key, []).append(rank)
+@dataclass(frozen=True)
+class _Shards:
+    """The parts that are sharded, over how many ranks, and how many of these parts have no replicas."""
+
+    parts: int
+    counts: tuple[int, ...]
+    alone: int
+
+    @classmethod
+    def of(cls, digests: Sequence[VariableDigest]) -> _Shards:
+        """Count the shards of these ranks."""
+        positions: dict[str, list[tuple[int, ...] | None]] = {}
+        counts: set[int] = set()
+        for part in (part for digest in digests for part in digest.parts):
+            if part.shard is not None and part.shard.count > 1:
+                positions.setdefault(part.path, []).append(part.shard.position)
+                counts.add(part.shard.count)
+        alone = sum(len(set(of)) == len(of) for of in positions.values())
+        return cls(len(positions), tuple(sorted(counts)), alone)
+
+    def format_note(self) -> str:
+        """Return `; 4 parts are sharded over 2 ranks, without replicas`, or nothing."""
+        if not self.parts:
+            return ""
+        over = " or ".join(map(str, self.counts))
+        what = "part is" if self.parts == 1 else "parts are"
+        replicas = {0: "of which replicas are compared", self.parts: "without replicas to compare"}
+        found = replicas.get(self.alone, f"{self.alone} of them without replicas to compare")
+        return f"; {self.parts} {what} sharded over {over} ranks, {found}"
+
+
+def _group_agreeing(by_rank: Mapping[int, VariableDigest | None], differences: Sequence[Difference]) -> list[list[int]]:
+    """Group the ranks that agree in all parts that they share. Where a shard has no replica, a rank differs in none."""
+    keys: dict[int, list[int]] = {rank: [] for rank in sorted(by_rank)}
+    for difference in differences:
+        variant_of = {rank: index for index, variant in enumerate(difference.variants) for rank in variant.ranks}
+        for rank, key in keys.items():
+            key.append(variant_of.get(rank, 0))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, key in keys.items():
+        groups.setdefault(tuple(key), []).append(rank)
     return sorted(groups.values(), key=lambda ranks: -len(ranks))
 
 
@@ -214,22 +284,25 @@ def _format_agreement(groups: Sequence[Sequence[int]]) -> str:
     return ", ".join(parts if alone else agreeing)
 
 
-def _format_part(difference: Difference, gaps: Mapping[str, MeasuredPart]) -> Iterator[str]:
+def _format_part(difference: Difference, gaps: Mapping[Difference, MeasuredPart]) -> Iterator[str]:
     margin = "    " if difference.path else ""
     if difference.path:
-        yield difference.path
+        yield difference.label
     for variant in difference.variants[:MOST_VARIANTS]:
         yield f"{margin}{format_label(variant.ranks)} {_format_content(variant.part)}"
     if (rest := len(difference.variants) - MOST_VARIANTS) > 0:
         yield f"{margin}… {rest:,} more variants"
-    if difference.path in gaps:
-        yield f"{margin}{_format_difference(gaps[difference.path], difference.variants)}"
+    if difference in gaps:
+        yield f"{margin}{_format_difference(gaps[difference], difference.variants)}"
     elif difference.compared:
         yield f"{margin}too many differences for an element-wise comparison"
 
 
 def _format_content(part: DigestPart | None) -> str:
-    return "not defined" if part is None else f"{part.kind}  {part.text}".rstrip()
+    if part is None:
+        return "not defined"
+    shard = f"  shard {part.shard.layout}" if part.shard is not None else ""
+    return f"{part.kind}  {part.text}".rstrip() + shard
 
 
 def _format_difference(measured: MeasuredPart, variants: Sequence[Variant]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import math
 import numbers
 import pickle
 import re
@@ -30,6 +31,11 @@ DEEPEST = 20
 BLOCK = 4 << 20  # bytes of a tensor that have a digest of their own, and are moved together
 _FEW = 64  # elements of a list of numbers that are parts each; a longer list is one part, like an array
 _EXACT = {int, float, complex, str, bool, bytes, bytearray, type(None), range}  # types that their text represents fully
+_SPARSE = {
+    "torch.sparse_coo": ("indices", "values"),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -48,6 +54,19 @@ class NumberDigests:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a distributed tensor that a rank has.
+
+    `layout` is the shape and the placements of the whole. Ranks with the same `position` have replicas of one of the
+    `count` shards. A rank outside the tensor's mesh has no position.
+    """
+
+    layout: str
+    position: tuple[int, ...] | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class DigestPart:
     """A part without parts: `path` leads to it (`['model'].lr`), `kind` is its type without its content."""
 
@@ -56,6 +75,7 @@ class DigestPart:
     text: str
     digest: bytes
     numbers: NumberDigests | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ class FetchBlocks(VariableRequest):
 
     def handle(self, namespace: Namespace) -> PackedValues:
         found = _parts(namespace.values.get(self.name))
-        wanted = ((path, value) for path, value in found if path in self.blocks)
+        wanted = ((path, value) for path, value, _ in found if path in self.blocks)
         return pack({path: _take(value, self.blocks[path]) for path, value in wanted if _has_numbers(value)})
 
 
@@ -104,13 +124,31 @@ def _folded(parts: list[DigestPart]) -> list[DigestPart]:
     return [*parts[:MOST_PARTS], DigestPart(f"from {rest[0].path} on", "parts", f"{len(rest):,} parts", digest)]
 
 
-def _parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+def _parts(
+    value: Any, path: str = "", above: frozenset[int] = frozenset(), shard: Shard | None = None
+) -> Iterator[tuple[str, Any, Shard | None]]:
     inner = None if id(value) in above or len(above) >= DEEPEST else _inner(value)
     if inner is None:
-        yield path, numbers_of(value)
+        yield path, numbers_of(value), shard
         return
+    shard = _shard_of(value) or shard
     for key, part in inner:
-        yield from _parts(part, path + key, above | {id(value)})
+        yield from _parts(part, path + key, above | {id(value)}, shard)
+
+
+def _shard_of(value: Any) -> Shard | None:
+    """The shard of a distributed tensor on this rank; None for other values."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or not hasattr(value, "to_local"):
+        return None
+    mesh, placements = value.device_mesh, value.placements
+    divided = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    coordinate = mesh.get_coordinate()
+    return Shard(
+        layout=f"of {tuple(value.shape)}, {', '.join(map(repr, placements))}",
+        position=None if coordinate is None else tuple(coordinate[dim] for dim in divided),
+        count=math.prod(mesh.size(dim) for dim in divided),
+    )
 
 
 def _inner(value: Any) -> Iterable[tuple[str, Any]] | None:
@@ -141,9 +179,13 @@ def _tensors_in(value: Any) -> list[tuple[str, Any]] | None:
         return None
     if hasattr(value, "to_local"):
         return [(".to_local()", value.to_local())]
+    if hasattr(value, "__tensor_flatten__"):  # a class of tensors that consist of others, such as nested ones
+        return [(f".{name}", getattr(value, name)) for name in value.__tensor_flatten__()[0]]
     if value.layout is torch.sparse_coo:
-        whole = value.coalesce()
-        return [(".indices()", whole.indices()), (".values()", whole.values()), (".shape", str(tuple(value.shape)))]
+        value = value.coalesce()
+    if names := _SPARSE.get(str(value.layout)):
+        whole = [(f".{name}()", getattr(value, name)()) for name in names]
+        return [*whole, (".shape", str(tuple(value.shape)))]
     return [(".dequantize()", value.dequantize())] if value.is_quantized else None
 
 
@@ -154,17 +196,19 @@ def _are_many_numbers(values: Sequence[Any]) -> bool:
 def _is_numeric(value: Any) -> bool:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        is_plain = value.layout is torch.strided and not value.is_quantized and not hasattr(value, "to_local")
-        return is_plain and value.device.type != "meta"
+        is_plain = value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
+        return is_plain and not hasattr(value, "__tensor_flatten__")
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
 
 
-def part_of(path: str, value: Any) -> DigestPart:
+def part_of(path: str, value: Any, shard: Shard | None = None) -> DigestPart:
     """Return the digest of a part."""
     kind = type(value).__name__
     if not _has_numbers(value):
         content = content_of(value) if library_of(value) else None
-        return DigestPart(path, kind, _short(value), _hash([kind.encode(), *(content or [_content_of(value)])]))
+        return DigestPart(
+            path, kind, _short(value), _hash([kind.encode(), *(content or [_content_of(value)])]), None, shard
+        )
     if not _is_numeric(value):
         kind, text = f"{kind} of {len(value)} numbers", _short(value)
     else:
@@ -173,7 +217,7 @@ def part_of(path: str, value: Any) -> DigestPart:
     item_size = int(value.itemsize) if _is_numeric(value) else 8
     shape = tuple(value.shape) if _is_numeric(value) else (len(value),)
     numbers_of = NumberDigests(shape, item_size, blocks)
-    return DigestPart(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of)
+    return DigestPart(path, kind, text, _hash([kind.encode(), *blocks]), numbers_of, shard)
 
 
 def _has_numbers(value: Any) -> bool:

@@ -276,6 +276,22 @@ def test_diff_says_which_ranks_agree_and_how_far_numbers_are_apart(notebook: Ker
     assert failed.error["evalue"] == "cannot compare nix: it is not defined on ranks 0-2"
 
 
+SHARDED = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+model = fully_shard(torch.nn.Linear(4, 3), mesh=init_device_mesh("cpu", (3,)))
+"""
+
+
+def test_diff_does_not_compare_the_shards_of_a_model(notebook: KernelNotebook) -> None:
+    notebook.run(f"%%mesh{SHARDED}")
+    assert notebook.run("%mesh diff model").stdout == (
+        "model has no replicas on ranks 0-2: FSDPLinear  2 parts; "
+        "2 parts are sharded over 3 ranks, without replicas to compare\n"
+    )
+    notebook.run("%%mesh\ndel model\ntorch.distributed.destroy_process_group()")
+
+
 # --- what is large, and what takes long ---
 
 LARGE = "from meshbook.magics.variables import operations as variables\nvariables.CONFIRM_ABOVE = 1000"

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshbook.magics.variables import compare
 from meshbook.magics.variables.compare import plan_comparisons
 from meshbook.magics.variables.differences import (
+    Difference,
     LargestDifference,
     MeasuredPart,
     find_differences,
@@ -70,14 +74,14 @@ def test_many_differences_are_counted() -> None:
     assert len(text.splitlines()) == 1 + 20 * 10 + 1
 
 
-def measured(values: Sequence[Any]) -> Mapping[str, MeasuredPart]:
+def measured(values: Sequence[Any]) -> Mapping[Difference, MeasuredPart]:
     """Answer the requests as ranks would."""
     probes = plan_comparisons(find_differences(digests_of(values)))
     found = {}
     for probe in probes:
         sent = {rank: {"": values[rank].reshape(-1)[: 10**9]} for rank in probe.representatives}
-        found[probe.difference.path] = compare._measure_one(probe, sent)
-    return {path: each for path, each in found.items() if each is not None}
+        found[probe.difference] = compare._measure_one(probe, sent)
+    return {difference: each for difference, each in found.items() if each is not None}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,61 @@ def test_the_text_of_a_largest_difference(one: Any, other: Any, text: str) -> No
         values = [make(one), make(other)]
         by_rank = digests_of(values)
         assert format_differences("x", by_rank, find_differences(by_rank), measured(values)).splitlines()[-1] == text
+
+
+# --- shards ---
+
+
+def distributed(rank: int, placements: Sequence[Any], value: float = 0.0) -> Any:
+    """A tensor on a mesh of two by two ranks, as this rank has it."""
+    torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        return DTensor.from_local(torch.full((2, 3), value), mesh, placements, run_check=False)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+COMPARED = "1 part is sharded over 2 ranks, of which replicas are compared"
+ALONE = "1 part is sharded over 2 ranks, without replicas to compare"
+SHARDED, REPLICATED = (Replicate(), Shard(0)), (Replicate(), Replicate())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "placements", "values", "text"),
+    [
+        (4, [SHARDED] * 4, [0, 1, 0, 1], f"x is the same on ranks 0-3: DTensor  1 parts; {COMPARED}"),
+        (2, [SHARDED] * 2, [0, 1], f"x has no replicas on ranks 0-1: DTensor  1 parts; {ALONE}"),
+        (
+            4,
+            [(Shard(0), Shard(1))] * 4,
+            [0, 1, 2, 3],
+            f"x has no replicas on ranks 0-3: DTensor  1 parts; {ALONE.replace('2', '4')}",
+        ),
+        (4, [(Replicate(), Partial())] * 4, [0, 1, 0, 1], f"x is the same on ranks 0-3: DTensor  1 parts; {COMPARED}"),
+        (4, [REPLICATED] * 4, [0, 0, 0, 0], "x is the same on ranks 0-3: DTensor  1 parts"),
+        (4, [REPLICATED] * 4, [0, 0, 0, 1], "x differs in 1 of 1 parts: ranks 0-2 agree, rank 3 differs"),
+        (4, [SHARDED] * 4, [0, 1, 0, 2], f"x differs in 1 of 1 parts: ranks 0-2 agree, rank 3 differs; {COMPARED}"),
+        (
+            4,
+            [SHARDED] * 2 + [REPLICATED] * 2,
+            [0, 1, 0, 1],
+            f"x differs in 1 of 1 parts: ranks 0-1 agree, ranks 2-3 agree; {ALONE}",
+        ),
+    ],
+)
+def test_only_replicas_of_a_shard_are_compared(
+    ranks: int, placements: Sequence[Any], values: Sequence[float], text: str
+) -> None:
+    assert said([distributed(rank, placements[rank], values[rank]) for rank in range(ranks)]).splitlines()[0] == text
+
+
+def test_the_difference_of_a_shard_names_the_shard() -> None:
+    values = [distributed(rank, SHARDED, value) for rank, value in enumerate([0, 1, 0, 3])]
+    by_rank = digests_of([{"w": value, "n": 1} for value in values])
+    (difference,) = find_differences(by_rank)
+    assert (difference.label, difference.blocks) == ("['w'].to_local() (shard 1 of 2)", [0])
+    assert [variant.ranks for variant in difference.compared] == [(1,), (3,)]
 
 
 # --- the largest difference between arrays ---

@@ -117,6 +117,8 @@ def test_a_long_list_ends_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: lambda x: x + 1,
         lambda: torch.ones(2).to_sparse(),
         lambda: torch.ones(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         lambda: torch.ones(3, device="meta"),
         lambda: np.array(["x", ["y"]], dtype=object),
         lambda: {("a" * 2, 1), frozenset({2})},
@@ -146,6 +148,11 @@ def test_what_is_made_alike_is_the_same(make: Any) -> None:
         ({1, 2}, {1, 3}),
         (np.array(["x"] * 5000), np.array(["x"] * 2500 + ["y"] + ["x"] * 2499)),
         (torch.eye(3000).to_sparse(), (torch.eye(3000) * 2).to_sparse()),
+        (torch.eye(3).to_sparse_csc(), (torch.eye(3) * 2).to_sparse_csc()),
+        (
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged),
+        ),
         (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
     ],
 )
