@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,7 @@ class MeshKernel(IPythonKernel):
                 self._services.end(msg)
 
     def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
-        def publish(status: str) -> None:
-            super(MeshKernel, self)._publish_status(status, channel, parent)
-
-        if channel == "shell" and threading.current_thread() is threading.main_thread():
-            self._services.publish_status(publish, status)
-        else:
-            publish(status)
+        self._services.publish_status(status, parent or self.get_parent(channel))
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Interrupt this process alone; runs on the control thread, also while the main thread is busy.

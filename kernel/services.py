@@ -45,10 +45,8 @@ class Services:
         # Cells handed to the main thread, and cells that it has finished. Only one thread writes each counter.
         self._started_cells = 0
         self._ended_cells = 0
-        self._status_lock = (
-            threading.Lock()
-        )  # guards the main thread's published state, and the order of status messages
-        self._is_busy = False
+        self._status_lock = threading.Lock()  # guards _handled, and the order of status messages
+        self._handled: dict[int, dict[str, Any]] = {}  # by thread: the request that it handles
         self._answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "complete_request": self._complete,
             "inspect_request": self._inspect,
@@ -82,11 +80,24 @@ class Services:
         if b'"execute_request"' in self._header(message):  # not parsed as JSON: each cell waits for this
             self._ended_cells += 1
 
-    def publish_status(self, publish: Callable[[str], object], status: str) -> None:
-        """Publish the state of the main thread."""
+    def publish_status(self, status: str, parent: dict[str, Any]) -> None:
+        """Publish the state of the calling thread, which handles or has handled the request `parent`."""
         with self._status_lock:
-            self._is_busy = status == "busy"
-            publish(status)
+            if status == "busy":
+                self._handled[threading.get_ident()] = parent
+            else:
+                self._handled.pop(threading.get_ident(), None)
+            self._publish(status, parent)
+            self._restore_busy(status)
+
+    def _restore_busy(self, status: str) -> None:
+        """Publish "busy" again after "idle" if a cell or another request is handled.
+
+        Front ends and servers take the last state that they received for that of the kernel. A server that culls idle
+        kernels would end this one within its cell.
+        """
+        if status == "idle" and self._handled:
+            self._publish("busy", next(iter(self._handled.values())))
 
     def _header_of(self, message: list[Any]) -> dict[str, Any]:
         try:
@@ -154,8 +165,7 @@ class Services:
     def _end_request(self, request: dict[str, Any]) -> None:
         with self._status_lock:
             self._publish("idle", request)
-            if self._is_busy:  # a front end shows the last state that it received
-                self._publish("busy", self._kernel.get_parent("shell"))
+            self._restore_busy("idle")
 
     def _publish(self, status: str, parent: dict[str, Any]) -> None:
         kernel = self._kernel

@@ -10,6 +10,7 @@ import jupyter_kernel_test
 import pytest
 
 import meshbook
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook
@@ -158,6 +159,43 @@ def test_busy_comes_first_and_idle_last(notebook: KernelNotebook, prefix: str) -
     cell = notebook.run(f"{prefix}print('out')\n'value'")
     assert kinds_of(cell) == ["execute_input", "stream", "execute_result"]
     assert cell.contents("execute_input")[0]["code"] == cell.code
+
+
+@CELLS
+def test_the_last_state_is_busy_while_a_cell_runs(notebook: KernelNotebook, prefix: str, tmp_path: Path) -> None:
+    client = notebook.client
+    subshell = notebook.ask_control("create_subshell_request")["subshell_id"]
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    client.wait_for_ready(timeout=PATIENCE)  # the states that came before are read
+    cell = client.execute(f"{prefix}open({str(go)!r}).read()")
+    assert ("busy", cell) in states_until(client, "busy", cell)
+    on_subshell = client.session.msg("comm_msg", {"comm_id": "unknown", "data": {}})
+    on_subshell["header"]["subshell_id"] = subshell
+    on_control = client.session.msg("list_subshell_request")
+    requests = [
+        (client.shell_channel, on_subshell),
+        (client.shell_channel, client.session.msg("kernel_info_request")),
+        (client.control_channel, on_control),
+    ]
+    for channel, request in requests:
+        channel.send(request)
+        name = request["header"]["msg_id"]
+        assert ("idle", name) in states_until(client, "idle", name)
+        assert states_until(client, "busy", cell) == [("busy", cell)]
+    go.write_text("go")
+    assert states_until(client, "idle", cell) == [("idle", cell)]
+    client.control_channel.send(client.session.msg("delete_subshell_request", {"subshell_id": subshell}))
+
+
+def states_until(client: Any, state: str, request: str) -> list[tuple[str, str]]:
+    """Return the states of the kernel, with their requests, up to this one."""
+    seen: list[tuple[str, str]] = []
+    while (state, request) not in seen:
+        message = client.get_iopub_msg(timeout=PATIENCE)
+        if message["msg_type"] == "status":
+            seen.append((message["content"]["execution_state"], message["parent_header"]["msg_id"]))
+    return seen
 
 
 def reply_of(cell: Any) -> dict[str, Any]:
