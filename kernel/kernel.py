@@ -7,7 +7,6 @@ answers to a front end while a cell runs, and an output channel without message 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,14 +59,6 @@ class MeshKernel(IPythonKernel):
 
     def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
         self._services.publish_status(status, parent or self.get_parent(channel))
-
-    async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Interrupt this process alone; runs on the control thread, also while the main thread is busy.
-
-        ipykernel's version signals the whole process group, including the workers of other libraries.
-        """
-        os.kill(os.getpid(), signal.SIGINT)
-        self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the run before the client's timeout: a front end kills a kernel after about 5 s."""

@@ -3,7 +3,7 @@
 There is one dashboard per mesh name (`DashboardRegistry`), and one for each choice of metrics whose curves are shown
 alone, in any number of views. A mesh that is started again appears in the same ones. `notebook_source` supplies the
 numbers, from the session's `History` and from the notebook. Buttons act like the verbs of `%mesh` (`actions`), on their
-own threads. Interrupt sends SIGINT to this process if a cell blocks the notebook, so it acts like Ctrl-C.
+own threads. Interrupt sends SIGINT to this process and its children if a cell blocks the notebook, as Ctrl-C does.
 """
 
 from __future__ import annotations

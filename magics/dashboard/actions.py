@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from meshbook.magics.meshes.stacks import group_stacks, place_of, take_stacks, t
 from meshbook.magics.meshes.whereabouts import count_ranks
 from meshbook.magics.output.publisher import Publication
 from meshbook.magics.tracing.profiler import ProfileTarget, make_profile_run, profile_for, slice_of
+from meshbook.runtime.cells.interrupts import interrupt_group
 from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
@@ -75,7 +74,7 @@ class DashboardActions:
     def _interrupt_cell(self, mesh: NotebookMesh, ranks: Sequence[int]) -> str:
         """Interrupt like Ctrl-C, which escalates each time; if no cell blocks the notebook, interrupt the jobs."""
         if blocks_notebook(self._notebook, mesh):
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt_group()
             return f"interrupted cell {self._notebook.cell_number}"
         runs = jobs_on(self._notebook, mesh)
         if jobs := [job for job in self._notebook.jobs if job.run in runs]:

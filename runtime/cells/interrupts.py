@@ -6,6 +6,7 @@ process has one handler of SIGINT.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,7 @@ class Interrupts:
     def install(self) -> None:
         """Install the handler of SIGINT and the hook for unraisable exceptions; on the main thread."""
         signal.signal(signal.SIGINT, self._on_signal)
+        os.register_at_fork(after_in_child=self._become_child)
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
@@ -48,7 +50,7 @@ class Interrupts:
         self._add_request(origin)
         if self.origin != origin:
             return False
-        self._signal()
+        interrupt_group()
         self._start_repeating(origin)
         return True
 
@@ -78,6 +80,11 @@ class Interrupts:
         # another cell already runs, is dropped.
         if self.is_open:
             self.raise_requested()
+
+    def _become_child(self) -> None:
+        # A forked child runs no cells; it may have been forked from another thread than the main one.
+        if signal.getsignal(signal.SIGINT) == self._on_signal:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _on_unraisable(self, unraisable: Any) -> None:
         """Repeat an interrupt that was raised in a finalizer or a C callback, where Python drops it."""
@@ -125,6 +132,18 @@ class Interrupts:
     def forget(self, origin: str) -> None:
         """Drop the request for this execution, which has ended."""
         self._requested.pop(origin, None)
+
+
+def interrupt_group() -> None:
+    """Send SIGINT to this process and its children, as Ctrl-C in a terminal; to this process alone if it is a child.
+
+    The main thread may wait for a child, and ignores SIGINT while it waits in `os.system`.
+    """
+    pid = os.getpid()
+    if os.getpgrp() == pid:
+        os.killpg(pid, signal.SIGINT)
+    else:
+        os.kill(pid, signal.SIGINT)
 
 
 # Classes, not generators: a generator that a signal cuts off before its `with` has begun is closed at some later time,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -135,6 +137,33 @@ def test_a_shell_command_is_interrupted_with_the_cell(notebook: KernelNotebook, 
     notebook.interrupt()
     notebook.wait(cell, ENDS_WITHIN)
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
+
+
+CHILDREN = {
+    "os.system": "import os\nos.system(SCRIPT)",
+    "subprocess.call": "import subprocess\nsubprocess.call(SCRIPT, shell=True)",
+    "%%bash": "get_ipython().run_cell_magic('bash', '', SCRIPT)",
+    "multiprocessing": (
+        "import multiprocessing, os\n"
+        "child = multiprocessing.get_context('fork').Process(target=os.system, args=(SCRIPT,))\n"
+        "child.start(); child.join()"
+    ),
+}
+
+
+@pytest.mark.parametrize("magic", ["", "%%mesh 1\n"], ids=["in the notebook", "on a rank"])
+@pytest.mark.parametrize("source", CHILDREN.values(), ids=CHILDREN)
+def test_children_are_interrupted_with_the_cell(
+    notebook: KernelNotebook, signs: Signs, tmp_path: Path, magic: str, source: str
+) -> None:
+    script = f"echo $$ > {tmp_path}/pid; printf 'there ' > {signs.path}; while :; do sleep 0.01; done"
+    cell = notebook.start(f"{magic}{source.replace('SCRIPT', repr(script))}")
+    signs.wait_for("there")
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    notebook.interrupt()
+    notebook.wait(cell, ENDS_WITHIN)
+    child.wait(ENDS_WITHIN)
+    assert notebook.run(f"{magic}6 * 7").result in ("42", "[1] 42")
 
 
 def test_an_interrupt_after_the_end_is_dropped(notebook: KernelNotebook, signs: Signs) -> None:
