@@ -141,9 +141,13 @@ def join(mesh: NotebookMesh, machines: HostMesh, follow: Callable[[], None]) -> 
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
-    """Raise KeyboardInterrupt in the cells on these ranks; return which ran one and which do not answer."""
-    interrupted, whereabouts = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
+    """Raise KeyboardInterrupt in the cells on these ranks, and cancel the endpoints that actors run there.
+
+    Returns which ran any, and which do not answer.
+    """
+    interrupted, endpoints, whereabouts = wait_for(_interrupt(mesh, _alive(mesh, ranks)))
     parts = [f"interrupted {count_ranks(interrupted)}"] if interrupted else []
+    parts += [f"interrupted {name} on {count_ranks(where)}" for name, where in endpoints.items()]
     parts += [format_whereabouts(whereabouts)] if whereabouts else []
     unresponsive = [rank for rank, where in whereabouts.items() if where.said is None]
     advice = (
@@ -196,11 +200,20 @@ def _wait_freed(mesh: NotebookMesh, ranks: Collection[int], seconds: float) -> b
     return not mesh.stuck.intersection(ranks)
 
 
-async def _interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> tuple[list[int], Mapping[int, RankWhereabouts]]:
-    """Return the interrupted ranks, and the whereabouts of the others."""
-    answers = await answers_of(ask_ranks(mesh, ranks).interrupt_current.call_each())
+async def _interrupt(
+    mesh: NotebookMesh, ranks: Sequence[int]
+) -> tuple[list[int], Mapping[str, list[int]], Mapping[int, RankWhereabouts]]:
+    """Return the ranks whose cells were interrupted, those of each cancelled endpoint, and where the others are."""
+    control = ask_ranks(mesh, ranks)
+    asked = control.interrupt_current.call_each(), control.interrupt_endpoints.call_each()
+    answers, names = [await answers_of(each) for each in asked]
     interrupted = [rank for rank, answer in zip(ranks, answers, strict=True) if answer]
-    return interrupted, await collect_whereabouts(mesh, set(ranks) - set(interrupted))
+    endpoints: dict[str, list[int]] = {}
+    for rank, cancelled in zip(ranks, names, strict=True):
+        for name in cancelled or ():
+            endpoints.setdefault(name, []).append(rank)
+    others = set(ranks).difference(interrupted, *endpoints.values())
+    return interrupted, endpoints, await collect_whereabouts(mesh, others)
 
 
 def kill_busy(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

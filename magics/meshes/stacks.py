@@ -18,7 +18,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of, ask_ranks, frame_of, look_at
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MAIN, ThreadStack
-from meshbook.runtime.formats import format_label
+from meshbook.runtime.formats import format_elapsed, format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread
 from meshbook.runtime.traces import is_ours
 
@@ -58,7 +58,8 @@ def render_stacks(by_rank: Mapping[int, Sequence[ThreadStack]], mesh: str = "") 
     """Render each distinct stack of a thread once, with its ranks; `mesh`, if given, is the prefix of the ranks."""
     lines = []
     for stack, ranks in group_stacks(by_rank).items():
-        lines.append(f"{mesh}{format_label(ranks)} {title_of(stack)}")
+        since = "" if stack.seconds is None else f", for {format_elapsed(stack.seconds)}"
+        lines.append(f"{mesh}{format_label(ranks)} {title_of(stack)}{since}")
         for frame in stack.frames:
             place = f"    {place_of(frame)}"
             lines.append(f"{place:<{_COLUMN}}  {frame.source}".rstrip())

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.meshes.mesh_hosts import format_hosts
 from meshbook.magics.meshes.registry import NotebookMesh, format_task
-from meshbook.magics.meshes.whereabouts import collect_whereabouts, format_whereabouts
+from meshbook.magics.meshes.whereabouts import (
+    RankWhereabouts,
+    answers_of,
+    ask_ranks,
+    collect_whereabouts,
+    format_whereabouts,
+)
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
+from meshbook.runtime.node.execution import RunningEndpoint
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
 
 MOST_EVENTS = 5
@@ -42,14 +49,34 @@ def state_of(mesh: NotebookMesh, seconds: Mapping[str, float] = MappingProxyType
 
 
 def _format_work(mesh: NotebookMesh, seconds: Mapping[str, float]) -> Iterator[str]:
-    """Yield `  ranks 0-1 run job 7 of cell 12 · 00:06 · 2 ranks [0-1] in barrier (cell 12:3)` for each task."""
-    if not (tasks := mesh.tasks):
-        return
-    whereabouts = wait_for(collect_whereabouts(mesh, [rank for ranks in tasks.values() for rank in ranks]))
+    """Yield `  ranks 0-1 run job 7 of cell 12 · 00:06 · 2 ranks [0-1] in barrier (cell 12:3)` for each task.
+
+    Then yield `  ranks 0-1 run trainer.step(), called in cell 12 · 00:06` for each endpoint.
+    """
+    tasks = mesh.tasks
+    whereabouts, endpoints = wait_for(
+        _look_at_work(mesh, [rank for ranks in tasks.values() for rank in ranks], set(mesh.rank_of.values()))
+    )
     for title, ranks in tasks.items():
         since = [format_elapsed(seconds[title])] if title in seconds else []
         places = format_whereabouts({rank: whereabouts[rank] for rank in ranks})
         yield f"  {' · '.join([format_task(title, ranks), *since, places])}"
+    running: dict[str, dict[int, float]] = {}
+    for rank, each in endpoints.items():
+        for endpoint in each:
+            running.setdefault(str(endpoint), {})[rank] = endpoint.seconds
+    for title, seconds_of in running.items():
+        yield f"  {format_task(title, list(seconds_of))} · {format_elapsed(max(seconds_of.values()))}"
+
+
+async def _look_at_work(
+    mesh: NotebookMesh, busy: Iterable[int], ranks: Iterable[int]
+) -> tuple[Mapping[int, RankWhereabouts], Mapping[int, Sequence[RunningEndpoint]]]:
+    """Return where the busy ranks are in their cells, and the endpoints that the living ranks run."""
+    living = sorted(set(ranks) - mesh.dead.keys())
+    asked = ask_ranks(mesh, living).endpoints.call_each() if living else []
+    whereabouts = await collect_whereabouts(mesh, busy)
+    return whereabouts, {rank: each or () for rank, each in zip(living, await answers_of(asked), strict=True)}
 
 
 def _count_spares(mesh: NotebookMesh) -> str:

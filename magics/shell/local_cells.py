@@ -9,13 +9,15 @@ Verbose` shows those frames as well.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from types import TracebackType
 from typing import Any
 
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
-from meshbook.magics.output.publisher import Error
+from meshbook.magics.output.publisher import Error, StreamText
+from meshbook.magics.shell.cell_waits import CellWaits
 from meshbook.runtime.actor.context import CURRENT, Context, current_origin
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.errors import format_help
@@ -29,6 +31,7 @@ class LocalCells:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
+        self._waits: CellWaits | None = None  # of the running cell
 
     def install(self) -> None:
         """Register the hooks."""
@@ -42,17 +45,28 @@ class LocalCells:
         if session is None:
             CURRENT.set(None)  # a value left here belongs to a closed session
             return
-        origin = f"local {self._notebook.shell.execution_count}"
+        origin = f"local {_number_of_next(self._notebook.shell)}"
         screen = self._notebook.screen
         session.forwarder.screen = screen  # the session may be a new one, after `close_session()`
         screen.begin(origin, self._notebook.shell)
-        CURRENT.set(Context(session.context.actor_instance, origin=origin))
+        self._waits = CellWaits(session.node, lambda line: screen.publish(origin, [StreamText("stdout", line)]))
+        CURRENT.set(Context(session.context.actor_instance, origin=origin, waiter=self._waits))
 
     def after_cell(self, result: Any) -> None:
-        """Show the pending output of the cell before the next prompt."""
+        """Show the pending output of the cell before the next prompt, and after an interrupt the calls that go on."""
         session = running_session()
         if session is not None:
             session.forwarder.flush()
+        waits, self._waits = self._waits, None
+        if waits is not None and waits.cancelled and isinstance(result.error_in_exec, asyncio.CancelledError):
+            print(waits.format_cancelled(), end="")
+
+
+def _number_of_next(shell: Any) -> int:
+    """Return the number of the cell that is about to run."""
+    # Some versions of IPython have already incremented the counter, but none has stored the input.
+    count, history = int(shell.execution_count), shell.history_manager
+    return count if history is None else min(count, len(history.input_hist_parsed))
 
 
 MOST_REPORTS = 1  # of one mesh in full; the other ranks have mostly failed for the same reason

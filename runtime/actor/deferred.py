@@ -113,6 +113,9 @@ class Deferred(Future[T]):
         awaited = self._awaited
         return awaited.owing() if awaited is not None else []
 
+    def describe(self) -> str:
+        return "" if self._done else self._name
+
     # -- the body's own waits (Waiter) ---------------------------------------
 
     def begin_wait(self, future: Future[Any], *, blocking: bool, bounded: bool) -> bool:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 logger = logging.getLogger(__name__)
 _UNDECODED: Any = object()
+HOW_TO_CANCEL = "cancel it with cancel() of its future, or in a notebook with %mesh interrupt"
 
 
 class Cancellable(Protocol):
@@ -34,6 +35,7 @@ class Cancellable(Protocol):
 
     def cancel(self, index: int | None) -> bool: ...
     def owing(self, index: int | None) -> list[Any]: ...
+    def describe(self, index: int | None) -> str: ...
 
 
 class Future(Generic[T]):
@@ -123,6 +125,11 @@ class Future(Generic[T]):
         pending_call = self._pending_call
         return [] if pending_call is None else pending_call.owing(self._index)
 
+    def describe(self) -> str:
+        """Return the call that this future waits for, as `trainer.step() on ranks 0-3`; "" if it is none."""
+        pending_call = self._pending_call
+        return "" if pending_call is None else pending_call.describe(self._index)
+
     def resolve(self, decode: Callable[[], T]) -> None:
         """Settle with a value. `decode` makes the value on first access, or raises. A second answer is ignored."""
         if self._done:
@@ -187,7 +194,8 @@ class Future(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value and return it. After `timeout` seconds raise TimeoutError; the future stays usable.
 
-        Raises the error of the endpoint as an `ActorError`, or `SupervisionError` if no answer can arrive.
+        Ctrl-C ends the wait, not the call: `cancel()` does that. Raises the error of the endpoint as an `ActorError`,
+        or `SupervisionError` if no answer can arrive.
         """
         if not self._done:
             check_timeout(timeout)
@@ -228,11 +236,17 @@ class Future(Generic[T]):
             raise RuntimeError("a finalizer that Python runs on the I/O thread cannot wait for an answer")
         latch = Latch()
         self.when_done(latch.release)
-        if not latch.wait(timeout):
+        try:
+            is_released = latch.wait(timeout)
+        except KeyboardInterrupt as interrupt:
+            if what := self.describe():
+                interrupt.add_note(f"{what} goes on; {HOW_TO_CANCEL}")
+            raise
+        if not is_released:
             with contextlib.suppress(ValueError):  # released just now
                 (self._callbacks or []).remove(latch.release)
             if not self._done:
-                raise TimeoutError
+                raise TimeoutError(f"{self.describe() or 'the future'} did not answer within {timeout:g} s")
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the value and return it, like `get`."""

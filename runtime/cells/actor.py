@@ -35,6 +35,7 @@ from meshbook.runtime.cells.thread_stacks import (
     ThreadStack,
     collective_of,
     read_frames,
+    stack_of_endpoint,
     stack_of_main,
     stacks_of_others,
 )
@@ -43,6 +44,7 @@ from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, VariableReq
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
+from meshbook.runtime.node.execution import RunningEndpoint
 
 KEPT_VALUES = 16
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
@@ -234,6 +236,17 @@ class CellControl(Actor):
         return bool(INTERRUPTS.origin) and INTERRUPTS.request(INTERRUPTS.origin)
 
     @endpoint
+    def interrupt_endpoints(self) -> list[str]:
+        """Cancel the endpoints that actors of the user run here; return their names."""
+        interrupted: list[str] = context().actor_instance.node.actors.interrupt()
+        return interrupted
+
+    @endpoint
+    def endpoints(self) -> list[RunningEndpoint]:
+        """Return the endpoints that actors of the user run here."""
+        return [running for running, _ in context().actor_instance.node.actors.running()]
+
+    @endpoint
     def abort(self, origin: str, forced: bool) -> list[str]:
         """Break the process groups of this process, so that this execution leaves a collective; return the groups.
 
@@ -259,11 +272,15 @@ class CellControl(Actor):
 
     @endpoint
     def stacks(self) -> list[ThreadStack]:
-        """Return the stack of the main thread, then those of the other threads that run the user's code."""
+        """Return the stacks of the main thread, of endpoints, and of the other threads that run the user's code."""
         found = stack_of_main(_awaiting())
         collective = collective_of(found)
         remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
-        return [ThreadStack(MAIN, read_frames(found, with_source=True), remark), *stacks_of_others()]
+        running = context().actor_instance.node.actors.running()
+        endpoints = [stack_of_endpoint(endpoint, *execution.frames_of) for endpoint, execution in running]
+        shown = {stack.thread for stack in endpoints}
+        others = [stack for stack in stacks_of_others() if stack.thread not in shown]
+        return [ThreadStack(MAIN, read_frames(found, with_source=True), remark), *endpoints, *others]
 
 
 def _awaiting() -> Any:

@@ -11,13 +11,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.collectives.abort import find_collective
+from meshbook.runtime.node.execution import RunningEndpoint
 from meshbook.runtime.traces import is_ours
 
 MAIN = "main thread"
@@ -43,11 +44,15 @@ class MainThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread, the outermost frame first; `remark` adds a state such as `idle` or `in all_reduce`."""
+    """One thread, the outermost frame first; `remark` adds a state such as `idle` or `in all_reduce`.
+
+    `seconds` is how long an endpoint has run; equal stacks of several ranks may differ in it.
+    """
 
     thread: str
     frames: tuple[Frame, ...]
     remark: str = ""
+    seconds: float | None = field(default=None, compare=False)
 
 
 def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[FrameType, int]]:
@@ -59,16 +64,30 @@ def stack_of_main(awaiting: Coroutine[Any, Any, Any] | None) -> list[tuple[Frame
     return _from_the_cell(_walk(here)) or _from_the_cell(_suspended(awaiting))
 
 
+def stack_of_endpoint(running: RunningEndpoint, thread: int, coroutine: Any) -> ThreadStack:
+    """Return the stack of an endpoint on this thread, or of this coroutine, from the user's first frame on."""
+    found = [] if coroutine is None else _suspended(coroutine)
+    if coroutine is None or getattr(coroutine, "cr_running", False):
+        found = _walk(sys._current_frames().get(thread))
+    name = f"actor {running.actor}"
+    return ThreadStack(
+        name, read_frames(_from_the_users(found), with_source=True), f"in {running}", round(running.seconds, 3)
+    )
+
+
+def _from_the_users(found: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    first = next((at for at, (frame, _) in enumerate(found) if is_user_code(frame.f_code.co_filename)), len(found))
+    return found[first:]
+
+
 def stacks_of_others() -> Iterator[ThreadStack]:
     """Yield the other threads that run code of the user's, by name, from the first frame of that code on."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     for ident in sorted(frames.keys() - {threading.main_thread().ident}):
-        found = list(_walk(frames[ident]))
-        first = next((at for at, (frame, _) in enumerate(found) if is_user_code(frame.f_code.co_filename)), None)
-        if first is not None:
+        if found := _from_the_users(_walk(frames[ident])):
             name = names.get(ident, f"thread {ident}").removeprefix("meshbook ")
-            yield ThreadStack(name, read_frames(found[first:], with_source=True))
+            yield ThreadStack(name, read_frames(found, with_source=True))
 
 
 def collective_of(found: Iterable[tuple[FrameType, int]]) -> str:

@@ -211,7 +211,7 @@ class ProcMesh(TensorMesh, MeshTrait):
             )
         node = current_node()
         actor = node.supervision.name_actor(name)
-        targets = [Target(address, actor) for address in self.nodes]
+        targets = [Target(address, actor, rank=rank) for rank, address in enumerate(self.nodes)]
         if not is_recorded(f"{cls.__module__}.{cls.__qualname__}"):
             node.recorder.quiet.add(actor)
         creation = plan(targets, (cls, args, kwargs), self.extent, on_main=on_main)

@@ -424,6 +424,9 @@ class _PendingItemCall:
     def owing(self, index: int | None) -> list[Any]:
         return []
 
+    def describe(self, index: int | None) -> str:
+        return f"item {self._number} of the map"
+
 
 def _cancelled() -> CallCancelled:
     return CallCancelled("the item was cancelled before it began")

@@ -66,7 +66,7 @@ class Spawned:
 
     def move(self, nodes: Sequence[Address], extent: Extent) -> None:
         """Set the processes of these actors. Actors on new processes are created later."""
-        targets = tuple(Target(address, self.key) for address in nodes)
+        targets = tuple(Target(address, self.key, rank=rank) for rank, address in enumerate(nodes))
         self._creation = dataclasses.replace(self._creation, targets=targets, extent=extent)
 
     def extend(self, ranks: Sequence[int]) -> Sequence[Future[Any]]:

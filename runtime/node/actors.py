@@ -24,7 +24,7 @@ from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import Point
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep
-from meshbook.runtime.node.execution import Execution, Spans
+from meshbook.runtime.node.execution import CallPlace, Execution, RunningEndpoint, Spans
 from meshbook.runtime.node.flow_control import is_counted, size_of
 from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
 from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
@@ -271,17 +271,28 @@ class ActorRegistry:
             if spawner_of(key) and is_recorded(hosted.instance.class_name):
                 yield hosted.load()
 
+    def running(self) -> Iterator[tuple[RunningEndpoint, Execution]]:
+        """Yield the endpoints of the users' actors that run."""
+        for _, hosted in items_of(self._actors):
+            if hosted.is_of_user:
+                yield from hosted.running()
+
+    def interrupt(self) -> list[str]:
+        """Cancel the endpoints of the users' actors that run; return their names, as `trainer.step()`."""
+        users = [hosted for _, hosted in items_of(self._actors) if hosted.is_of_user]
+        return [name for hosted in users for name in hosted.interrupt()]
+
     def cancel(self, key: str, sender: str, call: int) -> None:
         """Cancel this call: interrupt it, or drop it before it begins."""
         if (hosted := self._actors.get(key)) is not None:
             hosted.cancel(sender, call)
 
-    def where_is(self, key: str, sender: str, call: int) -> str:
-        """Describe where this call is: in the queue, or at a line of the user's code."""
+    def where_is(self, key: str, sender: str, call: int) -> CallPlace:
+        """Return where this call is: in the queue, or at a line of the user's code."""
         hosted = self._actors.get(key)
         if hosted is not None:
             return hosted.where(sender, call)
-        return "stopped" if key in self._ended else "not spawned yet"
+        return CallPlace("stopped" if key in self._ended else "not spawned yet")
 
     def follow(self, path: list[WaitStep], key: str) -> None:
         """Forward a probe of the deadlock watch: the last actor of the path waits for this one."""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.actor.failure import Receipt
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.wire.messages import Address, Manner
 
 if TYPE_CHECKING:
+    from meshbook.runtime.node.execution import CallPlace
     from meshbook.runtime.node.outbound import Outbound
 
 Decode = Callable[[], Any]
@@ -28,11 +31,15 @@ NO_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination of a call: an actor on a node. `manner` selects a special kind of call there by name."""
+    """The destination of a call: an actor on a node. `manner` selects a special kind of call there by name.
+
+    `rank` is its rank in the actor mesh, for messages; NO_RANK if it is in none.
+    """
 
     address: Address
     actor: str
     manner: Manner = ""
+    rank: int = field(default=NO_RANK, compare=False)
 
 
 def is_alike(targets: Sequence[Target]) -> bool:
@@ -201,6 +208,13 @@ class PendingCall:
         """
         owing = [(target, self._endpoint, call) for _, target, call in self._open(index)]
         return [] if index == ANY and len(owing) > 1 else owing
+
+    def describe(self, index: int | None) -> str:
+        """Return the call and the ranks that have not replied: `trainer.step() on ranks 0-3`."""
+        name = name_of(self._first.actor)
+        what = f"the start of {name}" if self._endpoint == "__init__" else f"{name}.{self._endpoint}()"
+        ranks = {target.rank for _, target, _ in self._open(index)} - {NO_RANK}
+        return f"{what} on {name_ranks(ranks)}" if ranks else what
 
     def unanswered(self) -> list[Unanswered]:
         """Return the targets that have not replied."""
@@ -474,22 +488,12 @@ class TimeLimit:
     def _expire(self) -> None:
         """Request the whereabouts of the ranks that have not replied, after the time limit."""
         if silent := self._pending_call.unanswered():
-            reply_handler = PerRank(len(silent))
-            self._calls.ask_where(silent, reply_handler)
-            places = reply_handler.futures
+            ask_places(self._calls, silent, lambda places: self._end(silent, places))
 
-            def look() -> None:
-                if all(place.done() for place in places):
-                    self._end(silent, places)
-
-            for place in places:
-                place.when_done(look)
-            self._calls.call_later(ANSWER_SECONDS, lambda: self._end(silent, places))
-
-    def _end(self, silent: Sequence[Unanswered], places: Sequence[Future[str]]) -> None:
+    def _end(self, silent: Sequence[Unanswered], places: Sequence[Future[CallPlace]]) -> None:
         """Fail the pending calls. May run twice: a future keeps its first error."""
         lines = [
-            f"    rank {self._first + index} ({target.address.node}) is {_format_place(place)}"
+            f"    rank {self._first + index} ({target.address.node}) is {format_place(place)}"
             for (index, target, _), place in zip(silent, places, strict=True)
         ]
         count = f"{len(silent)} of {self._count} ranks" if self._count > 1 else "the actor"
@@ -497,7 +501,25 @@ class TimeLimit:
         self._pending_call.fail_pending(lambda: CallTimeout(text))
 
 
-def _format_place(place: Future[Any]) -> str:
+def ask_places(
+    calls: Outbound, silent: Sequence[Unanswered], take: Callable[[Sequence[Future[CallPlace]]], object]
+) -> None:
+    """Request the whereabouts of calls, and pass them to `take`: once all have arrived, and after `ANSWER_SECONDS`."""
+    reply_handler = PerRank(len(silent))
+    calls.ask_where(silent, reply_handler)
+    places = reply_handler.futures
+
+    def look() -> None:
+        if all(place.done() for place in places):
+            take(places)
+
+    for place in places:
+        place.when_done(look)
+    calls.call_later(ANSWER_SECONDS, lambda: take(places))
+
+
+def format_place(place: Future[CallPlace]) -> str:
+    """Return where a call is, or why its rank does not answer."""
     if not place.done():
         return "unresponsive: its process is stopped, or it holds the GIL"
     error = place.exception()

@@ -21,6 +21,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.memory.layout import SegmentReference
 from meshbook.runtime.memory.process_identity import ProcessMark
 from meshbook.runtime.node.deadlock import WaitStep
+from meshbook.runtime.node.execution import CallPlace
 from meshbook.runtime.telemetry.spans import SpanRecording, now
 from meshbook.runtime.wire.messages import Address, Place
 
@@ -57,10 +58,10 @@ class ControlActor(Actor):
         self._node.actors.cancel(key, sender, call)
 
     @endpoint
-    def where(self, key: str, sender: str, call: int) -> str:
-        """Describe where this call is: in the queue, or at a line of the user's code."""
-        where: str = self._node.actors.where_is(key, sender, call)
-        return where
+    def where(self, key: str, sender: str, call: int) -> CallPlace:
+        """Return where this call is: in the queue, or at a line of the user's code."""
+        place: CallPlace = self._node.actors.where_is(key, sender, call)
+        return place
 
     @endpoint
     def probe(self, path: list[WaitStep], key: str) -> None:

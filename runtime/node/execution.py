@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from meshbook.runtime.actor.context import Instance, spawner_of
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
+from meshbook.runtime.telemetry.logsearch import cell_of
 from meshbook.runtime.telemetry.spans import CELLS, Kind, Recorder, Row, is_recorded, now
 from meshbook.runtime.traces import OWN
 from meshbook.runtime.transport.io_loop import CallLater
@@ -53,6 +54,36 @@ class Spans:
         """Return the span of a message."""
         kind: Kind = "cell" if self.runs_cells and endpoint == "run" else "run"
         return kind, start, end, thread, endpoint, origin, *key, self.actor
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEndpoint:
+    """An endpoint that an actor runs: the execution that called it (its `origin`), and how long it has run."""
+
+    actor: str
+    endpoint: str
+    origin: str
+    seconds: float
+
+    @property
+    def called_in(self) -> str:
+        """`, called in cell 12`; "" if no cell has called it."""
+        cell = cell_of(self.origin)
+        return "" if cell is None else f", called in cell {cell}"
+
+    def __str__(self) -> str:
+        return f"{self.actor}.{self.endpoint}(){self.called_in}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Where a call is on its rank. `running` is the endpoint of the user's actor that it waits for, or its own."""
+
+    text: str
+    running: RunningEndpoint | None = None
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Execution:
@@ -96,9 +127,7 @@ class Execution:
         """Begin a message on the calling thread, or in this task, which is the current one."""
         # Needs no guard: a cancellation compares the key, which is set last.
         self.endpoint, self._broken, self._task, self._origin = endpoint, False, task, origin
-        self._thread = get_ident()
-        if self._spans is not None:
-            self._since = now()
+        self._thread, self._since = get_ident(), now()
         self._key = key
 
     def drop(self) -> NoReturn:
@@ -176,6 +205,16 @@ class Execution:
     def present(self) -> str:
         """The running endpoint, or ""."""
         return self.endpoint if self._key is not None else ""
+
+    @property
+    def frames_of(self) -> tuple[int, Any]:
+        """The thread of the current message and, if a task runs it, its coroutine."""
+        return self._thread, None if self._task is None else self._task.get_coro()
+
+    def running(self, actor: str) -> RunningEndpoint | None:
+        """Return the running endpoint of this actor, if there is one."""
+        endpoint, origin, since = self.endpoint, self._origin, self._since
+        return None if self._key is None else RunningEndpoint(actor, endpoint, origin, (now() - since) / 1e9)
 
     def is_at(self, key: Key) -> bool:
         """Whether this is the current message."""

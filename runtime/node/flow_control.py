@@ -360,6 +360,9 @@ class _Wait:
     def owing(self, index: int | None) -> list[Any]:
         return [self._owing]
 
+    def describe(self, index: int | None) -> str:
+        return f"{self._owing[1]}()"
+
     def cancel(self, index: int | None) -> bool:
         self._room.fail(CallCancelled(f"{self._owing[1]}() was not sent: the wait for room was cancelled"))
         return True

@@ -22,14 +22,14 @@ from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.base import Actor, change_class, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
-from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.errors import CallCancelled, SupervisionError
 from meshbook.runtime.node.endpoint_table import EndpointTable
-from meshbook.runtime.node.execution import Execution
+from meshbook.runtime.node.execution import CallPlace, Execution, Key, RunningEndpoint
 from meshbook.runtime.node.flow_control import FlowControl, OwedCredits, is_counted, size_of
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.reports import format_failed, format_raised, format_stopped, name_place
 from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
-from meshbook.runtime.telemetry.spans import Row, now
+from meshbook.runtime.telemetry.spans import CELLS, Row, is_recorded, now
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
@@ -115,7 +115,8 @@ class HostedActor:
         self._actor: Any = None
         self._endpoints = EndpointTable(None)
         self._owed: dict[int, Call] = {}  # unanswered calls by port, keyed by id(): one port may be named twice
-        self.cancelled_early: set[tuple[str, int]] = set()  # calls that were cancelled before they began
+        self.cancelled_early: set[Key] = set()  # calls that were cancelled before they began
+        self._interrupted: set[Key] = set()  # the running calls that `interrupt` has cancelled
         self.notices: collections.deque[Notice] = collections.deque()
         self._stops: collections.deque[Stop] = collections.deque()  # to be confirmed at the end
         self._unreached: set[str] = set()  # destinations of returned messages that are already logged
@@ -199,24 +200,52 @@ class HostedActor:
         if self._serving is not None and self._serving.cancel(key):
             self.cancelled_early.discard(key)
 
-    def where(self, sender: str, call: int) -> str:
-        """Describe where this call is: in the queue, or at a line of the user's code."""
+    def interrupt(self) -> list[str]:
+        """Cancel the endpoints that run, and return their names. Each caller gets an ActorError."""
+        running = [(key, each, each.endpoint) for each in self._executions() if (key := each.key) is not None]
+        self._interrupted = {key for key, *_ in running}
+        for key, execution, _ in running:
+            assert self._serving is not None
+            self._serving.interrupt(execution, key)
+        return [f"{self.instance.name}.{endpoint}()" for *_, endpoint in running]
+
+    def where(self, sender: str, call: int) -> CallPlace:
+        """Return where this call is: in the queue, or at a line of the user's code."""
         if self._serving is None:
-            return "still in its constructor"
-        if (execution := self._serving.at((sender, call))) is not None and (here := execution.where()):
-            return f"in {here}"
-        present = self._serving.execution.where()
-        return f"in its queue; the actor is in {present}" if present else "in its queue"
+            return CallPlace("still in its constructor")
+        execution, text = self._serving.at((sender, call)), ""
+        if execution is not None and (here := execution.where()):
+            text = f"in {here}"
+        else:
+            execution = self._serving.execution
+            present = execution.where()
+            text = f"in its queue; the actor is in {present}" if present else "in its queue"
+        return CallPlace(text, execution.running(self.instance.name) if self.is_of_user else None)
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether a user has spawned it, and it is not the actor that runs cells."""
+        name = self.instance.class_name
+        return bool(spawner_of(self.instance.key)) and is_recorded(name) and name != CELLS
+
+    def running(self) -> Iterator[tuple[RunningEndpoint, Execution]]:
+        """Yield the endpoints that run."""
+        for execution in self._executions():
+            if (running := execution.running(self.instance.name)) is not None:
+                yield running, execution
+
+    def _executions(self) -> list[Execution]:
+        return self._serving.all() if self._serving is not None else []
 
     def under_way(self) -> Iterator[Row]:
         """Return the spans of the messages that are being handled."""
-        for execution in self._serving.all() if self._serving is not None else ():
+        for execution in self._executions():
             yield from execution.under_way()
 
     def load(self) -> tuple[str, int, str]:
         """Return the actor's name, the number of queued messages, and the running endpoint."""
-        executions = self._serving.all() if self._serving is not None else ()
-        return self.instance.name, self.queue.size(), next(filter(None, (each.present for each in executions)), "")
+        present = filter(None, (each.present for each in self._executions()))
+        return self.instance.name, self.queue.size(), next(present, "")
 
     def is_served_here(self) -> bool:
         """Whether the actor cannot handle a message while the calling thread waits."""
@@ -471,7 +500,11 @@ class HostedActor:
             self.died(call, error)
         else:
             self._owed.pop(id(call), None)
-            self._node.replies.drop(call.sender, call.call)
+            if (call.sender, call.call) not in self._interrupted:
+                self._node.replies.drop(call.sender, call.call)
+            elif call.call:
+                interrupted = CallCancelled(f"{name_place(self.instance, call.endpoint)} was interrupted")
+                self._node.replies.reply_error(call.sender, call.call, str(interrupted), interrupted)
 
     # -- the end -----------------------------------------------------------------
 

@@ -141,6 +141,10 @@ class ThreadServing:
         """Cancel this message if it is the current one; return whether it is."""
         return self.execution.cancel(key)
 
+    def interrupt(self, execution: Execution, key: Key) -> None:
+        """Cancel the message of this execution if it is this one."""
+        execution.cancel(key)
+
     def at(self, key: Key) -> Execution | None:
         """Return the execution that handles this message now, or None."""
         return self.execution if self.execution.is_at(key) else None
@@ -399,8 +403,12 @@ class LoopServing:
         """Cancel this message if it is being handled; return whether it seemed to be."""
         execution = self.at(key)
         if execution is not None:
-            self._call_soon(lambda: execution.cancel(key))
+            self.interrupt(execution, key)
         return execution is not None
+
+    def interrupt(self, execution: Execution, key: Key) -> None:
+        """Cancel the message of this execution if it is this one."""
+        self._call_soon(lambda: execution.cancel(key))
 
     def at(self, key: Key) -> Execution | None:
         """Return the execution that handles this message now, or None."""

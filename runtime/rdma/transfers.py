@@ -164,6 +164,9 @@ class TransferTask(Generic[T]):
     def owing(self, index: int | None) -> list[object]:
         return []  # empty: this process moves the bytes itself
 
+    def describe(self, index: int | None) -> str:
+        return self.what()
+
     def fail(self, why: BaseException) -> None:
         self.deadline.cancel(why)
         self.future.fail(why)

@@ -212,6 +212,42 @@ def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: KernelNot
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1\n[2] 2"
 
 
+def test_an_endpoint_that_runs_is_shown_and_can_be_interrupted(notebook: KernelNotebook) -> None:
+    """The cell that waits says so, and what is left of it after Ctrl-C is not invisible."""
+    notebook.run(
+        "import asyncio\n"
+        "from meshbook import Actor, endpoint\n"
+        "class Sleeper(Actor):\n"
+        "    @endpoint\n"
+        "    async def sleep(self): await asyncio.sleep(600)\n"
+        "    @endpoint\n"
+        "    async def answer(self): return 7\n"
+        "beds = mesh.spawn('beds', Sleeper)"
+    )
+    cell = notebook.start("beds.sleep.call().get()")
+    notebook.wait_until(lambda: "\n" in cell.stdout)
+    notebook.interrupt()
+    notebook.wait_failed(cell, ENDS_WITHIN)
+    number = cell.reply["execution_count"] if cell.reply else 0
+    called = f"called in cell {number}"
+    assert cell.stdout == f"waits for beds.sleep() on ranks 0-2, {called}\n"
+    assert "beds.sleep() on ranks 0-2 goes on; cancel it with cancel()" in cell.traceback
+    queued = notebook.start("await beds.answer.call()")
+    notebook.wait_until(lambda: "\n" in queued.stdout)
+    notebook.interrupt()
+    notebook.wait_failed(queued, ENDS_WITHIN)
+    assert queued.stdout.startswith(f"waits for beds.sleep() on ranks 0-2, {called}\n")
+    assert "beds.answer() on ranks 0-2 goes on" in queued.stdout
+    late = notebook.run_failing("beds.answer.call().get(timeout=0.1)")
+    assert late.error["evalue"] == "beds.answer() on ranks 0-2 did not answer within 0.1 s"
+    assert f"  ranks 0-2 run beds.sleep(), {called} · 00:" in notebook.run("%mesh").stdout
+    assert f"[0-2] actor beds: in beds.sleep(), {called}, for 00:" in notebook.run("%mesh stack").stdout
+    assert notebook.run("%mesh interrupt").stdout == "interrupted beds.sleep() on 3 ranks [0-2]\n"
+    notebook.run("beds.answer.call().get()")
+    assert notebook.run("%mesh interrupt").stdout == "3 ranks [0-2] idle\n"
+    notebook.run("beds.stop().get()")
+
+
 def test_cells_that_wait_in_the_queue_are_dropped_as_a_front_end_expects(
     notebook: KernelNotebook, signs: Signs
 ) -> None:

@@ -123,7 +123,7 @@ class Session:
         """One actor on each of these nodes (on one new worker if none are given), in a dimension called `gpus`."""
         nodes = on if on is not None else self.workers(1)
         actor = f"{cls.__name__}-{next(self._serial)}"
-        targets = [Target(node.address, actor) for node in nodes]
+        targets = [Target(node.address, actor, rank=rank) for rank, node in enumerate(nodes)]
         extent = Extent.of(gpus=len(nodes))
         reply_handler = AllReplies(extent.region)
         self.controller.calls.spawn(targets, (cls, args, {}), extent, reply_handler)

@@ -19,7 +19,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MainThreadState
 from meshbook.runtime.errors import ExitReport, MeshbookError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.wire.messages import Address
 
@@ -47,6 +47,16 @@ class FakeSession:
             callback(report)
 
 
+class FakeActors:
+    """Are ready with these answers; run no endpoint."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.prepare = SimpleNamespace(call_each=lambda: answers)
+
+    def _with_region(self, region: Region) -> Any:
+        return SimpleNamespace(endpoints=SimpleNamespace(call_each=lambda: [Future.completed([])] * len(region)))
+
+
 class FakeProcs:
     def __init__(self, session: FakeSession, extent: Extent, name: str) -> None:
         self._session = session
@@ -58,7 +68,7 @@ class FakeProcs:
 
     def spawn(self, name: str, cls: type) -> Any:
         answers = self._session.answers or [Future.completed(True)] * self.extent.nelements
-        return SimpleNamespace(prepare=SimpleNamespace(call_each=lambda: answers))
+        return FakeActors(answers)
 
     spawn_on_main = spawn
 

@@ -25,6 +25,11 @@ def test_identical_stacks_are_shown_once() -> None:
     ]
 
 
+def test_how_long_endpoints_have_run_does_not_distinguish_them() -> None:
+    stacks = {rank: [ThreadStack("actor a", (), "in a.slow(), called in cell 3", 61.0 + rank)] for rank in range(2)}
+    assert render_stacks(stacks) == "[0-1] actor a: in a.slow(), called in cell 3, for 01:01"
+
+
 def thread(name: str, *frames: tuple[str, str], owns_gil: bool = False) -> SampledThread:
     return SampledThread(name, owns_gil, tuple(SampledFrame(function, file, 3) for file, function in frames))
 

@@ -84,12 +84,12 @@ def test_it_cannot_be_constructed() -> None:
         Future()
 
 
-def test_a_timeout_has_no_text_and_spoils_nothing() -> None:
+def test_a_timeout_names_the_seconds_and_spoils_nothing() -> None:
     future: Future[int] = Future.pending()
     for _ in range(2):
         with pytest.raises(TimeoutError) as raised:
             future.get(timeout=0)
-        assert str(raised.value) == ""
+        assert str(raised.value) == "the future did not answer within 0 s"
     with pytest.raises(TimeoutError):
         future.exception(timeout=0)
     assert not future.done()

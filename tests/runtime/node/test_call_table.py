@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
+import sys
 import threading
 from typing import Any
 
@@ -16,6 +18,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ActorError, MessageTooLarge, PickleError
 from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.threads import Latch
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
 
@@ -386,3 +389,38 @@ def test_a_call_has_as_many_tracked_objects_for_a_thousand_targets_as_for_two() 
     finally:
         gc.enable()
     assert counts[1] <= counts[0] + 2  # the ids and a larger table
+
+
+def test_a_wait_that_ends_early_names_the_call_and_its_ranks(session: Any, gate: Any) -> None:
+    mesh = session.spawn(Worker, on=session.workers(2))
+    future = mesh.hold.call(gate)
+    for _ in range(2):
+        gate.wait_entered()
+    with pytest.raises(TimeoutError, match=r"^Worker-\d+\.hold\(\) on ranks 0-1 did not answer within 0\.01 s$"):
+        future.get(timeout=0.01)
+    with pytest.raises(TimeoutError, match=r"^Worker-\d+\.hold\(\) on rank 1 did not answer"):
+        sliced(mesh, gpus=1).hold.call_one(gate).get(timeout=0.01)
+    gate.open(3)
+    future.get(PATIENCE)
+
+
+def test_an_interrupted_wait_says_that_the_call_goes_on_and_how_to_cancel_it(session: Any, gate: Any) -> None:
+    mesh = session.spawn(Worker)
+    future = mesh.hold.call_one(gate)
+    gate.wait_entered()
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while (frame := sys._current_frames()[main]) and frame.f_code is not Latch.wait.__code__:
+            os.sched_yield()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        future.get(PATIENCE)
+    thread.join()
+    (note,) = caught.value.__notes__
+    assert ".hold() on rank 0 goes on; cancel it with cancel() of its future" in note
+    assert future.cancel()
+    gate.open()

@@ -26,6 +26,9 @@ class Question:
 
     helper: Any = None
 
+    def describe(self, index: int | None) -> str:
+        return ""
+
     def cancel(self, index: int | None) -> bool:
         return False
 

@@ -31,6 +31,9 @@ class Question:
 
     helper: Any = None
 
+    def describe(self, index: int | None) -> str:
+        return ""
+
     def cancel(self, index: int | None) -> bool:
         self.is_cancelled = True
         return True

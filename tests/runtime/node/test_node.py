@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +14,15 @@ import pytest
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import ActorError, CallTimeout, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Hello, Message, Reply, Spawn, Stop
-from tests.runtime.conftest import NOWHERE, Gate, Received
-from tests.support import PATIENCE
+from tests.runtime.conftest import NOWHERE, AsyncProbe, Gate, Received
+from tests.support import PATIENCE, Probe
 
 
 def fails(future: Any, said: str, kind: type[BaseException] = SupervisionError) -> BaseException:
@@ -533,3 +534,30 @@ def test_a_reply_has_left_before_the_next_message_begins(session: Any, gate: Gat
     holding.open()
     gate.open()
     assert last.get(PATIENCE) is None
+
+
+@pytest.mark.parametrize("cls", [Probe, AsyncProbe])
+def test_an_endpoint_that_runs_can_be_interrupted_on_its_rank(session: Any, cls: type[Actor]) -> None:
+    """The caller gets an error, and the actor goes on with its next message."""
+    [node] = session.workers(1)
+    actor = session.spawn_counted_as("probe", cls, node)
+    begun = Gate()
+    running, queued = actor.run.call_one(stay_at if cls is Probe else stay, begun), actor.run.call_one(len, "abc")
+    begun.wait_entered()
+    ((seen, _),) = node.actors.running()
+    assert str(seen) == "probe.run()"
+    assert node.actors.interrupt() == ["probe.run()"]
+    assert isinstance(fails(running, "was interrupted", ActorError).exception, CallCancelled)
+    assert queued.get(PATIENCE) == 3
+    assert (list(node.actors.running()), node.actors.interrupt()) == ([], [])
+
+
+def stay_at(begun: Gate) -> None:
+    begun.tell()
+    while True:
+        os.sched_yield()
+
+
+async def stay(begun: Gate) -> None:
+    begun.tell()
+    await asyncio.Event().wait()
