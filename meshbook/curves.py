@@ -191,8 +191,8 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         try:
             found[name] = loggable(name, value)
-        except TypeError:
-            logger.debug("%s is no number: %r", name, value)
+        except (TypeError, ValueError) as error:
+            logger.debug("%s is not logged: %s", name, error)
     return found
 
 

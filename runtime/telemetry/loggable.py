@@ -90,10 +90,11 @@ class Histogram:
 def loggable(name: str, value: Any) -> float | Pending:
     """Return a value in the form in which it is sent, or a copy of it that is on its way from a GPU.
 
-    TypeError for anything else than a number, a tensor or an array with one element, a histogram or an image.
+    TypeError for anything else than a number, a tensor or an array with one element, a histogram or an image;
+    ValueError for a number that is too large for a float.
     """
     if isinstance(value, Real):  # numbers of numpy as well
-        return to_float(value)
+        return to_float(name, value)
     if hasattr(value, "has_arrived"):  # a histogram, or what this function has returned before
         pending: Pending = value
         return pending
@@ -107,7 +108,7 @@ def loggable(name: str, value: Any) -> float | Pending:
             return _Copy(value)
         value = value.item()
         if isinstance(value, Real):
-            return to_float(value)
+            return to_float(name, value)
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     raise TypeError(
@@ -116,12 +117,15 @@ def loggable(name: str, value: Any) -> float | Pending:
     )
 
 
-def to_float(number: Any) -> float:
-    """Return a number as a float; infinite if it is too large for one."""
+def to_float(name: str, number: Any) -> float:
+    """Return a number as a float. Raises ValueError if it is finite, and too large for one."""
     try:
-        return float(number)
+        found = float(number)
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        found = math.inf
+    if math.isinf(found) and abs(number) != math.inf:
+        raise ValueError(f"{name} is beyond the largest finite float, {sys.float_info.max:.3g}")
+    return found
 
 
 # -- values on a GPU -----------------------------------------------------------------------

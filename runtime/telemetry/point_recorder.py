@@ -70,7 +70,7 @@ class PointRecorder:
         self._unstarted = [self._thread]  # `pop` gives it to one of the threads that would start it
 
     def add(self, origin: str, step: float, values: Mapping[str, Any]) -> None:
-        """Queue values; `values` must not change any more. TypeError if one cannot be logged."""
+        """Queue values; `values` must not change any more. TypeError, ValueError if one cannot be logged."""
         image_bytes = 0
         for name, value in values.items():
             if value.__class__ is not float:
@@ -215,7 +215,7 @@ class PointRecorder:
 
 def _number(name: str, value: Any) -> Any:
     kind = value.__class__
-    return value if kind is float else to_float(value) if kind is int else loggable(name, value)
+    return value if kind is float else to_float(name, value) if kind is int else loggable(name, value)
 
 
 def _plain(name: str) -> str:
@@ -238,8 +238,9 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
     A value is a number (NaN and infinity included), a tensor or an array with one element, a `meshbook.Histogram`, or
     an image: of PIL, a figure of matplotlib, or an array of uint8 of shape [height, width] or [height, width, channels]
     with 1, 3 or 4 channels. The call takes microseconds, blocks nothing, and never waits for a GPU: its values are
-    copied in the background. Raises TypeError for other values, with the name, and ValueError for a step that is not
-    finite. In a child process, such as a worker of a DataLoader, the call does nothing but log a warning, once.
+    copied in the background. Raises TypeError for other values, with the name, and ValueError for a number that is too
+    large for a float, such as 10**400, or a step that is not finite. In a child process, such as a worker of a
+    DataLoader, the call does nothing but log a warning, once.
     """
     if values is not None:
         if not isinstance(values, Mapping):
@@ -252,7 +253,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
         named = {**values, **named}
     number = math.nan
     if step is not None:
-        number = to_float(step) if step.__class__ in (int, float) else _checked_step(step)
+        number = to_float("step", step) if step.__class__ in (int, float) else _checked_step(step)
         if not math.isfinite(number):
             raise ValueError(f"a step is a finite number, not {number}")
     if (here := CURRENT.get() or _client()) is None:
