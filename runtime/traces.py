@@ -23,8 +23,9 @@ OWN = tuple({f"{_PACKAGE}/", *(f"{room.resolve()}/" for room in _PACKAGE.iterdir
 _LIBRARY = Path(threading.__file__).parent
 _WAITING = (f"{_LIBRARY}/asyncio/", f"{_LIBRARY}/concurrent/", f"{_LIBRARY}/threading.py", "<frozen ")
 _RUNS_CELLS = ("/IPython/core/", "/ipykernel/")
-# A frame of a traceback that comes without its source: `  File "/tmp/ipykernel_4711/123.py", line 3, in step`.
-_FRAME = re.compile(r'^( +)File "(.+)", line (\d+)(.*)$(?!\n\1 )', re.MULTILINE)
+# A frame of a traceback, and its source if that is there: `  File "/tmp/ipykernel_4711/123.py", line 3, in step`.
+_FRAME = re.compile(r'^( +)File "(.+)", line (\d+)(.*)$(\n\1 .*)?', re.MULTILINE)
+_CELL_OF_RANK = re.compile(r"<(cell \d+) \w+>")
 MOST_CHARACTERS = 300  # of a headline: the traceback has all of it
 Place = tuple[CodeType, int]  # a code object, and the offset of an instruction in it
 
@@ -71,10 +72,15 @@ class SourceLine:
     def __str__(self) -> str:
         """Format as `train.py:12, in step`, or `Cell In[3], line 2`; with the source line below, if available."""
         cell = _cell_of(self.filename)
-        where = f"{cell}, line {self.number}" if cell else f"{self.filename.strip('<>')}:{self.number}"
+        where = f"{cell}, line {self.number}" if cell else f"{short_name(self.filename)}:{self.number}"
         name = "" if self.function.startswith(("<module", "<cell")) else f", in {self.function}"
         source = linecache.getline(self.filename, self.number).strip()
         return f"{where}{name}\n    {source}" if source else f"{where}{name}"
+
+
+def short_name(filename: str) -> str:
+    """Return the file name of a code object for display: `cell 9` for a cell on a rank, `string` for `<string>`."""
+    return _CELL_OF_RANK.sub(r"\1", filename).strip("<>")
 
 
 def calling_place(depth: int) -> Place:
@@ -156,11 +162,11 @@ def name_cells(text: str) -> str:
 
 
 def _name_cell(found: re.Match[str]) -> str:
-    indent, filename, number, rest = found.groups()
+    indent, filename, number, rest, below = found.groups()
     if not (cell := _cell_of(filename)):
-        return found[0]
+        return _CELL_OF_RANK.sub(r"<\1>", found[0])
     source = linecache.getline(filename, int(number)).strip()
-    return f"{indent}{cell}, line {number}{rest}" + (f"\n{indent}  {source}" if source else "")
+    return f"{indent}{cell}, line {number}{rest}" + (below or (f"\n{indent}  {source}" if source else ""))
 
 
 def headline(error: BaseException) -> str:

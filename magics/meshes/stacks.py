@@ -20,7 +20,7 @@ from meshbook.runtime.cells.outcome import Frame
 from meshbook.runtime.cells.thread_stacks import MAIN, ThreadStack
 from meshbook.runtime.formats import format_elapsed, format_label
 from meshbook.runtime.hosts.observer import Observation, SampledThread
-from meshbook.runtime.traces import is_ours
+from meshbook.runtime.traces import is_ours, short_name
 
 _COLUMN = 40  # column where the source begins
 
@@ -85,5 +85,5 @@ def place_of(frame: Frame) -> str:
     name = "" if frame.function == "<module>" else f" in {frame.function}"
     # A file needs its folder: `distributed/distributed_c10d.py`.
     is_cell = frame.filename.startswith("<")
-    file = frame.filename.strip("<>") if is_cell else "/".join(Path(frame.filename).parts[-2:])
+    file = short_name(frame.filename) if is_cell else "/".join(Path(frame.filename).parts[-2:])
     return f"{file}:{frame.line}{name}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from meshbook.runtime.cells.outcome import RankError, format_place
 from meshbook.runtime.formats import format_label, name_ranks
 from meshbook.runtime.telemetry.lines import skeleton
+from meshbook.runtime.traces import short_name
 
 MOST_TRACEBACKS = 8  # shown in full; more would hide the first failure when every rank fails differently
 MOST_ALIKE = 16  # shown in one line each below the traceback that applies to them, too
@@ -226,7 +227,7 @@ def _render_frames(error: RankError) -> list[str]:
     lines: list[str] = []
     # An error without a rendering is a misuse, which IPython shows in a line: the place in a library does not help.
     for frame in [frame for frame in error.frames if frame.is_user] or error.frames:
-        lines.append(f"  {frame.filename.strip('<>')}:{frame.line} in {frame.function}")
+        lines.append(f"  {short_name(frame.filename)}:{frame.line} in {frame.function}")
         lines += [f"    {frame.source.strip()}"] if frame.source.strip() else []
     return lines
 

@@ -16,6 +16,7 @@ from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.operator_profiles import OperatorProfile
 from meshbook.runtime.formats import format_seconds, name_ranks
 from meshbook.runtime.telemetry.samples import MAIN, CodeLine, RankSamples
+from meshbook.runtime.traces import short_name
 
 MOST_ROWS = 12
 LEAST = 0.005  # of the time of some rank; shorter entries are omitted
@@ -173,7 +174,7 @@ class SampleProfile:
             for rank, samples in sorted(self.by_rank.items())
             for thread in sorted(samples.threads, key=lambda thread: thread.thread != MAIN)
         ]
-        shared = [{"name": each.function, "file": each.filename.strip("<>"), "line": each.line} for each in frames]
+        shared = [{"name": each.function, "file": short_name(each.filename), "line": each.line} for each in frames]
         about = {"$schema": _SCHEMA, "name": self.title, "exporter": "meshbook", "activeProfileIndex": 0}
         return {**about, "shared": {"frames": shared}, "profiles": profiles}
 
@@ -199,7 +200,7 @@ def _name(function: tuple[str, str], lines: Counter[CodeLine]) -> str:
     """Return `load (cell 7:12)` or `all_reduce, from cell 7:14`, with the user's line that was sampled most."""
     name, filename = function
     ((line, _),) = lines.most_common(1)
-    short = line.filename.strip("<>") if line.filename.startswith("<") else "/".join(Path(line.filename).parts[-2:])
+    short = short_name(line.filename) if line.filename.startswith("<") else "/".join(Path(line.filename).parts[-2:])
     if filename != line.filename:
         return f"{name}, from {short}:{line.line}"
     return f"{short}:{line.line}" if name == "<module>" else f"{name} ({short}:{line.line})"

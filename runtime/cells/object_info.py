@@ -17,6 +17,7 @@ from IPython.core.oinspect import Inspector
 
 from meshbook.runtime.cells.tables import summarize_table
 from meshbook.runtime.formats import format_bytes
+from meshbook.runtime.traces import short_name
 
 MOST_CHARACTERS = 60  # of a summary
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
@@ -42,7 +43,7 @@ class CellInspector(Inspector):
         found = super().info(obj, oname, info=info, detail_level=detail_level)
         name = Path(found.get("file") or "").name
         if name.startswith("<cell"):
-            found["file"] = name.strip("<>")
+            found["file"] = short_name(name)
         return found
 
 

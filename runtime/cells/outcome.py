@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshbook.runtime.collectives.abort import find_collective
+from meshbook.runtime.traces import short_name
 
 ErrorKind = Literal["raised", "interrupted", "died", "skipped"]
 
@@ -66,7 +67,7 @@ def place_of(frames: Sequence[Frame]) -> str:
         return ""
     last = own[-1]
     name = "" if last.function == "<module>" else f" in {last.function}"
-    return f"{last.filename.strip('<>')}:{last.line}{name}"
+    return f"{short_name(last.filename)}:{last.line}{name}"
 
 
 @dataclass(frozen=True, slots=True)

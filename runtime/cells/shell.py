@@ -7,6 +7,7 @@ import bdb
 import codeop
 import contextlib
 import gc
+import hashlib
 import re
 import sys
 import traceback
@@ -73,7 +74,10 @@ class RunResult:
 
 
 class CellCompiler(CachingCompiler):
-    """Names a cell `<cell 9>` by its number in the notebook, for tracebacks and places."""
+    """Names a cell `<cell 9 1b2c3d4e>` by its number in the notebook and its content, for tracebacks and places.
+
+    Several cells may have one number: those that a loop runs, and those before and after a restart of the kernel.
+    """
 
     number = 0
 
@@ -84,7 +88,7 @@ class CellCompiler(CachingCompiler):
         self.flags &= ~INCOMPLETE
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
-        return f"<cell {self.number}>"
+        return f"<cell {self.number} {hashlib.blake2b(code.encode(errors='replace'), digest_size=4).hexdigest()}>"
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         name: str = super().cache(transformed_code, self.number, raw_code)

@@ -50,6 +50,18 @@ def test_the_frames_of_a_function_of_an_earlier_cell_have_their_source(notebook:
     assert "step(0)" in failed.traceback
 
 
+def test_cells_of_one_number_keep_their_source(notebook: KernelNotebook) -> None:
+    notebook.run(
+        "for name in ('early', 'late'):\n"
+        "    get_ipython().run_cell_magic('mesh', '', f'def {name}(x):\\n    return {name}_missing / x\\n')"
+    )
+    shown = notebook.run("%%mesh 0\nimport inspect\nprint(inspect.getsource(early) + inspect.getsource(late))").plain
+    assert shown.index("def early") < shown.index("early_missing") < shown.index("def late")
+    traceback = notebook.run_failing("%%mesh 0\nearly(1)").traceback
+    assert "return early_missing / x" in traceback
+    assert "late_missing" not in traceback
+
+
 def test_distinct_errors_are_shown_once_each(notebook: KernelNotebook) -> None:
     failed = notebook.run_failing(
         "%%mesh --on-error finish\nif rank == 0: raise KeyError('zero')\nif rank in (1, 3): raise ValueError('odd')"

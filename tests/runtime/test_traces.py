@@ -97,7 +97,7 @@ def test_frames_of_ours_are_passed_over() -> None:
         (SourceLine("/nowhere/train.py", 12, "step"), "/nowhere/train.py:12, in step"),
         (SourceLine("/nowhere/train.py", 12, "<module>"), "/nowhere/train.py:12"),
         (SourceLine("/nowhere/train.py", 12, "<lambda>"), "/nowhere/train.py:12, in <lambda>"),
-        (SourceLine("<cell 3>", 2, "<module>"), "cell 3:2"),
+        (SourceLine("<cell 3 1b2c3d4e>", 2, "<module>"), "cell 3:2"),
         (SourceLine(CELL, 2, "<cell line: 1>"), "Cell In[3], line 2\n    y = 1 / x"),
         (SourceLine(CELL, 2, "fit"), "Cell In[3], line 2, in fit\n    y = 1 / x"),
     ],
@@ -245,6 +245,9 @@ def test_cells_of_the_notebook_are_named_in_what_comes_from_afar(in_notebook: An
     named = f'  File "{CELL}", line 2, in step\n', "  Cell In[3], line 2, in step\n    y = 1 / x\n"
     assert name_cells(REMOTE) == REMOTE.replace(*named)
     assert name_cells(name_cells(REMOTE)) == name_cells(REMOTE)
+    with_source = REMOTE.replace(named[0], f"{named[0]}    y = 1 / x\n")
+    assert name_cells(with_source) == name_cells(REMOTE)
+    assert name_cells('  File "<cell 9 1b2c3d4e>", line 2, in step') == '  File "<cell 9>", line 2, in step'
     in_notebook(None)
     assert name_cells(REMOTE) == REMOTE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from meshbook.runtime.cells.shell import (
     has_group,
     render_group,
 )
+from meshbook.runtime.traces import short_name
 
 WORDS = """x 1 f(a) 'text' ''' " ( ) [ \\ # : = , ; / @ é % %ls ! !! ? ?? ... In[2]"""
 SCRAPS = [*WORDS.split(), "await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "\n", "\nif x:\n    y\n"]
@@ -64,11 +66,14 @@ def test_a_source_without_marks_below_comments_is_python_already(source: str) ->
         assert transformed.rstrip() == source.rstrip()
 
 
-def test_a_cell_is_named_by_its_number() -> None:
+def test_a_cell_is_named_by_its_number_and_content() -> None:
     compiler = CellCompiler()
     compiler.number = 9
-    assert compiler.get_code_name("x", "x", 1) == "<cell 9>"
-    assert compiler.cache("x = 1\n", 1) == "<cell 9>"
+    names = [compiler.cache(source, 1) for source in ("x = 1\n", "x = 2\n", "x = 1\n")]
+    assert names[0] == names[2] != names[1]
+    assert {short_name(name) for name in names} == {"cell 9"}
+    assert [linecache.getline(name, 1) for name in names] == ["x = 1\n", "x = 2\n", "x = 1\n"]
+    assert compiler.format_code_name(names[1]) == ("Cell", "In[9]")
 
 
 def raise_from(error: BaseException, source: str, filename: str = "<cell 9>") -> BaseException:
