@@ -10,7 +10,6 @@ import contextvars
 import functools
 import itertools
 import logging
-import pickle
 import queue
 import threading
 import time
@@ -34,6 +33,7 @@ from meshbook.runtime.mesh.tasks import (
     Outcome,
     Packed,
     UnstartedItems,
+    copied,
     pack,
     table_of,
     unpack,
@@ -107,9 +107,8 @@ class Scheduler:
 
     def add_function(self, function: Function) -> int:
         """Pickle a function, once for all ranks, and return its number. PickleError if it cannot be pickled."""
-        packed = pack(function, f"the function {name_of(function)}")
-        # Copy large buffers: the user may change them before a rank receives them.
-        kept = tuple(part if isinstance(part, bytes) else pickle.PickleBuffer(bytes(part)) for part in packed)
+        # Copied: the user may change large values before a rank receives them.
+        kept = copied(pack(function, f"the function {name_of(function)}"))
         with self._lock:
             # A program may submit the same function repeatedly.
             same = self._streams.get(kept[0]) if len(kept) == 1 and isinstance(kept[0], bytes) else None

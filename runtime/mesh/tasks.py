@@ -36,6 +36,11 @@ def pack(value: Any, what: pickling.What) -> Packed:
     return (bytes(stream), *map(pickle.PickleBuffer, buffers))
 
 
+def copied(packed: Packed) -> Packed:
+    """Return a pickled value with buffers of its own: later changes of the value do not affect it."""
+    return tuple(part if isinstance(part, bytes) else pickle.PickleBuffer(bytearray(part)) for part in packed)
+
+
 def unpack(packed: Packed, what: pickling.What) -> Any:
     """Unpickle a value. PickleError if it cannot be unpickled here."""
     return pickling.loads([memoryview(part) for part in packed], what)
@@ -117,11 +122,14 @@ class TaskTable:
         with known.ending:
             known.outcomes, known.running = outcomes, work.number
         room = self._most_bytes
+        is_sent_later = len(work.items) > 1
         for index, function, arguments in work.items:
             if known.has_begun.setdefault((work.number, index), True):
                 began, clock = time.time(), time.perf_counter()
                 outcome = self._run_one(known, function, arguments, bind, user_code)
                 outcome, room = _fit(outcome, room)
+                if is_sent_later and not isinstance(outcome, ItemFailure):
+                    outcome = copied(outcome)  # the next item may change an array that this one has returned
                 outcomes.append((index, began, time.perf_counter() - clock, outcome))
         with known.ending:
             known.answered = work.number

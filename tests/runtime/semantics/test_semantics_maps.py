@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import CancelledError
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshbook.runtime.actor.base import Actor
@@ -56,6 +57,19 @@ def test_values_are_in_the_order_of_the_items(world: Any) -> None:
     assert procs.map(lambda x, y: x + y, [1, 2], (10, 20, 30)).get(PATIENCE) == [11, 22]
     assert procs.map(square, iter(())).get(PATIENCE) == []
     assert sorted(procs.map(square, range(9), ordered=False, chunksize=2)) == [x * x for x in range(9)]
+
+
+@pytest.mark.parametrize("size", [3, 300_000])
+def test_a_value_is_what_its_item_returned(world: Any, size: int) -> None:
+    """Also if later items of the same request reuse the array."""
+    made = np.zeros(size)
+
+    def fill(x: int) -> Any:
+        made.fill(x)
+        return made
+
+    values = world.procs(1).map(fill, range(4), chunksize=4).get(PATIENCE)
+    assert [float(value[0]) for value in values] == [0, 1, 2, 3]
 
 
 def test_results_come_as_they_are_done(world: Any) -> None:
