@@ -85,13 +85,17 @@ def pass_main_by_value() -> None:
 
 
 def loads(body: Body, what: What) -> Any:
-    """Return the value of a body. Buffers are not copied: arrays and tensors use the memory of the frame."""
+    """Return the value of a body: arrays and tensors use the memory of the frame, or a copy if that is read-only."""
     try:
-        return unpickle(body[0], buffers=body[1:])
+        return unpickle(body[0], buffers=[part if _is_writable(part) else bytearray(part) for part in body[1:]])
     except _FAULTS as error:
         if body and isinstance(body[0], LostBody):
             raise MessageLost(f"{_text_of(what)} could not be read: {body[0].why}") from None
         raise PickleError(f"{_text_of(what)} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def _is_writable(part: Buffer) -> bool:
+    return not memoryview(part).readonly
 
 
 def dumps_class(cls: type) -> bytes:
@@ -218,12 +222,9 @@ def _is_dense(tensor: Any, torch: Any) -> bool:
 def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch  # weight: only receivers of tensors need it
 
-    view = memoryview(buffer)
-    if not view.nbytes:  # torch does not accept empty memory
+    if not memoryview(buffer).nbytes:  # torch does not accept empty memory
         return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
-    if view.readonly:
-        view = memoryview(bytearray(view))
-    tensor = torch.frombuffer(view, dtype=getattr(torch, dtype)).view(shape)
+    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 

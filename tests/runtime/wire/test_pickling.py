@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import enum
 import gc
+import inspect
+import linecache
+import pickle
 import sys
 import threading
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -88,6 +92,40 @@ def test_arrays_survive(array: np.ndarray[Any, Any]) -> None:
     came = over_the_wire(array)
     assert came.dtype == array.dtype
     np.testing.assert_array_equal(came, array)
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["bytearray", "bytes"])
+@pytest.mark.parametrize("size", [3, 3000, LARGE])
+def test_what_arrives_can_be_written_to(size: int, read_only: bool) -> None:
+    """In a frame of its own, or in `bytes`, as small frames are received."""
+    sparse = pytest.importorskip("scipy.sparse")
+    values = {
+        "array": np.zeros(size),
+        "strided": np.zeros(2 * size)[::2],
+        "broadcast": np.broadcast_to(np.zeros(1), (size,)),
+        "dates": np.zeros(size, "datetime64[s]"),
+        "frame": pandas.DataFrame({"a": np.zeros(size), "b": np.zeros(size)}),
+        "sparse": sparse.csr_matrix(np.ones((2, size))),
+        "tensor": torch.zeros(size),
+        "tensor of numpy": torch.from_numpy(np.zeros(size)),
+    }
+    frame = pack(Reply("w.0", 1, "ok"), pickling.dumps(values, "values"), 1 << 30)
+    came = pickling.loads(unpack(bytes(frame) if read_only else frame)[1], "values")
+    for name in ("array", "strided", "broadcast", "tensor", "tensor of numpy"):
+        came[name][0] += 5
+        assert float(came[name].max()) == 5, name
+    came["dates"].sort()
+    came["frame"].loc[0, "a"] = 5
+    came["sparse"].data *= 2
+    assert came["sparse"].sum() == 4 * size
+
+
+def test_buffers_within_a_message_arrive_writable() -> None:
+    """As the items of maps have them: a pickle within a pickle."""
+    inner = pickling.dumps(np.zeros(3000), "a value")
+    parts = over_the_wire([bytes(inner[0]), *(pickle.PickleBuffer(bytes(part)) for part in inner[1:])])
+    came = pickling.loads([memoryview(part) for part in parts], "a value")
+    came += 1
 
 
 TENSORS = {
