@@ -7,11 +7,13 @@ takes out what other libraries would leave in the stream.
 from __future__ import annotations
 
 import io
+import linecache
 import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import IO, Any
 
 import cloudpickle
@@ -147,7 +149,13 @@ def _is_plain(value: Any) -> bool:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._with_source: set[str] = set()
+
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is CodeType:
+            return self._reduce_code(obj)
         # Only if torch is loaded: otherwise there can be no tensor.
         if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
             flat = obj.detach().contiguous().view(-1)
@@ -167,6 +175,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_class(obj, reduced)
         return reduced
 
+    def _reduce_code(self, code: CodeType) -> Any:
+        """Add the source of a cell to the first of its code objects, for `inspect.getsource` and tracebacks there."""
+        make, arguments = self.dispatch_table[CodeType](code)
+        name, entry = code.co_filename, linecache.cache.get(code.co_filename)
+        # Of a file, the entry has the time of its last change. An entry of one part is not loaded.
+        if entry is None or len(entry) == 1 or entry[1] is not None or name in self._with_source:
+            return make, arguments
+        self._with_source.add(name)
+        return _make_code, (name, "".join(entry[2]), arguments)
+
 
 class _CpuPickler(_Pickler):
     """Moves tensors to the CPU, and detaches them from their graphs."""
@@ -185,6 +203,11 @@ def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buff
     stream = io.BytesIO()
     pickler(stream, 5, buffer_callback=buffers.append).dump(value)
     return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
+
+
+def _make_code(filename: str, source: str, arguments: tuple[Any, ...]) -> CodeType:
+    linecache.cache.setdefault(filename, (len(source), None, source.splitlines(keepends=True), filename))
+    return CodeType(*arguments)
 
 
 # Classes that were pickled by value, and whether they were defined here. cloudpickle finds such a class again, and

@@ -36,6 +36,11 @@ def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: Ker
     assert "return 1 / x" in failed.traceback
 
 
+def test_functions_of_the_notebook_have_their_source_on_ranks(notebook: KernelNotebook) -> None:
+    notebook.run("import inspect\ndef helper(x):\n    return x * 4")
+    assert "return x * 4" in str(notebook.run("mesh.map(lambda x: inspect.getsource(helper), [1]).get()[0]").result)
+
+
 def test_a_bar_shows_the_progress_of_a_longer_map(notebook: KernelNotebook) -> None:
     cell = notebook.run("quick = mesh.map(abs, range(4)).get()")
     assert cell.displays == []

@@ -75,6 +75,21 @@ def test_functions_and_classes_of_main_travel_by_value(monkeypatch: pytest.Monke
     assert (shift(1), local.y, closure()) == (6, 2, 5)
 
 
+def test_functions_of_cells_bring_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all functions of a cell; a file that exists is read where the function arrives."""
+    source = "def outer(x):\n    return [inner(y) for y in x]\n\ndef inner(x):\n    return x\n"
+    name = "/tmp/ipykernel_1/source_of_a_cell.py"
+    monkeypatch.setattr(linecache, "cache", {name: (len(source), None, source.splitlines(keepends=True), name)})
+    main: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), main)
+    body = pickling.dumps(main["outer"], "a function")
+    assert b"".join(map(bytes, body)).count(b"return [inner(y)") == 1
+    linecache.cache.clear()
+    came = pickling.loads(body, "a function")
+    assert inspect.getsource(came) == "def outer(x):\n    return [inner(y) for y in x]\n"
+    assert inspect.getsource(came.__globals__["inner"]) == "def inner(x):\n    return x\n"
+
+
 @pytest.mark.parametrize(
     "array",
     [
