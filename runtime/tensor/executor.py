@@ -19,6 +19,7 @@ from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Grouping, Groups
 from meshbook.runtime.tensor.lanes import OpaqueRef
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.operators import call
 from meshbook.runtime.tensor.streams import HandOffs
 from meshbook.runtime.tensor.templates import (
     FIRST_SLOT,
@@ -58,11 +59,6 @@ class Recording:
     outputs: Sequence[int]
     first: int
     last: int
-
-
-def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an operator to plain tensors."""
-    return func(*args, **kwargs)
 
 
 class Step:

@@ -16,6 +16,8 @@ import torch
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import Template
 
+# Kernels that keep what a backward needs only if gradients are enabled. Ranks run all operators without.
+NEEDS_GRAD_MODE: Final = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 # Their numbers decide the shape of the output.
 VALUES_MATTER: Final = frozenset({"arange", "range", "linspace", "logspace"})
 _FREE_TYPES: Final = frozenset({"number", "float", "Tensor"})
@@ -59,6 +61,14 @@ def _is_free(kind: Any) -> bool:
 def operator_of(func: Any) -> Operator:
     """Return the facts of an operator; there are some thousands of them."""
     return Operator(func)
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to plain tensors."""
+    if func in NEEDS_GRAD_MODE:
+        with torch.enable_grad():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 class Plan:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.tensor.operators import call
 from meshbook.runtime.tensor.sharded import placing, rules, views
 from meshbook.runtime.tensor.sharded.arguments import map_tensors, tensors_in
 from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE, batch_placements, run_batchwise
@@ -201,7 +202,7 @@ class ShardedOperators:
             # The operator may change the shape of its out= before that can be refused.
             wholes |= {id(one): wholes[id(one)].clone() for one in written}
         full_args, full_kwargs = map_tensors(lambda one: wholes[id(one)], (args, kwargs))
-        results = func(*full_args, **full_kwargs)
+        results = call(func, full_args, full_kwargs)
         originals = {id(wholes[id(one)]): one for one in tensors}
         for one in written:
             whole = wholes[id(one)]

@@ -350,3 +350,16 @@ def test_a_heat_map_shows_the_shards(mesh):
     titles = [axes.get_title() for axes in ranks.show().figure.axes]
     assert titles[:4] == ["ranks=0", "ranks=1", "ranks=2", "ranks=3"]
     mesh.procs.device_mesh.exit()
+
+
+def gradient_of_lstm():
+    torch.manual_seed(0)
+    module = nn.LSTM(4, 4)
+    module(torch.ones(3, 2, 4))[0].sum().backward()
+    return module.weight_ih_l0.grad
+
+
+def test_an_lstm_has_the_gradients_of_one_process(mesh):
+    with mesh.activate():
+        gradient = gradient_of_lstm()
+    torch.testing.assert_close(gradient.full_tensor(), gradient_of_lstm())

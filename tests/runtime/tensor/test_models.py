@@ -44,7 +44,19 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embedding(x), mask=mask, is_causal=True)).flatten(0, 1)
 
 
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.body = nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.head(self.body(self.embedding(x))[0]).flatten(0, 1)
+
+
 MODELS = {
+    "lstm": (Tagger, lambda: torch.randint(0, 11, (2, 6)), lambda: torch.randint(0, 5, (12,))),
     "conv net": (ConvNet, lambda: torch.randn(4, 3, 8, 8), lambda: torch.randint(0, 5, (4,))),
     "transformer": (Transformer, lambda: torch.randint(0, 11, (2, 6)), lambda: torch.randint(0, 11, (12,))),
 }
