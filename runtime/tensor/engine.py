@@ -100,6 +100,7 @@ class Engine:
         self.name = f"{procs.name}-{next(self._serial)}"
         self.node = self._find_node()
         self._context = contextvars.copy_context()
+        self._dtype = torch.get_default_dtype()  # of the ranks' streams
         # Guards the sending and all that belongs to it. Re-entrant: a finalizer may fetch while a batch is made.
         self._sending = threading.RLock()
         self._streams: dict[Stream, ActorMesh] = {}
@@ -144,7 +145,7 @@ class Engine:
             if stream not in self._streams:
                 name = "tensor_engine" if stream is MAIN else "tensor_stream"
                 spawn: Any = self.procs.spawn
-                arguments: tuple[Any, ...] = self.name, COLLECTIVE_SECONDS, self.layout, stream.number
+                arguments: tuple[Any, ...] = self.name, COLLECTIVE_SECONDS, self.layout, stream.number, self._dtype
                 actors = self._context.copy().run(spawn, name, TensorWorker, *arguments)
                 handle_failures(actors, lambda failure: True)  # a fetch raises them
                 self._streams[stream] = actors
@@ -198,6 +199,8 @@ class Engine:
         """
         if self.trouble is not None:
             raise self._explain_trouble()
+        if torch.get_default_dtype() is not self._dtype:
+            self._share_default_dtype()
         if self.recorder is not None:
             self.recorder.note(lane, command)
         pending = self._pending
@@ -209,6 +212,11 @@ class Engine:
         elif not self._is_due:
             self._is_due = True
             self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
+
+    def _share_default_dtype(self) -> None:
+        self._dtype = torch.get_default_dtype()
+        for stream in list(self._streams):
+            self.issue(self.lane(self.actors, stream), ("default_dtype", self._dtype), None, 0)
 
     def flush(self) -> None:
         """Send what is unsent, and wait while the ranks are too far behind."""

@@ -6,9 +6,11 @@ A command with a failed input passes that failure on, so the first error is what
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +89,14 @@ class _Missing:
         raise LookupError(self._why)
 
 
+class _DefaultDtype:
+    """The default dtype that this process has outside of commands. Several streams may run commands at once."""
+
+    lock = threading.Lock()
+    streams = 0
+    outside: torch.dtype
+
+
 class Executor:
     """Runs the commands of one stream of a rank, in order. `apply` runs each operator; DTensors need a special one."""
 
@@ -94,6 +104,7 @@ class Executor:
         self.rank = rank
         self.groups = groups
         self.values: dict[int, Any] = {}
+        self.dtype = torch.float32  # the default dtype of the controller
         self._apply = apply
         self._hand_offs = hand_offs or HandOffs()
         self._steps: dict[int, Step] = {}
@@ -102,6 +113,7 @@ class Executor:
         self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
         self._handlers: dict[str, Callable[..., None]] = {
             "delete": self._delete,
+            "default_dtype": self._set_default_dtype,
             "template": self._define,
             "forget": self._forget,
             "constant": self._constant,
@@ -187,6 +199,27 @@ class Executor:
         """Return the failure among these values that happened first."""
         found = [value for each in ids if type(value := self.values.get(each)) is Failed]
         return min(found, key=lambda failed: failed.command, default=None)
+
+    @contextlib.contextmanager
+    def using_default_dtype(self) -> Iterator[None]:
+        """Make the controller's default dtype that of this process, while the block runs; cells may have another."""
+        state = _DefaultDtype
+        with state.lock:
+            if not state.streams:
+                state.outside = torch.get_default_dtype()
+            state.streams += 1
+            torch.set_default_dtype(self.dtype)
+        try:
+            yield
+        finally:
+            with state.lock:
+                state.streams -= 1
+                if not state.streams and torch.get_default_dtype() is self.dtype:  # else a cell has changed it
+                    torch.set_default_dtype(state.outside)
+
+    def _set_default_dtype(self, number: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        torch.set_default_dtype(dtype)
 
     # -- the table --------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from meshbook.runtime.tensor.arguments import find_faults
@@ -103,7 +104,7 @@ class Compiled:
         ids = [tensor._ref.id for tensor in inputs]
         pattern = tuple(map(ids.index, ids))  # which inputs are the same value
         arguments = (leaf._meta if isinstance(leaf, MeshTensor) else (type(leaf), leaf) for leaf in leaves)
-        key = place, spec, pattern, *arguments
+        key = place, spec, pattern, torch.get_default_dtype(), *arguments
         entry = self._entries.get(key)
         if entry is not None:
             if place.is_global:

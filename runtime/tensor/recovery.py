@@ -59,6 +59,7 @@ class Definitions:
     recordings: dict[int, Any]
     functions: dict[int, Any]
     random_state: torch.Tensor
+    dtype: torch.dtype  # the default one
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,11 @@ class RemoteFunction:
             rule = self._function if self._propagate == "mocked" else self._propagate
             return _run_rule(rule, args, kwargs)
         leaves, spec = tree_flatten((args, kwargs))
-        key = (spec, *(leaf._meta if isinstance(leaf, MeshTensor) else (type(leaf), leaf) for leaf in leaves))
+        key = (
+            spec,
+            torch.get_default_dtype(),
+            *(leaf._meta if isinstance(leaf, MeshTensor) else (type(leaf), leaf) for leaf in leaves),
+        )
         if any(isinstance(leaf, OpaqueRef) for leaf in leaves):  # a key would keep its object
             return _run_rule(self._function, args, kwargs)
         try:

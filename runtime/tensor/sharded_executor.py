@@ -127,7 +127,8 @@ class ShardedExecutor(Executor):
     def definitions(self) -> Definitions:
         """Return the templates, recordings and functions, for a rank that has none."""
         templates = {head: step.template for head, step in self._steps.items()}
-        return Definitions(templates, dict(self._recordings), dict(self._functions), self.operators.random.state)
+        recordings, functions = dict(self._recordings), dict(self._functions)
+        return Definitions(templates, recordings, functions, self.operators.random.state, self.dtype)
 
     def _recover(self, number: int, device: str, plan: Recovery) -> None:
         """Join new process groups, and take what this rank lacks from others."""
@@ -139,6 +140,7 @@ class ShardedExecutor(Executor):
             if self.rank in plan.new:
                 self._steps = {head: Step(template) for head, template in known.templates.items()}
                 self._recordings, self._functions = known.recordings, known.functions
+                self._set_default_dtype(number, known.dtype)
         sent: list[Any] = []
         memory: dict[tuple[int, int, int], torch.Tensor] = {}  # bytes, by sender, receiver and storage
         for each, moves in plan.moves.items():

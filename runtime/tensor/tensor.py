@@ -90,7 +90,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: Plac
     """Run an operator on the ranks. `place` is the active one, None without; else that of the tensors counts."""
     operator = operator_of(func)
     free = operator.free
-    key: list[Any] = [func]
+    key: list[Any] = [func, torch.get_default_dtype()]
     tensors: list[MeshTensor] = []
     numbers: list[Any] = []
     for position, value in enumerate(args):

@@ -31,11 +31,19 @@ from meshbook.runtime.traces import headline
 class TensorWorker(Actor):
     """One stream of one rank of a tensor engine. Endpoints that return values return `Failed` for a failed command."""
 
-    def __init__(self, engine: str, collective_timeout: float, layout: Layout | None = None, stream: int = 0) -> None:
+    def __init__(
+        self,
+        engine: str,
+        collective_timeout: float,
+        layout: Layout | None = None,
+        stream: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         rank = context().actor_instance.rank.rank
         self._name = f"{engine}/{rank}"
         groups = Groups(self._name, timedelta(seconds=collective_timeout), stream)
         self._executor = _make_executor(rank, groups, layout, HandOffs.of(self._name))
+        self._executor.dtype = dtype
         # All threads share CUDA's default stream, so a stream of ours needs one of its own.
         self._cuda = torch.cuda.Stream() if stream and torch.cuda.is_available() else None
         self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
@@ -44,7 +52,7 @@ class TensorWorker(Actor):
     def run(self, first: int, commands: bytes | list[Command]) -> list[Failed]:
         """Run a batch whose commands are numbered from `first` on; return the failures that began in it."""
         batch = pickle.loads(commands) if isinstance(commands, bytes) else commands
-        with torch.no_grad(), self._in_own_stream():
+        with torch.no_grad(), self._in_own_stream(), self._executor.using_default_dtype():
             return self._executor.run(first, batch)
 
     @endpoint(instrument=False)
@@ -69,7 +77,7 @@ class TensorWorker(Actor):
     def call(self, function: Any, tree: Any) -> Any:
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
         failed = self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
-        with self._in_own_stream():
+        with self._in_own_stream(), self._executor.using_default_dtype():
             return failed if failed is not None else self._executor.apply_function(function, tree)
 
     @endpoint(instrument=False)

@@ -167,7 +167,7 @@ class _HostedElsewhere:
         if len(self._results) >= MOST_KEYS:
             self._forget()
         try:
-            case = path, spec, *described, *modes, *trained, *wanted, autocast, has_grad
+            case = path, spec, torch.get_default_dtype(), *described, *modes, *trained, *wanted, autocast, has_grad
             key = self._keys.get(case)
             if key is None:
                 key = self._keys[case] = next(self._numbers)

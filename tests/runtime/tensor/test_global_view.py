@@ -16,6 +16,7 @@ from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.tensor import random
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
+from meshbook.runtime.tensor.modules.proxies import module_to_mesh
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
 
@@ -363,3 +364,18 @@ def test_an_lstm_has_the_gradients_of_one_process(mesh):
     with mesh.activate():
         gradient = gradient_of_lstm()
     torch.testing.assert_close(gradient.full_tensor(), gradient_of_lstm())
+
+
+def test_the_default_dtype_of_the_controller_holds_on_ranks(mesh):
+    x = distribute(torch.ones(4, 2), mesh, ["data", None])
+    before = [mesh.execute(torch.get_default_dtype), torch.rand(2).dtype]
+    try:
+        torch.set_default_dtype(torch.float64)
+        with mesh.activate():
+            made = [torch.full((2,), 0.1), torch.rand(2), torch.arange(3) / 7, nn.Linear(2, 2).weight.detach()]
+        assert [(each.dtype, each.full_tensor().dtype) for each in made] == [(torch.float64, torch.float64)] * 4
+        assert mesh.execute(lambda part: part * torch.ones(2), x).full_tensor().dtype is torch.float64
+        assert module_to_mesh(lambda: nn.Linear(2, 2), mesh).weight.full_tensor().dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [mesh.execute(torch.get_default_dtype), torch.rand(2).dtype] == before

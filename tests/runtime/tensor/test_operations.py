@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+from datetime import timedelta
 
 import pytest
 import torch
 from torch import nn
 
 from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
+from meshbook.runtime.tensor.executor import Executor
+from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.tensor import MeshTensor
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
@@ -324,3 +327,12 @@ def test_metadata_of_ranks_with_different_gpus_is_equal():
     assert first.device != second.device
     assert Meta.of(first) is Meta.of(second)
     assert Meta.of(first).device == torch.device("cuda")
+
+
+def test_a_process_has_its_own_default_dtype_outside_of_commands():
+    executor = Executor(0, Groups("other/0", timedelta(seconds=1), 0))
+    executor.run(1, [("default_dtype", torch.float64)])
+    torch.set_default_dtype(torch.float32)
+    with executor.using_default_dtype(), executor.using_default_dtype():
+        assert torch.get_default_dtype() is torch.float64
+    assert torch.get_default_dtype() is torch.float32

@@ -10,7 +10,8 @@ from torch import nn
 
 from meshbook.runtime.hosts.session import close_session, current_session
 from meshbook.runtime.tensor.failures import DeviceMeshError
-from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
+from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
+from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 60.0
@@ -91,3 +92,37 @@ def test_a_killed_rank_frees_the_others(procs):
     procs.heal().get(PATIENCE)
     with procs.activate():
         assert value(torch.ones(2).reduce("gpus"), gpus=1).tolist() == [2, 2]
+
+
+@pytest.fixture
+def default_dtype():
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+MADE = {
+    "factory": lambda: torch.full((2,), 0.1),
+    "random": lambda: torch.rand(2),
+    "division of integers": lambda: torch.arange(3) / 7,
+    "parameter": lambda: nn.Linear(2, 2).weight.detach(),
+    "remote function": remote(lambda: torch.ones(2), propagate="cached"),
+}
+
+
+def dtypes_of_made():
+    """What the controller says, and what a rank has."""
+    return {name: (each.dtype, value(each, gpus=1).dtype) for name, each in ((n, make()) for n, make in MADE.items())}
+
+
+def test_the_default_dtype_of_the_controller_holds_on_ranks(procs, default_dtype):
+    mesh, stream = procs.device_mesh, Stream("other")
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        default_dtype(dtype)
+        with mesh.activate():
+            assert dtypes_of_made() == dict.fromkeys(MADE, (dtype, dtype))
+            with stream.activate():  # it is new after the first change
+                assert dtypes_of_made() == dict.fromkeys(MADE, (dtype, dtype))
+    default_dtype(torch.float64)
+    other = procs.slice(gpus=1).device_mesh
+    with other.activate():
+        assert fetch_shard(torch.ones(2)).get(PATIENCE).dtype is torch.float64
