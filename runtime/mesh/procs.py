@@ -419,13 +419,14 @@ class ProcMesh(TensorMesh, MeshTrait):
         resized = self._twin(change.nodes, shape.extent.region, owned=True, policy=self._policy)
         resized._hosts = shape.hosts
         self._ownership.current = resized
+        # First: a host is released at the end if the newest handle has no processes there.
+        resized._hosts.adopt(resized)
 
         def follow_up(ranks: list[int]) -> list[Future[Any]]:
             return [*resized._follow_up(ranks, restarted=(), was=before.nelements), *at_end()]
 
         done = change.begin(self._hosts, _ask_ready, follow_up)
         resized._initialized, resized._heals_before = done.then(lambda ranks: True), self._ownership.heals
-        resized._hosts.adopt(resized)
         text = f"from {dict(before)} to {dict(shape.extent)}"
         node.send_event("resized", owned_mesh.name, owned_mesh.procs, change.new, text)
         return resized

@@ -31,6 +31,7 @@ from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launch import sweep
 from meshbook.runtime.hosts.launchers import CommandLauncher
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.resizing import Resize
 from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
 from tests.support import PATIENCE, Probe, await_death, died, environment, pids, still_running, wait_forever
@@ -638,6 +639,24 @@ def test_hosts_drain_and_join_while_the_others_keep_their_state(elastic: Any, se
     started = {each.name: psutil.Process(each.process.pid) for each in session.remote if each.name in ("e2", "e3")}
     more.shutdown().get(PATIENCE)
     assert psutil.wait_procs(list(started.values()), timeout=PATIENCE)[1] == [], "they have become one with the others"
+
+
+def test_a_host_is_released_however_soon_its_ranks_end(
+    elastic: Any, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps of the drain are done before the caller's thread goes on."""
+    procs, _ = elastic
+    agent = agent_of("e0", session)
+    begin = Resize.begin
+
+    def begin_and_wait(resize: Resize, *given: Any) -> Any:
+        done = begin(resize, *given)
+        done.get(PATIENCE)
+        return done
+
+    monkeypatch.setattr(Resize, "begin", begin_and_wait)
+    assert procs.drain("e0").initialized.get(PATIENCE) is True
+    assert still_running([agent]) == []
 
 
 def test_a_lost_host_is_drained_and_a_heal_is_not_needed(elastic: Any, session: Session):
