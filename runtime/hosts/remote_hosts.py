@@ -173,7 +173,7 @@ class RemoteHosts:
 
     def _launch(self, launcher: Launcher, away: RemoteAgentSpec, python: str) -> RemoteHost:
         name = away.host
-        node = name_agent(name, secrets.token_hex(2))
+        node = name_agent(name, secrets.token_hex(4))
         log = self._folder / f"{node}.log"
         spec = AgentSpec(
             run=self._node.run,
