@@ -66,6 +66,8 @@ class NotebookMesh:
     added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
     breaks: int = 0  # how often its process groups were broken by command
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
+    # Guards what is known of each rank while a resize moves it, from the ends and restarts that the I/O thread reports.
+    moving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}  # of those not stopped
@@ -122,10 +124,17 @@ class NotebookMesh:
         """Switch to these processes after a resize; the future completes once each rank has its new position."""
         if procs.nodes == self.procs.nodes:
             return None
+        actors = procs.all_of(self.cells), procs.all_of(self.control), procs.all_of(self.inspection)
+        with self.moving:
+            self.procs = procs
+            self.cells, self.control, self.inspection = actors
+            self._move_ranks()
+        self.when_changed()
+        return self.cells.update_names.call()
+
+    def _move_ranks(self) -> None:
         before = {rank: node for node, rank in self.rank_of.items()}
-        self.procs, self.cells, self.control = procs, procs.all_of(self.cells), procs.all_of(self.control)
-        self.inspection = procs.all_of(self.inspection)
-        self.rank_of = {address.node: rank for rank, address in enumerate(procs.nodes)}
+        self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}
         known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
         for known in (*known_by_rank, self.added):
             # The entries of processes that are gone are dropped.
@@ -137,8 +146,6 @@ class NotebookMesh:
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
-        self.when_changed()
-        return self.cells.update_names.call()
 
     def note_lost(self, rank: int, names: Iterable[str]) -> None:
         """Record names that a rank lacks after a restart."""
@@ -336,24 +343,30 @@ class MeshRegistry:
         node = mesh.session.node
 
         def note_end(report: ExitReport) -> None:
-            rank = mesh.rank_of.get(report.node)
-            if rank is None:
-                return
-            if not report.stopped:
-                mesh.dead[rank] = report
-                mesh.when_changed()
-                return
-            del mesh.rank_of[report.node]
-            if mesh.dead.keys() >= set(mesh.rank_of.values()):  # the mesh is stopped: its dead ranks will not be healed
+            with mesh.moving:
+                rank = mesh.rank_of.get(report.node)
+                if rank is None:
+                    return
+                if report.stopped:
+                    del mesh.rank_of[report.node]
+                else:
+                    mesh.dead[rank] = report
+                # If so, the mesh is stopped: its dead ranks will not be healed.
+                has_ended = report.stopped and mesh.dead.keys() >= set(mesh.rank_of.values())
+            if has_ended:
                 mesh.unwatch()
+            if not report.stopped:
+                mesh.when_changed()
 
         def note_restart(name: str) -> None:
-            if (rank := mesh.rank_of.get(name)) is not None:
+            with mesh.moving:
+                if (rank := mesh.rank_of.get(name)) is None:
+                    return
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.note_lost(rank, mesh.names.pop(rank, ()))
                 mesh.fresh[rank] = mesh.last.serial
-                mesh.when_changed()
+            mesh.when_changed()
 
         def unwatch() -> None:
             mesh.unwatch = _nothing
@@ -427,18 +440,22 @@ def default_extent(gpus: int) -> Extent:
 def wait_ready(mesh: NotebookMesh, progress: Progress | None) -> None:
     """Wait for every rank's cell actor; raise MeshError for the first rank that failed."""
     prepared: list[Future[bool]] = list(mesh.cells.prepare.call_each())
-    waiting = dict(enumerate(prepared))
-    while waiting:
-        rank, future = next(iter(waiting.items()))
+    while True:
+        waiting = []
+        for rank, future in enumerate(prepared):
+            if not future.done():
+                waiting.append(future)
+            elif isinstance(error := future.exception(), MeshbookError):
+                raise MeshError(f"rank {rank} of {mesh.name} did not start: {error}") from error
+            elif error is not None:
+                raise error
+        if not waiting:
+            return
         try:
-            future.get(timeout=0.25)
+            waiting[0].exception(0.25)
         except TimeoutError:
             if progress is not None:
-                progress(sum(other.done() for other in prepared), len(prepared))
-            continue
-        except MeshbookError as error:
-            raise MeshError(f"rank {rank} of {mesh.name} did not start: {error}") from error
-        del waiting[rank]
+                progress(len(prepared) - len(waiting), len(prepared))
 
 
 def format_up(mesh: NotebookMesh, started: float) -> str:

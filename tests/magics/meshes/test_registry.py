@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +255,12 @@ def test_a_rank_that_does_not_come_up_ends_the_start(meshes: MeshRegistry, sessi
     assert len(meshes) == 0
 
 
+def test_a_rank_that_fails_is_reported_while_others_still_start(meshes: MeshRegistry, session: FakeSession) -> None:
+    session.answers = [Future.pending(), Future.failed(MeshbookError("no device"))]
+    with pytest.raises(MeshError, match=r"^rank 1 of mesh did not start: no device$"):
+        up(meshes)
+
+
 def test_an_interrupt_ends_the_start(meshes: MeshRegistry, session: FakeSession) -> None:
     def interrupt(ready: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -386,4 +393,27 @@ def test_what_is_known_of_ranks_follows_a_resize(meshes: MeshRegistry, session: 
     assert (mesh.procs, mesh.extent) == (smaller, Extent.of(gpus=2))
     assert (mesh.busy, mesh.names) == ({0: 7}, {1: ("model",)})
     session.report(ExitReport("mesh.2", 4711, -9))
+    assert list(mesh.dead) == [0]
+
+
+def test_a_death_during_a_resize_is_noted_for_the_new_rank(meshes: MeshRegistry, session: FakeSession) -> None:
+    """The I/O thread reports it in the middle of the change."""
+    mesh = up(meshes, gpus=3)
+    begin = mesh.procs.followers[0]  # type: ignore[attr-defined]
+    reporting = threading.Thread(target=session.report, args=(ExitReport("mesh.2", 4711, -9),))
+
+    class DeadDuringMove(dict[int, Any]):
+        """Starts the report while the entries move, and waits until it is done or blocked."""
+
+        def clear(self) -> None:
+            reporting.start()
+            reporting.join(0.1)
+            super().clear()
+
+    mesh.dead = DeadDuringMove()
+    smaller: Any = FakeProcs(session, Extent.of(gpus=2), "mesh")
+    smaller.nodes = [mesh.procs.nodes[2], mesh.procs.nodes[0]]
+    smaller.all_of = lambda actors: SimpleNamespace(update_names=SimpleNamespace(call=lambda: None))
+    begin(smaller, [])
+    reporting.join()
     assert list(mesh.dead) == [0]
