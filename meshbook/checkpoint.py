@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointError", "latest", "load", "save", "steps"]
 
-NAME = re.compile(r"step-(\d+)")
+NAME = re.compile(r"step-(\d+)(\.old)?")
+OLD = ".old"  # the end of the name of a checkpoint while it is replaced
 METADATA = ".metadata"  # torch.distributed.checkpoint writes this file last
 
 
@@ -101,7 +102,7 @@ def load(
     ranks = _Ranks(alone)
     # Only the first rank chooses, so that all ranks read the same checkpoint.
     found: int | None = ranks.first(lambda: latest(folder) if step is None else step)
-    place = _folder_of(folder) / f"step-{found}"
+    place = _place_of(_folder_of(folder), found)
     if found is None or not (place / METADATA).exists():
         there = ", ".join(map(str, steps(folder))) or "none"
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
@@ -123,11 +124,18 @@ def steps(folder: str | os.PathLike[str] | None = None) -> list[int]:
     except FileNotFoundError:
         return []
     named = ((NAME.fullmatch(entry.name), entry) for entry in entries)
-    return sorted(int(match[1]) for match, entry in named if match and (entry / METADATA).exists())
+    return sorted({int(match[1]) for match, entry in named if match and (entry / METADATA).exists()})
 
 
 def _folder_of(folder: str | os.PathLike[str] | None) -> Path:
     return Path(current_settings().checkpoint_dir if folder is None else folder).absolute()
+
+
+def _place_of(folder: Path, step: int | None) -> Path:
+    """Return the path of a checkpoint: that of the replaced one, if the process was killed before the new one came."""
+    place = folder / f"step-{step}"
+    old = place.with_name(place.name + OLD)
+    return old if not place.exists() and (old / METADATA).exists() else place
 
 
 class _Ranks:
@@ -169,14 +177,19 @@ def _publish(draft: Path, place: Path, keep: int | None) -> None:
     umask = os.umask(0o22)
     os.umask(umask)
     draft.chmod(0o777 & ~umask)  # mkdtemp makes folders that only the owner can read
+    old = place.with_name(place.name + OLD)
     if place.exists():
-        _drop(place)
+        if old.exists():
+            _drop(old)
+        place.rename(old)  # until the next rename it is the checkpoint of this step
     draft.rename(place)
     _sync(place.parent)
+    if old.exists():
+        _drop(old)
     if keep is not None:
         for step in steps(place.parent)[:-keep]:
             if step != int(place.name.removeprefix("step-")):
-                _drop(place.parent / f"step-{step}")
+                _drop(_place_of(place.parent, step))
 
 
 def _drop(place: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,40 @@ def test_a_step_is_saved_again(tmp_path: Path) -> None:
     state = {"value": ""}
     checkpoint.load(state, tmp_path)
     assert state == {"value": "second"}
+
+
+def test_at_each_moment_of_a_replacement_there_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed after each of its renames and removals in turn; then it saves again."""
+    found: list[str] = []
+
+    def look(change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*given: Any, **more: Any) -> Any:
+            answer = change(*given, **more)
+            state = {"value": ""}
+            assert checkpoint.load(state, tmp_path) == 3
+            found.append(state["value"])
+            return answer
+
+        return changed
+
+    checkpoint.save({"value": "first"}, tmp_path, step=3)
+    monkeypatch.setattr(Path, "rename", look(Path.rename))
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", look(shutil.rmtree))
+    checkpoint.save({"value": "second"}, tmp_path, step=3)
+    assert found == sorted(found)  # torch renames a file of the new one as well
+    assert set(found) == {"first", "second"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_a_replaced_checkpoint_is_read_if_the_new_one_never_came(tmp_path: Path) -> None:
+    checkpoint.save({"value": "first"}, tmp_path, step=3)
+    (tmp_path / "step-3").rename(tmp_path / "step-3.old")
+    state = {"value": ""}
+    assert checkpoint.load(state, tmp_path) == checkpoint.latest(tmp_path) == 3
+    assert state == {"value": "first"}
+    checkpoint.save({"value": "second"}, tmp_path, step=3)
+    checkpoint.save({"value": "third"}, tmp_path, step=4, keep=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
