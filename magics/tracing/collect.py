@@ -5,8 +5,9 @@ Not for drawing or writing (`timeline_svg`, `chrome_trace`).
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,11 +46,14 @@ class CellTime:
 
 
 class CellTimes:
-    """The times of the notebook's last cells. Cells may run cells: only the outermost counts."""
+    """The times of the notebook's last cells. Cells may run cells: only the outermost counts.
+
+    Cells of subshells have threads of their own, and run beside those of the main thread.
+    """
 
     def __init__(self) -> None:
         self._ended: deque[CellTime] = deque(maxlen=MOST_CELLS)
-        self._begun: list[int] = []
+        self._begun: defaultdict[int, list[int]] = defaultdict(list)  # by thread
 
     def install(self, shell: Any) -> None:
         """Register for the shell's events."""
@@ -58,22 +62,27 @@ class CellTimes:
 
     def begin(self, info: Any = None) -> None:
         """Record that a cell begins."""
-        self._begun.append(now())
+        self._begun[threading.get_ident()].append(now())
 
     def end(self, result: Any) -> None:
         """Record that a cell has ended."""
-        start = self._begun.pop() if self._begun else now()
-        if not self._begun and result.execution_count is not None:
+        begun = self._begun[threading.get_ident()]
+        start = begun.pop() if begun else now()
+        if not begun and result.execution_count is not None:
             self._ended.append(CellTime(result.execution_count, start, now()))
 
     @property
     def seconds(self) -> float:
-        """How long the present cell has run; 0 if none runs."""
-        return sum((now() - start) / 1e9 for start in self._begun[:1])
+        """How long the present cell of the main thread has run; 0 if none runs."""
+        return sum((now() - start) / 1e9 for start in self._of_main_thread)
 
     def known(self, present: int) -> list[CellTime]:
-        """Return the times in order, including the running cell, which has this number."""
-        return [*self._ended, *(CellTime(present, start, now(), True) for start in self._begun[:1])]
+        """Return the times in order, including the running cell of the main thread, which has this number."""
+        return [*self._ended, *(CellTime(present, start, now(), True) for start in self._of_main_thread)]
+
+    @property
+    def _of_main_thread(self) -> list[int]:
+        return self._begun[threading.main_thread().ident or 0][:1]
 
 
 @dataclass(frozen=True, slots=True)

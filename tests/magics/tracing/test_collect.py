@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from meshbook.magics.errors import MeshError
 from meshbook.magics.tracing.collect import (
     CellTime,
+    CellTimes,
     ClockOffset,
     ReplyTimes,
     Trace,
@@ -68,6 +71,26 @@ def test_preparing_a_mesh_does_not_count_as_use(kind: Any, name: str, actor: str
 
 
 # --- one clock ---
+
+
+def test_cells_on_threads_of_their_own_have_their_own_times() -> None:
+    """Cells of subshells run beside a cell of the main thread."""
+    times = CellTimes()
+    times.begin()
+
+    def run_beside() -> None:
+        times.begin()
+        times.end(SimpleNamespace(execution_count=8))
+
+    beside = threading.Thread(target=run_beside)
+    beside.start()
+    beside.join()
+    inner, outer = times.known(7)
+    assert (inner.number, inner.is_open, outer.number, outer.is_open) == (8, False, 7, True)
+    assert outer.start < inner.start
+    times.end(SimpleNamespace(execution_count=7))
+    assert [cell.number for cell in times.known(9)] == [8, 7]
+    assert times.seconds == 0
 
 
 def test_the_quickest_ping_measures_the_clock() -> None:
