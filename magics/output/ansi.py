@@ -63,7 +63,8 @@ def _in_style(text: str, style: _Style) -> str:
 
 
 def _changed(style: _Style, codes: str) -> _Style:
-    numbers = [int(code or 0) for code in codes.split(";")]
+    # Three digits are enough for all codes. int() raises for thousands of them.
+    numbers = [int(code[:4] or 0) for code in codes.split(";")]
     while numbers:
         code = numbers.pop(0)
         match code:

@@ -23,3 +23,7 @@ from meshbook.magics.output.ansi import html_of
 )
 def test_text_from_a_worker_is_harmless_in_html(text, expected):
     assert html_of(text) == expected
+
+
+def test_a_colour_number_of_any_length_is_ignored() -> None:
+    assert html_of(f"\x1b[{'9' * 5000}mtext\x1b[0m") == "text"
