@@ -176,6 +176,8 @@ def parse_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         # An unknown option first: the word after it may have been meant as its value.
         odd = next((word for word in left if word.startswith("-")), left[0])
         if not odd.startswith("-"):
+            if odd.isdigit() and parser.option("--gpus") is not None:
+                parser.error(f"unexpected argument {quoted(odd)}; the number of workers is --gpus {odd}")
             parser.error(f"unexpected argument {quoted(_with_minus(odd))} (names and selectors cannot contain spaces)")
         name = odd.partition("=")[0]
         options = [each for action in parser.actions for each in action.option_strings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from meshbook.magics.verbs.debugging import InterruptVerb, StackVerb
 from meshbook.magics.verbs.elastic import DrainVerb, JoinVerb
 from meshbook.magics.verbs.explain import ExplainVerb
 from meshbook.magics.verbs.log import LogVerb
-from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, UpVerb
+from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, StartProgress, UpVerb
 from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
 from meshbook.magics.verbs.variables import PullVerb, PushVerb
 from meshbook.magics.verbs.verb_table import parse_verb
@@ -79,7 +80,7 @@ def test_verbs(line: str, verb: Verb) -> None:
         ("heal 1 2", "%mesh heal: unexpected argument '2'"),
         ("stack --kill", "%mesh stack: unknown option '--kill'"),
         ("--now", "unknown verb '--now'"),
-        ("up 4", "unexpected argument '4'"),
+        ("up 4", "unexpected argument '4'; the number of workers is --gpus 4"),
         ("up --gpu 4", "%mesh up: unknown option '--gpu'. Did you mean '--gpus'?"),
         ("up --gpus 0", "--gpus: '0' is not a whole number of 1 or more"),
         ("up --gpus -1", "--gpus: '-1' is not a whole number"),
@@ -122,3 +123,18 @@ def test_help_of_verbs(line: str, said: str) -> None:
     asked = parse_verb(line)
     assert isinstance(asked, HelpText)
     assert said in asked.text
+
+
+def test_the_progress_of_a_start_that_ends_early_says_so() -> None:
+    shown: list[str] = []
+    progress = StartProgress(SimpleNamespace())
+    progress._publisher = SimpleNamespace(  # type: ignore[assignment]
+        publish=lambda items: shown.extend(item.data["text/plain"] for item in items)
+    )
+    progress.stop()
+    progress(1, 2)
+    progress.stop()
+    assert shown == [
+        "starting ranks ██████████░░░░░░░░░░ 1/2",
+        "starting ranks ██████████░░░░░░░░░░ 1/2; not completed",
+    ]
