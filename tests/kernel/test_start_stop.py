@@ -225,8 +225,6 @@ def test_an_interrupt_ends_a_start_that_hangs(breaking: Breaking, signs: Signs, 
     notebook.interrupt()
     notebook.wait_failed(cell, timeout=10)
     assert "interrupt" in cell.traceback.lower()
-    if cell.displays:  # the bar was there by then
-        assert cell.updates[-1]["text/plain"].endswith("; the mesh did not start")
     assert notebook.run("%mesh").stdout.startswith("no mesh is up")
     assert still_running(_workers(notebook)) == []
 

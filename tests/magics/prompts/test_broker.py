@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pytest
 
@@ -44,7 +44,7 @@ class Cell:
         self._policy = PromptPolicy(person, **policy)  # type: ignore[arg-type]
         self._numbers = iter(range(1, 100))
         self._is_ready, self._is_over = threading.Event(), False
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
         assert self._is_ready.wait(PATIENCE)
 
@@ -111,11 +111,23 @@ def person() -> Person:
 
 
 @pytest.fixture
-def cell(person: Person) -> Iterator[Cell]:
-    cell = Cell(person)
-    yield cell
+def start() -> Iterator[Callable[..., Cell]]:
+    """Make cells, which are closed at the end of the test, also if it fails."""
+    cells: list[Cell] = []
+
+    def start(person: Person | NoKeyboard, **policy: object) -> Cell:
+        cells.append(Cell(person, **policy))
+        return cells[-1]
+
+    yield start
+    for cell in cells:
+        cell.close()
+
+
+@pytest.fixture
+def cell(person: Person, start: Callable[..., Cell]) -> Iterator[Cell]:
+    yield start(person)
     person.lines.put(None)
-    cell.close()
 
 
 def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person: Person) -> None:
@@ -137,17 +149,21 @@ def test_ranks_get_what_was_typed_and_output_is_cut_around_it(cell: Cell, person
     ],
 )
 def test_what_is_answered_at_once(
-    person: Person, kind: Kind, mesh: str, policy: Mapping[str, object], answer: tuple[int, str, str]
+    person: Person,
+    start: Callable[..., Cell],
+    kind: Kind,
+    mesh: str,
+    policy: Mapping[str, object],
+    answer: tuple[int, str, str],
 ) -> None:
-    cell = Cell(person, **policy)
+    cell = start(person, **policy)
     cell.ask(0, kind, mesh)
     assert cell.answer() == answer
-    cell.close()
 
 
 @pytest.mark.parametrize("kind", ["input", "password", "stop"])
-def test_without_a_keyboard_each_is_refused_at_once(kind: Kind) -> None:
-    cell = Cell(NoKeyboard("nobody is here"))
+def test_without_a_keyboard_each_is_refused_at_once(start: Callable[..., Cell], kind: Kind) -> None:
+    cell = start(NoKeyboard("nobody is here"))
     cell.ask(0, kind)
     assert cell.answer() == (0, "refused", "nobody is here")
 
@@ -173,7 +189,7 @@ def test_questions_that_wait_when_the_cell_ends_are_refused(cell: Cell, person: 
     assert cell.answer() == (0, "refused", "the cell has ended")
 
 
-def test_a_question_while_the_cell_ends_is_refused() -> None:
+def test_a_question_while_the_cell_ends_is_refused(start: Callable[..., Cell]) -> None:
     class Closing(Person):
         """Closes the cell just when the broker asks whether there is a keyboard."""
 
@@ -182,7 +198,7 @@ def test_a_question_while_the_cell_ends_is_refused() -> None:
             cell.close()
             return ""
 
-    cell = Cell(Closing())
+    cell = start(Closing())
     cell.ask(0)
     assert cell.answer() == (0, "refused", "no cell is running on this rank")
 
