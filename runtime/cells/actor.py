@@ -23,7 +23,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.cells.displays import Displays, use_text_bars
 from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
-from meshbook.runtime.cells.function_calls import bind_globals
+from meshbook.runtime.cells.function_calls import bind
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
@@ -163,9 +163,8 @@ class CellActor(Actor):
     def run_items(self, work: ItemBatch, operation: str) -> BatchReply:
         """Run items of a map, with the variables of this rank as globals; an interrupt refers to it by `operation`."""
         with INTERRUPTS.during(operation):
-            done = self._tasks.run(
-                work, lambda function: bind_globals(function, self._shell.user_ns), INTERRUPTS.user_code
-            )
+            names = self._shell.user_ns
+            done = self._tasks.run(work, names, lambda function: bind(function, names), INTERRUPTS.user_code)
         self._end(current_origin())
         return done
 

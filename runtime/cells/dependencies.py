@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from meshbook.runtime.cells.function_calls import bind_globals
+from meshbook.runtime.cells.function_calls import bind
 from meshbook.runtime.errors import MeshbookError
 
 
@@ -27,9 +27,9 @@ class Dependent:
         self.__name__ = getattr(function, "__name__", "f")
 
     def bind_to(self, names: dict[str, Any]) -> Dependent:
-        """Return the same on a rank; its globals are these names, and the imports of `require`."""
-        check = self.df.bind_to(names) if isinstance(self.df, Requirements) else bind_globals(self.df, names)
-        return _Checked(bind_globals(self.f, names), check, *self.dargs, **self.dkwargs)
+        """Return the same on a rank with these names."""
+        check = bind(self.df, names)
+        return _Checked(bind(self.f, names), check, *self.dargs, **self.dkwargs)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.f(*arguments, **keywords)
@@ -57,7 +57,7 @@ class Requirements:
         bound = Requirements(self._modules, self._values)
         bound._names = names
         with contextlib.suppress(UnmetDependency):  # each call raises it
-            bound()  # before the function is bound to these names: it may use them
+            bound()  # for good: what is lent for a call is what the names lack then
         return bound
 
     def __call__(self) -> bool:
@@ -68,7 +68,7 @@ class Requirements:
                 raise UnmetDependency(f"cannot import {module}: {error}") from None
             self._names[module.partition(".")[0]] = importlib.import_module(module.partition(".")[0])
         for name, value in self._values.items():
-            self._names[name] = bind_globals(value, self._names) if isinstance(value, FunctionType) else value
+            self._names[name] = value
         return True
 
 

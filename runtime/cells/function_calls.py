@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 from IPython.utils.capture import capture_output
@@ -22,6 +21,7 @@ from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.variables import Namespace, RequestError, VariableRequest
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.traces import format_error
+from meshbook.runtime.wire.functions import binding_to, lent
 
 Answer = PackedValues | RankError | RequestError
 
@@ -63,10 +63,12 @@ class Apply(VariableRequest):
         return record(lambda: self._call(namespace.values))
 
     def _call(self, names: dict[str, Any]) -> Any:
-        opened = self.parcel.open()
-        function = bind_globals(opened["function"], names)
+        with binding_to(names) as brought:
+            opened = self.parcel.open()
+        function = bind(opened["function"], names)
         arguments, keywords = dereference((opened["arguments"], opened["keywords"]), names)
-        return list(map(function, *arguments)) if opened["each"] else function(*arguments, **keywords)
+        with lent(names, brought):
+            return list(map(function, *arguments)) if opened["each"] else function(*arguments, **keywords)
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class RecordedFunction:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def bind_to(self, names: dict[str, Any]) -> RecordedFunction:
-        """Return the same function on a rank, with these names as its globals."""
-        bound = RecordedFunction(bind_globals(self.function, names))
+        """Return the same function on a rank with these names."""
+        bound = RecordedFunction(bind(self.function, names))
         bound._names = names
         return bound
 
@@ -161,20 +163,12 @@ def _answer(call: Callable[[], Any]) -> Answer:
         return RequestError(str(error))
 
 
-def bind_globals(function: Any, names: dict[str, Any]) -> Any:
-    """Return a notebook's function with these names as its globals. Its own globals serve names missing there."""
+def bind(function: Any, names: dict[str, Any]) -> Any:
+    """Return a function of a view, or what stands for one, on a rank with these names."""
     if isinstance(function, Reference):
         return eval(function.name, names)
-    if (bind := getattr(type(function), "bind_to", None)) is not None:
-        return bind(function, names)
-    if not isinstance(function, FunctionType) or function.__module__ != "__main__":
-        return function
-    brought: Mapping[str, Any] = function.__globals__
-    missing = {name: brought[name] for name in function.__code__.co_names if name in brought and name not in names}
-    globals_ = names | missing if missing else names
-    bound = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
-    bound.__kwdefaults__ = function.__kwdefaults__
-    return bound
+    own = getattr(type(function), "bind_to", None)
+    return function if own is None else own(function, names)
 
 
 def dereference(value: Any, names: dict[str, Any]) -> Any:

@@ -24,19 +24,27 @@ from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pa
 from meshbook.runtime.cells.shell import RankShell
 from meshbook.runtime.cells.values import describe_text
 from meshbook.runtime.errors import PickleError
+from meshbook.runtime.wire.functions import binding_to
 
 
 @dataclass(frozen=True)
 class Namespace:
     """The variables of a rank; `names` returns the user's, `formatter` is IPython's for display.
 
-    `most_bytes` is the maximum size of a message.
+    `most_bytes` is the maximum size of a message. `brought` has the variables that functions have brought along.
     """
 
     values: dict[str, Any]
     names: Callable[[], Sequence[str]]
     formatter: Any
     most_bytes: int = 4 << 30
+    brought: dict[str, Any] = field(default_factory=dict)
+
+    def bring(self, brought: Mapping[str, Any]) -> None:
+        """Set variables of the notebook that pushed functions use, but for those that the rank has of its own."""
+        for name, value in brought.items():
+            if name not in self.values or (name in self.brought and self.values[name] is self.brought[name]):
+                self.values[name] = self.brought[name] = value
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,14 @@ class PushRequest(VariableRequest):
 
     def handle(self, namespace: Namespace) -> RequestError | None:
         try:
-            namespace.values.update(self.parcel.open())
+            with binding_to(namespace.values) as brought:
+                values = self.parcel.open()
         except PickleError as error:
             return RequestError(str(error))
+        namespace.bring(brought)
+        namespace.values.update(values)
+        for name in values:
+            namespace.brought.pop(name, None)
         return None
 
 

@@ -23,6 +23,7 @@ from meshbook.runtime.node.replies import pickle_exception
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Buffer
+from meshbook.runtime.wire.functions import binding_to, lent
 
 ROOM = 1 << 14  # bytes of a message for its content besides the values
 Function: TypeAlias = Callable[..., Any]
@@ -92,7 +93,8 @@ class _Map:
     """The state of one map in a process."""
 
     packed: dict[int, Packed] = field(default_factory=dict)  # its functions, as received
-    functions: dict[int, Function] = field(default_factory=dict)
+    # Its functions, each with the variables of the notebook that it has brought along.
+    functions: dict[int, tuple[Function, dict[str, Any]]] = field(default_factory=dict)
     # By request and item: whether the item has begun (True) or was withdrawn (False). `setdefault` keeps the first.
     has_begun: dict[tuple[int, int], bool] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)  # of the running request
@@ -112,10 +114,15 @@ class TaskTable:
     def run(
         self,
         work: ItemBatch,
+        names: dict[str, Any] | None = None,
         bind: Callable[[Function], Function] = lambda function: function,
         user_code: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> BatchReply:
-        """Run the items that are not withdrawn. `bind` prepares a function, `user_code` wraps each call."""
+        """Run the items that are not withdrawn.
+
+        `names` become the globals of functions of the notebook. `bind` prepares a function, `user_code` wraps each
+        call.
+        """
         known = self._maps.setdefault(work.key, _Map())
         known.packed.update(work.functions)
         outcomes: list[Outcome] = []
@@ -126,7 +133,7 @@ class TaskTable:
         for index, function, arguments in work.items:
             if known.has_begun.setdefault((work.number, index), True):
                 began, clock = time.time(), time.perf_counter()
-                outcome = self._run_one(known, function, arguments, bind, user_code)
+                outcome = self._run_one(known, function, arguments, names, bind, user_code)
                 outcome, room = _fit(outcome, room)
                 if is_sent_later and not isinstance(outcome, ItemFailure):
                     outcome = copied(outcome)  # the next item may change an array that this one has returned
@@ -142,16 +149,22 @@ class TaskTable:
         known: _Map,
         number: int,
         arguments: Packed,
+        names: dict[str, Any] | None,
         bind: Callable[[Function], Function],
         user_code: Callable[[], AbstractContextManager[None]],
     ) -> Packed | ItemFailure:
         try:
             if number not in known.functions:
-                known.functions[number] = bind(unpack(known.packed[number], "the function of a map"))
-            args, kwargs = unpack(arguments, "an argument")
-            with user_code():
-                value = known.functions[number](*args, **kwargs)
-            return pack(value, "the value")
+                with binding_to(names) as brought:
+                    opened = unpack(known.packed[number], "the function of a map")
+                known.functions[number] = bind(opened), brought
+            function, brought = known.functions[number]
+            with binding_to(names) as brought_by_arguments:
+                args, kwargs = unpack(arguments, "an argument")
+            with lent(names, brought | brought_by_arguments):
+                with user_code():
+                    value = function(*args, **kwargs)
+                return pack(value, "the value")
         # An error of one item, including SystemExit and an interrupt, must not end the others.
         except BaseException as error:
             # PickleErrors are the runtime's own, and their text is complete.

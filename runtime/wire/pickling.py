@@ -20,6 +20,7 @@ import cloudpickle
 
 from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
+from meshbook.runtime.wire.functions import make_code, reduce_function
 from meshbook.runtime.wire.reducers import reduce_array, reduce_arrow, reduce_frame, reduce_series, refuse_relation
 
 # Bound here: a program may replace those of the module.
@@ -170,10 +171,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
             return reduce(obj)
         reduced = super().reducer_override(obj)
-        # Only a class by value has six parts: how to make it, and how to fill it.
-        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
-            return _reduce_class(obj, reduced)
-        return reduced
+        # Only a class or a function by value has six parts: how to make it, and how to fill it.
+        if not isinstance(reduced, tuple) or len(reduced) != 6:
+            return reduced
+        return _reduce_class(obj, reduced) if isinstance(obj, type) else reduce_function(reduced)
 
     def _reduce_code(self, code: CodeType) -> Any:
         """Add the source of a cell to the first of its code objects, for `inspect.getsource` and tracebacks there."""
@@ -183,7 +184,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if entry is None or len(entry) == 1 or entry[1] is not None or name in self._with_source:
             return make, arguments
         self._with_source.add(name)
-        return _make_code, (name, "".join(entry[2]), arguments)
+        return make_code, (name, "".join(entry[2]), arguments)
 
 
 class _CpuPickler(_Pickler):
@@ -203,11 +204,6 @@ def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buff
     stream = io.BytesIO()
     pickler(stream, 5, buffer_callback=buffers.append).dump(value)
     return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
-
-
-def _make_code(filename: str, source: str, arguments: tuple[Any, ...]) -> CodeType:
-    linecache.cache.setdefault(filename, (len(source), None, source.splitlines(keepends=True), filename))
-    return CodeType(*arguments)
 
 
 # Classes that were pickled by value, and whether they were defined here. cloudpickle finds such a class again, and

@@ -36,6 +36,18 @@ def test_what_items_print_is_in_the_cell_and_errors_name_its_lines(notebook: Ker
     assert "return 1 / x" in failed.traceback
 
 
+def test_helpers_see_the_variables_of_their_rank_and_globals_are_written_there(notebook: KernelNotebook) -> None:
+    notebook.run(
+        "factor, total = 2, 0\n"
+        "def helper(x): return (base >= 0) * factor * x\n"
+        "def count(x):\n    global total\n    total += sum(helper(y) for y in (x,))\n    return total"
+    )
+    notebook.run("%%mesh\ntotal = 0")
+    notebook.run("mesh.map(count, [1, 2, 3, 4]).get()")
+    assert notebook.run("sum(mesh.pull('total')), total").result == "(20, 0)"
+    assert notebook.run_failing("%%mesh 0\nhelper").error["ename"] == "NameError"
+
+
 def test_functions_of_the_notebook_have_their_source_on_ranks(notebook: KernelNotebook) -> None:
     notebook.run("import inspect\ndef helper(x):\n    return x * 4")
     assert "return x * 4" in str(notebook.run("mesh.map(lambda x: inspect.getsource(helper), [1]).get()[0]").result)

@@ -68,6 +68,21 @@ def test_data_is_scattered_along_a_dimension_of_the_mesh(notebook: KernelNoteboo
     notebook.run("%mesh down grid")
 
 
+def test_a_pushed_function_sees_the_variables_of_its_rank(notebook: KernelNotebook) -> None:
+    """What the rank lacks comes along, in its latest state; what it has of its own stays."""
+    notebook.run("%%mesh\nscale = 10")
+    notebook.run(
+        "scale, shift = 1, 5\ndef apply(x): return sum(scale * y + shift for y in (x,))\nmesh.push(apply=apply)"
+    )
+    assert notebook.run("%%mesh 0\napply(1)").result == "[0] 15"
+    notebook.run("%%mesh\nscale = 20")
+    assert notebook.run("%%mesh 0\napply(1)").result == "[0] 25"
+    notebook.run("shift = 6\nmesh.push(apply=apply)")
+    assert notebook.run("%%mesh 0\napply(1)").result == "[0] 26"
+    notebook.run("mesh.push(shift=7)\nmesh.push(apply=apply)")
+    assert notebook.run("%%mesh 0\napply(1)").result == "[0] 27"
+
+
 def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: KernelNotebook) -> None:
     cells = [notebook.start(code) for code in ("%%mesh\nn = 1", "mesh.push(n=2)", "%%mesh\nn += 1", "mesh.pull('n')")]
     assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
