@@ -26,7 +26,9 @@ from meshbook.magics.cells.rank_errors import (
     error_of_lost,
     error_of_silent,
     error_of_skipped,
+    explain_broken,
     explain_missing,
+    explain_twice,
     format_remedy,
 )
 from meshbook.magics.cells.state import CellInbox, CellState
@@ -403,8 +405,13 @@ class CellExecution:
         dead = [rank for rank in errors if rank in self._mesh.dead]
         remedy = [format_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
         hints = ["; ".join([*remedy, format_help(ProcessDied.page)])] if dead else []
-        hints += explain_missing(errors, self._mesh, self.cell.variables)
-        ending = dataclasses.replace(self._supervisor.ending, hints=tuple(hints))
+        hints += [*explain_missing(errors, self._mesh, self.cell.variables), *explain_twice(errors)]
+        if cause := explain_broken(errors, self._mesh.broken):
+            # The frames of torch would only hide it.
+            errors = {rank: dataclasses.replace(error, rendered=()) for rank, error in errors.items()}
+        ending = dataclasses.replace(self._supervisor.ending, cause=cause, hints=tuple(hints))
+        if ending.aborted:
+            self._mesh.note_broken(f"cell {self.cell.number}")
         return make_cell_error(errors, self._state.failed, result, ending, self.cell.label)
 
     def _footer(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
+from meshbook.magics.results.error_groups import AGAIN
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import MeshbookError, ProcessDied
 from meshbook.runtime.formats import format_ranks, name_ranks
@@ -113,6 +114,35 @@ def format_dead(mesh: NotebookMesh, dead: Sequence[int], cause: str = "") -> str
 def _others(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     but_these = f"!{','.join(map(str, ranks))}"
     return f"%%mesh{mesh.selector(but_these)}"
+
+
+_NO_GROUP = re.compile(r"process group .*not (been )?initialized|could not resolve the process group", re.IGNORECASE)
+
+
+def explain_broken(errors: Mapping[int, RankError], broken: Mapping[int, str]) -> str:
+    """Return why ranks failed that use process groups which were broken earlier; "" if something else was the cause.
+
+    `broken` has by what the groups of each rank were broken (`NotebookMesh.broken`).
+    """
+    failed = {rank: error for rank, error in errors.items() if error.kind != "interrupted"}
+    if not failed or not all(
+        rank in broken and (error.is_consequence or _NO_GROUP.search(error.message)) for rank, error in failed.items()
+    ):
+        return ""
+    by = " and ".join(dict.fromkeys(broken[rank] for rank in failed))
+    return f"the process groups of {name_ranks(failed)} were broken by {by}: {AGAIN}"
+
+
+_TWICE = "trying to initialize the default process group twice"
+
+
+def explain_twice(errors: Mapping[int, RankError]) -> Iterator[str]:
+    """Yield what to do about a process group that exists already."""
+    if any(_TWICE in error.message for error in errors.values()):
+        yield (
+            "end the present group first with dist.destroy_process_group(), or make groups with "
+            "mesh.init_process_group() in a cell of the notebook, which replaces the present one"
+        )
 
 
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")

@@ -86,7 +86,7 @@ class CellSupervisor:
     @property
     def ending(self) -> EndedBy:
         """What was done to end the cell."""
-        return EndedBy(self._timed_out, tuple(sorted(self._broken)))
+        return EndedBy(self._timed_out, aborted=tuple(sorted(self._broken)))
 
     # -- events --------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from meshbook.magics.meshes.whereabouts import (
     format_remaining,
     format_whereabouts,
 )
+from meshbook.magics.results.error_groups import AGAIN
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import name_ranks
@@ -168,7 +169,8 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     alive = _alive(mesh, ranks)
     mesh.breaks += 1
     broken, running = wait_for(_break_groups(mesh, alive))
-    groups = f"broke process groups ({', '.join(sorted(broken))}): initialize them again"
+    mesh.note_broken("%mesh interrupt --break")
+    groups = f"broke process groups ({', '.join(sorted(broken))}): {AGAIN}"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
         parts.append(f"{format_remaining(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")

@@ -65,6 +65,7 @@ class NotebookMesh:
     fresh: dict[int, int] = field(default_factory=dict)  # restarted rank -> the serial of the last cell before
     added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
     breaks: int = 0  # how often its process groups were broken by command
+    broken: dict[int, str] = field(default_factory=dict)  # rank -> by what its process groups were broken last
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
     # Guards what is known of each rank while a resize moves it, from the ends and restarts that the I/O thread reports.
     moving: threading.Lock = field(default_factory=threading.Lock)
@@ -135,8 +136,8 @@ class NotebookMesh:
     def _move_ranks(self) -> None:
         before = {rank: node for node, rank in self.rank_of.items()}
         self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}
-        known_by_rank: tuple[dict[int, Any], ...] = (self.dead, self.busy, self.names, self.lost, self.fresh)
-        for known in (*known_by_rank, self.added):
+        known_by_rank: list[dict[int, Any]] = [self.dead, self.busy, self.names, self.lost, self.fresh, self.added]
+        for known in [*known_by_rank, self.broken]:
             # The entries of processes that are gone are dropped.
             moved = {
                 self.rank_of[node]: each for rank, each in known.items() if (node := before.get(rank)) in self.rank_of
@@ -150,6 +151,10 @@ class NotebookMesh:
     def note_lost(self, rank: int, names: Iterable[str]) -> None:
         """Record names that a rank lacks after a restart."""
         self.lost[rank] = tuple(dict.fromkeys((*names, *self.lost.get(rank, ()))))
+
+    def note_broken(self, by: str, others_than: Iterable[int] = ()) -> None:
+        """Record that the process groups of the ranks were broken; later cells that use them name the remedy."""
+        self.broken |= dict.fromkeys(set(self.rank_of.values()).difference(others_than), by)
 
     def note_last(self, cell: LastCell) -> None:
         """Record that a cell has ended. `last` is the one that began last, even if cells end in another order."""
@@ -364,6 +369,7 @@ class MeshRegistry:
                     return
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
+                mesh.broken.pop(rank, None)
                 mesh.note_lost(rank, mesh.names.pop(rank, ()))
                 mesh.fresh[rank] = mesh.last.serial
             mesh.when_changed()
@@ -379,7 +385,13 @@ class MeshRegistry:
         mesh.is_one_of_several = lambda: len(self) > 1
         node.peers.when_down.append(note_end)
         node.peers.when_restarted.append(note_restart)
-        mesh.procs.after_heal(lambda procs, ranks: mesh.follow(procs))
+
+        def go_on(procs: ProcMesh, ranks: Sequence[int]) -> Future[Any] | None:
+            followed = mesh.follow(procs)
+            mesh.note_broken("the restart or resize of ranks", others_than=ranks)
+            return followed
+
+        mesh.procs.after_heal(go_on)
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
         """Stop a mesh; `now` kills its ranks instead of letting them finish what they run."""

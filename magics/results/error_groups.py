@@ -30,6 +30,8 @@ _MANY = (
     ("still runs", "still run"),
 )
 _TIMEOUT = "TimeoutError"
+# What to do once process groups were broken. Models keep the groups with which they were wrapped.
+AGAIN = "initialize them again (dist.init_process_group()), then wrap DDP and FSDP models again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,14 @@ class EndedBy:
     """How the cell was ended, besides interrupts."""
 
     timed_out: str = ""  # the time limit, and where the ranks were when it expired
+    cause: str = ""  # what has caused the error, and the remedy; shown first
     aborted: tuple[str, ...] = ()  # descriptions of the process groups that were broken
     hints: tuple[str, ...] = ()  # possible reasons and remedies
 
     @property
     def remarks(self) -> list[str]:
         """Remarks that matter to the cells after it."""
-        broken = f"process groups were broken ({', '.join(self.aborted)}): initialize them again"
+        broken = f"process groups were broken ({', '.join(self.aborted)}): {AGAIN}"
         return [*self.hints, *([broken] if self.aborted else [])]
 
 
@@ -110,7 +113,7 @@ def render(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> list[str]:
     roots, consequences = _split_roots(groups)
     families = _join_alike(roots)
     shown, listed = families[:MOST_TRACEBACKS], [group for family in families[MOST_TRACEBACKS:] for group in family]
-    parts = []
+    parts = [ending.cause] if ending.cause else []
     for first, *others in shown:
         titles = (_red(group.title) for group in others[:MOST_ALIKE])
         parts.append("\n".join([*_render_group(first), *titles, *_count_rest(others[MOST_ALIKE:])]))
@@ -129,7 +132,7 @@ def summarise(groups: Sequence[ErrorGroup], ending: EndedBy = PLAIN) -> str:
     lines = [_one_line(group) for group in roots[:MOST_TRACEBACKS]]
     lines += _count_rest(roots[MOST_TRACEBACKS:])
     lines += _format_consequential(consequences)
-    return "\n".join([*lines, *ending.remarks])
+    return "\n".join([*lines, *filter(None, [ending.cause]), *ending.remarks])
 
 
 def format_interrupt(groups: Iterable[ErrorGroup], ending: EndedBy = PLAIN) -> str:

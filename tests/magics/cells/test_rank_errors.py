@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.cells.rank_errors import check_able, error_of_lost, format_lost, format_stuck
+from meshbook.magics.cells.rank_errors import check_able, error_of_lost, explain_broken, format_lost, format_stuck
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
+from meshbook.magics.results.error_groups import AGAIN
+from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
 
@@ -112,3 +114,30 @@ def test_what_is_lost_with_a_rank(names: tuple[str, ...], many: bool, said: str)
 )
 def test_a_dead_rank_is_reported_with_the_cause(report: ExitReport, said: str) -> None:
     assert error_of_lost(1, ProcessDied("", report)).message == said
+
+
+GONE = RankError("raised", "RuntimeError", "Connection closed by peer [127.0.0.1]:1", is_consequence=True)
+NO_GROUP = RankError("raised", "ValueError", "Default process group has not been initialized, please make sure to")
+NOT_THERE = RankError(
+    "raised", "ValueError", "Process group <object at 0x7f> is not initialized in the world group map"
+)
+OWN = RankError("raised", "ValueError", "bad")
+INTERRUPTED = RankError("interrupted", "KeyboardInterrupt", "", is_consequence=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "broken", "said"),
+    [
+        ([GONE, NO_GROUP, NOT_THERE], {0: "cell 3", 1: "cell 3", 2: "cell 3"}, "ranks 0-2 were broken by cell 3"),
+        ([GONE, INTERRUPTED], {0: "cell 3"}, "rank 0 were broken by cell 3"),
+        ([GONE, GONE], {0: "cell 3", 1: "a restart"}, "ranks 0-1 were broken by cell 3 and a restart"),
+        ([GONE, OWN], {0: "cell 3", 1: "cell 3"}, ""),
+        ([GONE], {}, ""),
+        ([INTERRUPTED], {0: "cell 3"}, ""),
+    ],
+)
+def test_errors_of_process_groups_that_were_broken_earlier_name_the_cause(
+    errors: list[RankError], broken: dict[int, str], said: str
+) -> None:
+    expected = f"the process groups of {said}: {AGAIN}" if said else ""
+    assert explain_broken(dict(enumerate(errors)), broken) == expected
