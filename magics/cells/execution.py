@@ -8,6 +8,7 @@ publish.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -165,7 +166,9 @@ class CellExecution:
         if self._has_left:
             raise CellDetached(f"{self.title} was detached and keeps running; take it back with %mesh attach")
         fetch = functools.partial(_fetch, self._mesh, self.origin)
-        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label)
+        unsent = [rank for rank, each in self._state.outcomes.items() if each.value and each.value.pickled is None]
+        release = functools.partial(_release, self._mesh, self.origin, unsent) if unsent else None
+        sources = Sources(self._output.text, self._output.displays, fetch, self.cell.label, release)
         result = MeshResult(self.cell.region, dict(self._state.outcomes), sources)
         self._mesh.note_last(self._history())
         has_shown = bool(self._output.final)
@@ -438,6 +441,13 @@ class CellExecution:
 def _fetch(mesh: NotebookMesh, origin: str, rank: int) -> Any:
     """Fetch the value that stayed on the rank."""
     return mesh.pick(mesh.cells, [rank]).fetch.call_one(origin).get().open()["value"]
+
+
+def _release(mesh: NotebookMesh, origin: str, ranks: Sequence[int]) -> None:
+    """Let these ranks discard the value of a cell. A finalizer may call this."""
+    if living := [rank for rank in ranks if rank in mesh.rank_of.values() and rank not in mesh.dead]:
+        with contextlib.suppress(MeshbookError):  # they have just ended, and the values with them
+            mesh.pick(mesh.cells, living).release.broadcast(origin)
 
 
 _NOTHING = CellCost(wall=0.0, cpu=0.0, peak_rss=0)

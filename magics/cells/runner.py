@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Awaitable
+import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from meshbook.magics.cells.cell import PreparedCell
@@ -33,6 +34,7 @@ class CellRunner:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._planner = CellPlanner(notebook)
+        self._shown: Callable[[], MeshResult | None] = lambda: None  # the last result, if no option names it
 
     async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
         """Run a cell by its line and source (see `transform`).
@@ -56,7 +58,7 @@ class CellRunner:
             raise UsageError("%%mesh: --profile and -a cannot be combined; use %mesh profile --seconds S")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
-        return _shown_value(await self._complete(cell, self._run_profiled(cell, source)))
+        return self._show(options, await self._complete(cell, self._run_profiled(cell, source)))
 
     async def _complete(self, cell: PreparedCell, ended: Awaitable[MeshResult]) -> MeshResult:
         """Wait for the end of a cell, then store its result under its name, set pulled variables and show its times."""
@@ -108,7 +110,17 @@ class CellRunner:
         if not options.block:
             self._bring_up()
             return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))
-        return _shown_value(self._run_blocking(options, source))
+        return self._show(options, self._run_blocking(options, source))
+
+    def _show(self, options: CellOptions, result: MeshResult) -> MeshResult | None:
+        """Return the result if it has a value. Without a name for it, it holds the large ones until the next cell."""
+        if not result.has_value:
+            return None
+        if options.out is None:
+            before, self._shown = self._shown(), weakref.ref(result)
+            if before is not None:
+                before.release_values()
+        return result
 
     def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
         """Run it in the loop of the jobs, and wait on this thread."""

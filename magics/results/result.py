@@ -10,6 +10,7 @@ import builtins
 import operator
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,14 +36,22 @@ def _no_displays(rank: int) -> Sequence[DisplayChunk]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Sources:
-    """Where a result finds data that did not come with the outcomes: ranks' output, and values that stayed there."""
+    """Where a result finds data that did not come with the outcomes: ranks' output, and values that stayed there.
+
+    `release` lets the ranks discard these values. It is called once all results with these sources are gone.
+    """
 
     texts: ReadLog
     displays: ReadDisplays = _no_displays
     fetch: Fetch | None = None
     mesh: str = ""  # prefix of ranks, if there are several meshes
+    release: Callable[[], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.release is not None:
+            weakref.finalize(self, self.release).atexit = False
 
 
 class RankResult:
@@ -138,6 +147,11 @@ class MeshResult:
     def has_value(self) -> bool:
         """Whether any rank's cell ended in an expression that was not None."""
         return any(map(has_value, self._outcomes.values()))
+
+    def release_values(self) -> None:
+        """Let the ranks discard values that they have not sent, unless their own variables hold them."""
+        if self._sources.release is not None:
+            self._sources.release()
 
     @property
     def values(self) -> list[Any]:

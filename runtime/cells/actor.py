@@ -10,6 +10,7 @@ import resource
 import sys
 import threading
 import time
+import weakref
 from bdb import BdbQuit
 from collections import OrderedDict
 from collections.abc import KeysView
@@ -47,6 +48,10 @@ from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 from meshbook.runtime.node.execution import RunningEndpoint
 
 KEPT_VALUES = 16
+_DISCARDED = (
+    "the value was discarded: a rank keeps that of the last cell, and those of the last few results with a name; "
+    "run the cell with -o NAME, or assign the value to a variable on the rank"
+)
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
 
@@ -146,11 +151,24 @@ class CellActor(Actor):
     def fetch(self, origin: str) -> PackedValues:
         """Return the value that a cell left here because it was large, under the name `value`."""
         if origin not in self._values:
-            raise KeyError(f"the value was discarded; a rank keeps the last {KEPT_VALUES} values that it did not send")
-        parcel = pack({"value": without_graph(self._values[origin])})
+            raise KeyError(_DISCARDED)
+        kept = self._values[origin]
+        value = kept() if isinstance(kept, weakref.ref) else kept
+        if value is None:
+            raise KeyError(_DISCARDED)
+        parcel = pack({"value": without_graph(value)})
         if excess := format_excess(parcel, self._namespace.most_bytes):
             raise ValueError(excess)
         return parcel
+
+    @endpoint
+    def release(self, origin: str) -> None:
+        """Keep the value that a cell left here only as long as the user's code does."""
+        if origin in self._values:
+            try:
+                self._values[origin] = weakref.ref(self._values[origin])
+            except TypeError:  # such as text or a list
+                del self._values[origin]
 
     @endpoint
     def handle(self, request: VariableRequest, operation: str) -> Any:

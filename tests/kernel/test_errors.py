@@ -267,11 +267,14 @@ def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: KernelNo
 
 
 def test_a_large_value_that_is_gone_says_so(notebook: KernelNotebook) -> None:
-    notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000;")
+    """A rank keeps that of the last cell, those of results with a name, and those that its variables hold."""
     notebook.run("%%mesh 0 -o kept\nb'x' * 2_000_000")
-    for _ in range(16):
-        notebook.run("%%mesh 0\nb'x' * 2_000_000")
-    assert "the value was discarded" in notebook.run_failing("kept[0].value").error["evalue"]
+    shown = [notebook.run(f"%%mesh 0\n{value}") for value in ("b'x' * 2_000_000", "full", "b'x' * 2_000_000")]
+    gone, held, last = [cell.reply["execution_count"] if cell.reply else 0 for cell in shown]
+    assert "the value was discarded" in notebook.run_failing(f"Out[{gone}][0].value").error["evalue"]
+    assert notebook.evaluate(f"[len(each[0].value) for each in (kept, Out[{held}], Out[{last}])]") == [
+        *(2_000_000, 1024, 2_000_000)
+    ]
 
 
 @pytest.mark.parametrize("body", ["raise ValueError('no text')", "return 7"])

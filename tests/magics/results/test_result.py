@@ -1,5 +1,6 @@
 """The result of a cell: how it is indexed, and how values, tensors, rich values and costs are shown."""
 
+import gc
 import pickle
 
 import numpy as np
@@ -252,3 +253,16 @@ def test_displays_are_kept_up_to_a_limit():
     for number in range(100):
         spool.add(DisplayChunk("", "mesh", 0, {"text/plain": f"{number}" * 100}, {}))
     assert 10 < len(spool.read()) < 50
+
+
+def test_values_are_released_once_no_result_has_them() -> None:
+    released: list[str] = []
+    sources = Sources(lambda rank, stream: "", release=lambda: released.append("released"))
+    result = MeshResult(Extent.of(gpus=2).region, {0: SQUARES[0], 1: SQUARES[1]}, sources)
+    part, one = result.slice(gpus=slice(0, 1)), result[1]
+    del result, sources, part
+    gc.collect()
+    assert released == []
+    del one
+    gc.collect()
+    assert released == ["released"]
