@@ -18,11 +18,12 @@ from meshbook.runtime.actor.context import CURRENT, client_context, format_actor
 from meshbook.runtime.actor.endpoint import Arguments, Endpoint, endpoints_of
 from meshbook.runtime.actor.explicit_calls import PlainMethod
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
-from meshbook.runtime.mesh.tensors import TensorEndpoint
+from meshbook.runtime.mesh.tensors import TensorEndpoint, through_engine
 from meshbook.runtime.node.call_table import (
     AllReplies,
     AsCompleted,
@@ -134,6 +135,7 @@ class ActorMesh(MeshTrait):
     def _extent(self) -> Extent:
         return self._region.extent
 
+    @through_engine
     def _call(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[ValueMesh[Any]]:
         reply_handler = AllReplies(self._region, self._explainer(endpoint))
         future = reply_handler.future
@@ -142,6 +144,7 @@ class ActorMesh(MeshTrait):
             self._limit(future, endpoint, limit)
         return future
 
+    @through_engine
     def _call_each(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
         reply_handler = PerRank(len(self._picked), self._explainer(endpoint))
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
@@ -154,13 +157,15 @@ class ActorMesh(MeshTrait):
             self._limit(reply_handler.future, endpoint, limit, first=rank)
         return reply_handler.future
 
+    @through_engine
     def _call_one(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
         if limit is not None:
             return self._call_rank(0, endpoint, arguments, limit)
-        reply_handler = SingleReply(self._explainer(endpoint, depth=3))
+        reply_handler = SingleReply(self._explainer(endpoint, depth=4))
         current_node().calls.send_one(self._picked[0], endpoint, arguments, self._extent, reply_handler)
         return reply_handler.future
 
+    @through_engine
     def _choose(self, endpoint: str, arguments: Arguments, limit: float | None = None) -> Future[Any]:
         return self._call_rank(self._draw(), endpoint, arguments, limit)
 
@@ -173,11 +178,13 @@ class ActorMesh(MeshTrait):
         name = f"{self._name}.{endpoint}"
         current_node().calls.limit([future], seconds, name=name, count=len(self._picked), first=first)
 
+    @through_engine
     def _stream(self, endpoint: str, arguments: Arguments) -> Sequence[Future[Any]]:
         reply_handler = AsCompleted(len(self._picked), self._explainer(endpoint))
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
         return reply_handler.futures
 
+    @through_engine
     def _fold(
         self, endpoint: str, arguments: Arguments, combine: Callable[[list[Callable[[], Any]]], Any]
     ) -> Future[Any]:
@@ -185,9 +192,11 @@ class ActorMesh(MeshTrait):
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, reply_handler)
         return reply_handler.future
 
+    @through_engine
     def _broadcast(self, endpoint: str, arguments: Arguments) -> None:
         current_node().calls.send(self._picked, endpoint, arguments, self._extent, None)
 
+    @through_engine
     def _send(
         self, endpoint: str, arguments: Arguments, *, chosen: bool, port: tuple[Any, int], has_port: bool
     ) -> None:
@@ -201,14 +210,21 @@ class ActorMesh(MeshTrait):
             explain = self._explainer(endpoint)
             node.calls.send_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
 
+    def _pass_on(self, rank: int, endpoint: str, arguments: Arguments, port: Port[Any]) -> None:
+        """Call one rank, which answers to the port of a call that this process has received."""
+        to = (port._address, port._number) if port._number else None
+        targets = self._picked[rank : rank + 1]
+        current_node().calls.send(targets, endpoint, arguments, self._extent, None, first=rank, port=to)
+        port._hand_over()
+
     def _undecorated(self, has_port: bool) -> ActorMesh:
         """Return this mesh as a handle for calls of its undecorated methods."""
         targets = [dataclasses.replace(target, manner="port" if has_port else "method") for target in self._targets]
         return ActorMesh(self._name, self._cls, targets, self._region, self._initialized, self._whole)
 
-    def _explainer(self, endpoint: str, depth: int = 4) -> _Explainer:
-        # The frames above are `_call` or a sibling, and a verb. The caller's frame is at this depth or higher; each
-        # frame looked at costs time.
+    def _explainer(self, endpoint: str, depth: int = 5) -> _Explainer:
+        # The frames above are `_call` or a sibling, its decorator, and a verb. The caller's frame is at this depth or
+        # higher; each frame looked at costs time.
         return _Explainer(self, endpoint, *calling_place(depth))
 
     def _name_lost(self, node: str) -> str:

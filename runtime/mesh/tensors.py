@@ -7,16 +7,19 @@ load. So `meshbook` passes `import_engine` to this module.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from meshbook.runtime.actor.endpoint import Endpoint
+from meshbook.runtime.actor.endpoint import Arguments, Endpoint
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import PickleError
 
 if TYPE_CHECKING:
+    from meshbook.runtime.mesh.actors import ActorMesh
     from meshbook.runtime.mesh.ownership import Ownership
     from meshbook.runtime.tensor.device_mesh import DeviceMesh
     from meshbook.runtime.tensor.engine import Engine
@@ -44,22 +47,47 @@ def heal_mesh(mesh: T) -> T:
     return successor
 
 
+class ValuesOnRanks(TypeError):
+    """A mesh tensor cannot be pickled: its values are on the ranks."""
+
+
+def through_engine(verb: Callable[..., R]) -> Callable[..., R]:
+    """Decorate a verb of an actor mesh: if an argument is a mesh tensor, each actor gets the value of its rank.
+
+    Then the verb calls the engine's actors in the same processes, which pass the call on. Other calls cost nothing
+    more: only an argument that cannot be pickled is looked at.
+    """
+
+    @functools.wraps(verb)
+    def call(mesh: ActorMesh, endpoint: str, arguments: Arguments, *options: Any, **more: Any) -> R:
+        try:
+            return verb(mesh, endpoint, arguments, *options, **more)
+        except PickleError as error:
+            if not isinstance(error.__cause__, ValuesOnRanks):
+                raise
+        with import_engine("remote").calls_with_values(mesh, endpoint, arguments) as (passing, passed):
+            return verb(passing, "pass_on", passed, *options, **more)
+
+    return call
+
+
 class TensorEndpoint(Endpoint[P, R]):
     """An endpoint of an actor mesh, which mesh tensors can be passed to as well."""
 
     __slots__ = ()
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the endpoint on each rank of the active mesh with its values; the results are mesh tensors.
+        """Call the endpoint on each rank with its values of mesh tensors; the results are mesh tensors as well.
 
-        Raises RuntimeError if no mesh is active, and ValueError if the actors are not on its ranks, or the endpoint has
-        no `propagate`. What the endpoint raises is raised where a result is fetched.
+        The ranks are those of the active mesh, else those of the tensors. Raises RuntimeError if there is neither, and
+        ValueError if the actors are not on these ranks, or the endpoint has no `propagate`. What the endpoint raises is
+        raised where a result is fetched.
         """
         self._method.check(args, kwargs)
-        # Without torch no mesh can be active.
-        if "torch" in sys.modules and import_engine("device_mesh").active_place() is not None:
+        # Without torch there is neither an active mesh nor a mesh tensor.
+        if "torch" in sys.modules and (place := import_engine("remote").place_of(args, kwargs)) is not None:
             name, propagate = self._method.name, self._method.options.propagate
-            result: R = import_engine("remote").call_by_reference(self._mesh, name, propagate, args, kwargs)
+            result: R = import_engine("remote").call_by_reference(self._mesh, name, propagate, place, args, kwargs)
             return result
         return super().rref(*args, **kwargs)
 

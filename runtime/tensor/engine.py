@@ -412,6 +412,16 @@ class Engine:
         self.check_can_wait()
         return self.ask(rank, "call", function, tree, stream=stream).then(lambda value: self.check_all([value])[0])
 
+    def send_all(self) -> None:
+        """Send everything that was issued: a message to an actor of this engine comes after it.
+
+        Raises what `check_can_wait` raises, and DeviceMeshError if a rank has died.
+        """
+        self.check_can_wait()
+        self.flush()
+        if self.trouble is not None:
+            raise self._explain_trouble()
+
     def ask(self, rank: int, endpoint: str, *arguments: Any, stream: Stream = MAIN) -> Future[Any]:
         """Send everything, and return a future of what an endpoint returns on one rank."""
         self.flush()

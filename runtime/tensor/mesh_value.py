@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from meshbook.runtime.mesh.tensors import ValuesOnRanks
 from meshbook.runtime.tensor.collectives import Collectives
 from meshbook.runtime.tensor.lanes import Lane, Ref
 from meshbook.runtime.tensor.metadata import Meta
@@ -165,7 +166,7 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
         return draw_tensor(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
+        raise ValuesOnRanks(
             "a MeshTensor cannot be pickled: its values are on the ranks; send fetch_shard(x).get() instead"
         )
 

@@ -7,27 +7,31 @@ The controller has to know the shapes of the results. `propagate` says how:
 - "inspect": the ranks are asked, so each call waits
 
 `actors.step.rref(x)` is an endpoint that each rank calls with its own values. The rank's engine sends a message to the
-actor beside it and waits for the answer, so the actor handles it in turn.
+actor beside it and waits for the answer, so the actor handles it in turn. `actors.step.call(x)` and the other verbs
+return the answers to the caller: the rank's engine passes the call on, and does not wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.endpoint import Arguments, Callee, Endpoint, EndpointMethod, Options
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.device_mesh import RemoteProcessGroup, active_place, no_mesh
+from meshbook.runtime.tensor.engine import LOCALLY
 from meshbook.runtime.tensor.executor import GroupRef, ValueRef
 from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
@@ -36,6 +40,7 @@ from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
 from meshbook.runtime.tensor.trees import rank_of
+from meshbook.runtime.tensor.worker import TensorWorker
 
 Function = Callable[..., Any]
 MOST_RULES: Final = 1000  # results of "cached" kept for each function
@@ -66,10 +71,14 @@ class Named:
         return Named, (self.name,)
 
 
-class RemoteFunction:
-    """A function that runs on every rank of the active mesh. Made by `remote`."""
+class RemoteFunction(Endpoint[..., Any]):
+    """A function that runs on every rank of the active mesh, or of its arguments' mesh. Made by `remote`.
+
+    A call returns tensors of the ranks. `call(...)` and the other verbs of an endpoint return what it returns there.
+    """
 
     def __init__(self, function: Function | str, propagate: Any) -> None:
+        super().__init__(cast("Callee", _Ranks(self)), _ANY)
         if not isinstance(function, str):
             found = (resolve(function) for resolve in function_resolvers)
             function = next((each for each in found if each is not None), function)
@@ -82,17 +91,15 @@ class RemoteFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on every rank and return at once (unless `propagate` is "inspect").
 
-        Raises ValueError without an active mesh, and TypeError for tensors that do not fit together. If the function
-        raises on a rank, its results fail: a fetch raises RemoteException.
+        Raises ValueError without a mesh, and TypeError for tensors that do not fit together. If the function raises on
+        a rank, its results fail: a fetch raises RemoteException.
         """
-        place = active_place()
-        if place is None:
-            raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
+        place = self._find_place(args, kwargs)
         tree = self._check(args, kwargs, place)
         if self._propagate is None:
             raise ValueError(
                 f"{self._name} has no rule for the shapes of its results: pass propagate= to remote(), or use "
-                "call_on_shard_and_fetch"
+                "call(...) and call_on_shard_and_fetch(...), which return what it returns there"
             )
         if self._propagate == "inspect":
             return self._run_inspected(tree, place)
@@ -107,11 +114,23 @@ class RemoteFunction:
 
     def call_on_shard_and_fetch(self, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any) -> Future[Any]:
         """Run the function on one rank and return a future of its result; see the function of this name."""
-        place = active_place() or _place_in(args, kwargs)
-        if place is None:
-            raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
+        place = self._find_place(args, kwargs)
         tree = self._check(args, kwargs, place)
         return place.engine.call_on(rank_of(place.mesh, shard, {}), self._function, tree, place.stream)
+
+    rref = __call__
+
+    def _on_ranks(self, arguments: Arguments) -> tuple[ActorMesh, Arguments]:
+        """Return the engine's actors on the ranks, and the arguments of their endpoint `run_function`."""
+        place = self._find_place(*arguments)
+        tree = self._check(*arguments, place)
+        place.engine.send_all()
+        return place.lane.actors, ((self._function, tree), {})
+
+    def _find_place(self, args: Any, kwargs: Any) -> Place:
+        if (place := place_of(args, kwargs)) is None:
+            raise ValueError(f"{self._name} is a remote function, and no mesh is active: use `with mesh.activate():`")
+        return place
 
     def _send(self, lane: Lane) -> int:
         """Make sure that the ranks have the function; return its number there."""
@@ -134,10 +153,7 @@ class RemoteFunction:
     def _check(self, args: Any, kwargs: Any, place: Place) -> Any:
         """Return the arguments for the ranks: ids in place of tensors."""
         leaves, spec = tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
-        faults = [(tensor, fault) for tensor in tensors for fault in find_faults(tensor, place)]
-        if faults:
-            raise TypeError(format_call(self._name, args, kwargs, faults))
+        _refuse_faults(self._name, args, kwargs, place)
         for leaf in leaves:
             if isinstance(leaf, OpaqueRef) and (leaf.place is None or leaf.place.engine is not place.engine):
                 raise TypeError(
@@ -148,9 +164,10 @@ class RemoteFunction:
     def _check_gradients(self, args: Any, kwargs: Any, has_results: bool) -> None:
         if not (has_results and torch.is_grad_enabled()):
             return
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, MeshTensor)]
         faults = [
-            (each, "requires grad, and a remote function has no backward") for each in tensors if each.requires_grad
+            (each, "requires grad, and a remote function has no backward")
+            for each in _tensors_in((args, kwargs))
+            if each.requires_grad
         ]
         if faults:
             raise TypeError(format_call(self._name, args, kwargs, faults))
@@ -182,6 +199,37 @@ class RemoteFunction:
         return f"<remote function {self._name}>"
 
 
+class _Ranks:
+    """The mesh of a remote function as its endpoint: the ranks that are found at each call."""
+
+    def __init__(self, function: RemoteFunction) -> None:
+        self._function = function
+
+    @property
+    def mesh_name(self) -> str:
+        return self._function._name
+
+    def __len__(self) -> int:
+        return len(self._function._find_place((), {}).mesh)
+
+    def __getattr__(self, verb: str) -> Any:
+        def run(endpoint: str, arguments: Arguments, *options: Any, **more: Any) -> Any:
+            workers, passed = self._function._on_ranks(arguments)
+            with LOCALLY():
+                return getattr(workers, verb)(endpoint, passed, *options, **more)
+
+        if verb.startswith("__"):
+            raise AttributeError(verb)
+        return run
+
+
+def run_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand for the endpoint of the engine's actors, with the signature of any function."""
+
+
+_ANY: EndpointMethod[..., Any] = EndpointMethod(run_function, Options())
+
+
 def remote(function: Function | str | None = None, *, propagate: Any = None) -> Any:
     """Return a remote function, which runs on every rank of the active mesh; also as a decorator.
 
@@ -208,8 +256,13 @@ def call_on_shard_and_fetch(
     return called.call_on_shard_and_fetch(*args, shard=shard, **kwargs)
 
 
-def _place_in(args: Any, kwargs: Any) -> Place | None:
-    return next((leaf._place for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, MeshTensor)), None)
+def place_of(args: Any, kwargs: Any) -> Place | None:
+    """Return the active place, else that of the first mesh tensor among some arguments."""
+    return active_place() or next((leaf._place for leaf in _tensors_in((args, kwargs))), None)
+
+
+def _tensors_in(tree: Any) -> list[MeshTensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, MeshTensor)]
 
 
 def _for_ranks(leaf: Any, place: Place) -> Any:
@@ -222,6 +275,13 @@ def _for_ranks(leaf: Any, place: Place) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().clone()  # the command is sent later
     return leaf
+
+
+def _refuse_faults(name: str, args: Any, kwargs: Any, place: Place) -> None:
+    """Raise TypeError if tensors among the arguments of a call cannot be used at a place."""
+    faults = [(tensor, fault) for tensor in _tensors_in((args, kwargs)) for fault in find_faults(tensor, place)]
+    if faults:
+        raise TypeError(format_call(name, args, kwargs, faults))
 
 
 def _make(meta: Meta | OpaqueRef, number: int, place: Place) -> MeshTensor | OpaqueRef:
@@ -261,22 +321,58 @@ class _CallBeside:
         return getattr(actor, self._endpoint).call_one(*args, **kwargs).get()
 
 
-def call_by_reference(actors: ActorMesh, endpoint: str, propagate: Any, args: Any, kwargs: Any) -> Any:
-    """Call an endpoint on each rank of the active mesh, with the rank's values of mesh tensors.
+def call_by_reference(actors: ActorMesh, endpoint: str, propagate: Any, place: Place, args: Any, kwargs: Any) -> Any:
+    """Call an endpoint on each rank of a place, with the rank's values of mesh tensors.
 
     Raises ValueError if the actors are not on the ranks of that mesh, or the endpoint has no `propagate`.
     """
-    place = active_place()
     if propagate is None:
         raise ValueError(
             f"{actors.mesh_name}.{endpoint} has no rule for the shapes of its results: pass propagate= to @endpoint"
         )
-    if place is None or dict(actors.extent) != dict(place.engine.procs.extent):
-        raise ValueError(f"{actors!r} is not on the ranks of the active mesh: spawn it on that process mesh")
+    if dict(actors.extent) != dict(place.engine.procs.extent):
+        raise ValueError(f"{actors!r} is not on the ranks of {place.mesh!r}: spawn it on that process mesh")
     known: dict[str, RemoteFunction] = actors.__dict__.setdefault("_references", {})
     if endpoint not in known:
         known[endpoint] = remote(_CallBeside(actors, endpoint), propagate=propagate)
     return known[endpoint](*args, **kwargs)
+
+
+class _Passing(ActorMesh):
+    """The engine's actors in the processes of other actors, as these: `pass_on` is a call of their endpoint."""
+
+    def __init__(self, actors: ActorMesh, endpoint: str, workers: ActorMesh) -> None:
+        beside = {target.address.node: target for target in workers._picked}
+        targets = [beside[target.address.node] for target in actors._picked]
+        super().__init__(actors.mesh_name, TensorWorker, targets, actors.extent.region)
+        self._actors = actors
+        self._passed = endpoint
+
+    def _explainer(self, endpoint: str, depth: int = 5) -> Any:
+        return self._actors._explainer(self._passed, depth + 1)
+
+
+@contextlib.contextmanager
+def calls_with_values(actors: ActorMesh, endpoint: str, arguments: Arguments) -> Iterator[tuple[ActorMesh, Arguments]]:
+    """Yield the engine's actors beside these, and the arguments of `pass_on`, for a call with mesh tensors.
+
+    Raises TypeError if the tensors are not on the ranks of the actors, or do not fit together.
+    """
+    name, tensors = f"{actors.mesh_name}.{endpoint}", _tensors_in(arguments)
+    if not tensors:
+        raise TypeError(f"{name}: a mesh tensor is within an object; pass it as an argument, or in lists and dicts")
+    place = tensors[0]._place
+    _refuse_faults(name, *arguments, place)
+    nodes = {target.address.node for target in place.lane.actors._picked}
+    if not nodes.issuperset(target.address.node for target in actors._picked):
+        raise TypeError(f"{name}: the actors are not on the ranks of {place.mesh!r}; send fetch_shard(x).get() instead")
+    # Held until the call is sent: a dropped value is deleted.
+    refs = [tensor._issue_for("shard") if place.is_global else tensor._ref for tensor in tensors]
+    values = iter([ValueRef(ref.id) for ref in refs])
+    tree = tree_map_only(MeshTensor, lambda _: next(values), arguments)
+    place.engine.send_all()
+    with LOCALLY():
+        yield _Passing(actors, endpoint, place.lane.actors), ((actors, endpoint, tree), {})
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -16,9 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import GroupMembership, has_gpu
+from meshbook.runtime.errors import MeshbookError
+from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.executor import Executor, ValueRef
-from meshbook.runtime.tensor.failures import Failed
+from meshbook.runtime.tensor.failures import Failed, RemoteException
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
@@ -76,9 +79,30 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def call(self, function: Any, tree: Any) -> Any:
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
-        failed = self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
+        failed = self._failed_in(tree)
         with self._in_own_stream(), self._executor.using_default_dtype():
             return failed if failed is not None else self._executor.apply_function(function, tree)
+
+    @endpoint(instrument=False)
+    def run_function(self, function: Any, tree: Any) -> Any:
+        """Return the result of a remote function for `RemoteFunction.call`; raise the first failure of an argument."""
+        if (failed := self._failed_in(tree)) is not None:
+            raise RemoteException(failed.trace, None, failed.rank)
+        return self.call(function, tree)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def pass_on(self, port: Port[Any], actors: ActorMesh, name: str, tree: Any) -> None:
+        """Call the actor in this process with the values of this rank. The actor answers to the port."""
+        if (failed := self._failed_in(tree)) is not None:
+            port.exception(RemoteException(failed.trace, None, failed.rank))
+            return
+        if self._cuda is not None:
+            self._cuda.synchronize()
+        arguments = tree_map_only(ValueRef, lambda ref: _materialized(self._executor.find(ref.id)), tree)
+        try:
+            actors._pass_on(context().message_rank.rank, name, arguments, port)
+        except MeshbookError as error:
+            port.exception(error)
 
     @endpoint(instrument=False)
     def placements(self, value: int) -> Any:
@@ -124,6 +148,10 @@ class TensorWorker(Actor):
     def count(self) -> int:
         """Return the number of values in the table."""
         return len(self._executor.values)
+
+    def _failed_in(self, tree: Any) -> Failed | None:
+        """Return the first failure among the values of some arguments."""
+        return self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
 
     def _in_own_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from meshbook.runtime.actor.base import Actor
+from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.tensor.distributing import distribute
@@ -47,6 +49,20 @@ def test_a_function_gets_shards_and_gives_tensors(mesh):
     assert torch.equal(result["scaled"].full_tensor(), local * 3)
     assert result["rows"] == 3
     assert torch.equal(batch.full_tensor(), local)
+
+
+class Rows(Actor):
+    @endpoint
+    def total(self, x):
+        return type(x), x.sum(1).tolist()
+
+
+@process
+def test_an_actor_gets_the_shard_of_its_rank(mesh):
+    local = torch.arange(8).reshape(4, 2)
+    batch = distribute(local, mesh, ["data", None])
+    found = mesh.procs.spawn("rows", Rows).total.call(batch).get(PATIENCE)
+    assert list(found.values()) == [(torch.Tensor, rows) for rows in ([1, 5], [1, 5], [9, 13], [9, 13])]
 
 
 @process

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from meshbook.runtime.actor.base import Actor
-from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.errors import ActorError
+from meshbook.runtime.actor.context import current_rank
+from meshbook.runtime.actor.endpoint import Accumulator, endpoint
+from meshbook.runtime.actor.explicit_calls import send
+from meshbook.runtime.actor.ports import Channel
+from meshbook.runtime.errors import ActorError, PickleError
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.trees import fetch_shard
@@ -150,6 +156,23 @@ class Scale(Actor):
     def plain(self, x):
         return x
 
+    @endpoint
+    def total(self, parts, *, times=1):
+        self.calls += times
+        return current_rank().rank, float(sum(part.sum() for part in parts))
+
+    @endpoint
+    def count(self):
+        return self.calls
+
+    @endpoint(explicit_response_port=True)
+    def answer(self, port, x):
+        port.send(float(x.sum()))
+
+    @endpoint
+    def wait(self, x):
+        HELD["wait"](x)
+
 
 def test_an_endpoint_takes_tensors(pair, grid):
     actors = pair.spawn("scale", Scale)
@@ -157,7 +180,8 @@ def test_an_endpoint_takes_tensors(pair, grid):
         actors.scale.rref(1)
     with pair.activate():
         x = torch.ones(2) * pair.rank_tensor("gpus")
-        first, second = actors.scale.rref(x), actors.scale.rref(x)
+    first, second = actors.scale.rref(x), actors.scale.rref(x)
+    with pair.activate():
         assert value([first, second + 1], gpus=1)[1].tolist() == [3, 3]
         with pytest.raises(RemoteException, match="refuses"):
             value(actors.refuse.rref(x))
@@ -165,6 +189,98 @@ def test_an_endpoint_takes_tensors(pair, grid):
             actors.plain.rref(x)
     with grid.activate(), pytest.raises(ValueError, match="not on the ranks"):
         actors.scale.rref(x)
+
+
+def test_each_verb_takes_tensors(grid):
+    actors = grid.spawn("scale", Scale)
+    with grid.activate():
+        x = torch.ones(2) * grid.rank_tensor(["hosts", "gpus"])
+    totals = [0, 2, 4, 6]
+    called = actors.total.call([x, x / 2], times=2)
+    x.add_(1)  # the values are those of the call
+    assert [rank for rank, _ in called.get(PATIENCE).values()] == [0, 1, 2, 3]
+    assert [total for _, total in called.get(PATIENCE).values()] == [each * 1.5 for each in totals]
+    x.sub_(1)
+    assert actors.slice(hosts=1, gpus=0).total.call_one([x]).get(PATIENCE) == (0, 4)
+    assert [each.get(PATIENCE) for each in actors.slice(hosts=1).total.call_each([x])] == [(0, 4), (1, 6)]
+    assert actors.total.choose([x]).get(PATIENCE) in list(enumerate(totals))
+    assert sorted(each.get(PATIENCE) for each in actors.total.stream([x])) == list(enumerate(totals))
+    assert actors.answer.call(x).get(PATIENCE).item(hosts=1, gpus=1) == 6
+    assert Accumulator(actors.answer, 0.0, operator.add).accumulate(x).get(PATIENCE) == 12
+    port, receiver = Channel.open_ranked()
+    for called in (actors.answer, actors.plain):
+        send(called, [x], {}, port)
+    found = [receiver.recv().get(PATIENCE) for _ in range(8)]
+    assert sorted((rank, float(torch.as_tensor(answer).sum())) for rank, answer in found) == [
+        (rank, total) for rank, total in enumerate(totals) for _ in range(2)
+    ]
+    before = actors.count.call().get(PATIENCE).values()
+    actors.total.broadcast([x], times=100)
+    for hosts, gpus in itertools.product(range(2), repeat=2):
+        value(x, hosts=hosts, gpus=gpus)  # this rank has passed the call on
+    after = actors.count.call().get(PATIENCE).values()
+    assert [now - then for then, now in zip(before, after, strict=True)] == [100] * 4
+
+
+def test_a_part_of_a_mesh_has_the_values_of_its_ranks(grid):
+    actors = grid.slice(hosts=1).spawn("part", Scale)
+    with grid.device_mesh.slice(gpus=1).activate() as part:
+        x = torch.ones(2) * part.rank_tensor("hosts")
+    assert actors.slice(gpus=1).total.call_one([x]).get(PATIENCE) == (0, 2)
+    with pytest.raises(TypeError, match="not on the ranks"):
+        actors.total.call([x])
+
+
+def test_the_errors_of_calls_with_tensors(pair, grid):
+    actors = pair.spawn("scale", Scale)
+    with grid.activate():
+        foreign = torch.ones(2)
+    with pair.activate():
+        x = torch.ones(2)
+        failed = torch.ones(2).index_select(0, torch.tensor([7]))
+    with pytest.raises(ActorError, match="this endpoint refuses") as caught:
+        actors.refuse.call(x).get(PATIENCE)
+    assert caught.value.called_at.filename == __file__
+    with pytest.raises(RemoteException, match="index"):
+        actors.total.call([failed]).get(PATIENCE)
+    assert actors.total.call([x]).get(PATIENCE).item(gpus=1) == (1, 2)
+    with pytest.raises(TypeError, match="not on the ranks"):
+        actors.total.call([foreign])
+    with pytest.raises(TypeError, match="wrong mesh"):
+        actors.total.call([x, foreign])
+    with pytest.raises(TypeError, match="within an object"):
+        actors.total.call(SimpleNamespace(x=x))
+    with pytest.raises(PickleError, match="lock"):
+        actors.total.call([x, threading.Lock()])
+
+
+def test_the_ranks_go_on_while_an_endpoint_has_a_tensor(pair):
+    go_on = threading.Event()
+    HELD["wait"] = lambda x: go_on.wait(PATIENCE)
+    with pair.activate():
+        x = torch.ones(2)
+    waiting = pair.spawn("scale", Scale).wait.call(x)
+    assert value(x + 1).tolist() == [2, 2]
+    go_on.set()
+    waiting.get(PATIENCE)
+
+
+def test_a_remote_function_is_an_endpoint(pair):
+    function, failing = remote(f"{__name__}.square"), remote(refuse)
+    with pytest.raises(ValueError, match="no mesh is active"):
+        function.call(1)
+    with pair.activate():
+        assert list(function.call(3).get(PATIENCE).values()) == [9, 9]
+        x = torch.ones(2) * pair.rank_tensor("gpus")
+        with pytest.raises(ActorError, match="this function refuses"):
+            failing.call(x).get(PATIENCE)
+        port, receiver = Channel.open_ranked()
+        send(function, [3], {}, port)
+        assert sorted(receiver.recv().get(PATIENCE) for _ in range(2)) == [(0, 9), (1, 9)]
+    assert [each.tolist() for each in function.call(x + 1).get(PATIENCE).values()] == [[1, 1], [4, 4]]
+    with pair.slice(gpus=1).activate():
+        assert function.call_one(4).get(PATIENCE) == 16
+    assert value(remote(square, propagate="mocked")(x + 1), gpus=1).tolist() == [4, 4]
 
 
 # -- the queue ------------------------------------------------------------------------
