@@ -21,7 +21,14 @@ import cloudpickle
 from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
 from meshbook.runtime.wire.functions import make_code, reduce_function
-from meshbook.runtime.wire.reducers import reduce_array, reduce_arrow, reduce_frame, reduce_series, refuse_relation
+from meshbook.runtime.wire.reducers import (
+    reduce_array,
+    reduce_arrow,
+    reduce_frame,
+    reduce_parametrized,
+    reduce_series,
+    refuse_relation,
+)
 
 # Bound here: a program may replace those of the module.
 _pickle, unpickle = pickle.dumps, pickle.loads
@@ -34,6 +41,7 @@ _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
     "numpy.ma": reduce_array,
     "numpy.ma.core": reduce_array,  # its name before NumPy 2.1
     "pyarrow.lib": reduce_arrow,
+    "torch.nn.utils.parametrize": reduce_parametrized,
     "polars.dataframe.frame": reduce_frame,
     "polars.series.series": reduce_series,
     "duckdb._relation": refuse_relation,

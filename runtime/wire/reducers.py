@@ -6,6 +6,8 @@ their memory as it is. Small ones stay in the stream.
 Arrow tables and Polars frames: their columns are buffers already, and are sent as they are. A slice of an
 Arrow array is a view that keeps all of its parent, and pyarrow pickles the parent; here only the slice's contents are
 sent (`slices`). pyarrow pickles the arrays that keep nothing extra.
+
+Modules of torch with parametrizations, such as weight_norm, have no pickle at all.
 """
 
 from __future__ import annotations
@@ -56,6 +58,29 @@ def _rebuild_masked(data: Any, mask: Any, fill_value: Any, is_hard: bool) -> Any
 
     whole = ma.nomask if mask is None else mask
     return ma.MaskedArray(data, whole, fill_value=fill_value, hard_mask=is_hard, copy=False)
+
+
+def reduce_parametrized(value: Any) -> Any:
+    """Return how to pickle a module with parametrizations: as one of its own class, which the receiver injects anew.
+
+    torch makes a class for each of these modules, which refuses pickle; `register_parametrization` injects it.
+    """
+    if "parametrizations" not in vars(value).get("_modules", ()):
+        return NotImplemented
+    return _make_plain, (type(value).__base__,), vars(value), None, None, _fill_parametrized
+
+
+def _make_plain(cls: type) -> Any:
+    return object.__new__(cls)
+
+
+def _fill_parametrized(module: Any, state: dict[str, Any]) -> None:
+    from torch.nn.utils import parametrize  # weight: only receivers of these modules need it
+
+    vars(module).update(state)
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)
 
 
 def reduce_arrow(value: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch.nn.utils import parametrizations, parametrize
 
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire import pickling
@@ -169,6 +170,21 @@ def test_tensors_survive(name: str) -> None:
     assert came.requires_grad == tensor.requires_grad
     assert came.layout == tensor.layout
     assert torch.equal(came.to_dense().resolve_conj(), tensor.to_dense().resolve_conj())
+
+
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
+def test_a_module_with_parametrizations_arrives_with_them(norm):
+    module = torch.nn.Sequential(norm(torch.nn.Linear(3, 3))).eval()
+    came = over_the_wire(module)
+    assert isinstance(came[0], torch.nn.Linear)
+    assert parametrize.is_parametrized(came[0], "weight")
+    assert list(came.state_dict()) == list(module.state_dict())
+    assert torch.equal(came(torch.ones(2, 3)), module(torch.ones(2, 3)))
+    again = over_the_wire(came)
+    parametrize.remove_parametrizations(again[0], "weight")
+    assert torch.equal(again(torch.ones(2, 3)), module(torch.ones(2, 3)))
 
 
 def test_a_parameter_stays_a_parameter() -> None:
