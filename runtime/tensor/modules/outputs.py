@@ -1,14 +1,18 @@
 """Which dimension of a module's outputs is the batch, if its inputs are sharded along the batch.
 
 A twin of the module, with fake parameters that have shapes and no values, is run on fake inputs: on the whole batch and
-on this rank's part. The dimension of an output whose size changes from the one batch to the other is the batch. Outputs
-without one depend on the whole batch in a way that the shapes do not tell, so they are refused, or taken as means.
+on this rank's part. A module that reads values, such as those of a mask, is run on real inputs instead, with parameters
+of no meaning: on this rank's part, and on one entry more. The dimension of an output whose size changes from the one
+batch to the other is the batch. Outputs without one depend on the whole batch in a way that the shapes do not tell, so
+they are refused, or taken as means.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +37,7 @@ class Twin:
 
     def __init__(self, module: nn.Module) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._source = module  # for the values of buffers
         memo: dict[int, Any] = {}
         for parameter in module.parameters():
             memo[id(parameter)] = nn.Parameter(self._mode.from_tensor(parameter.detach()), parameter.requires_grad)
@@ -57,10 +62,50 @@ class Twin:
         def fake(tensor: Tensor) -> Tensor:
             return torch.empty(next(sizes), dtype=tensor.dtype, device=tensor.device)
 
-        with torch.no_grad(), self._mode:
-            args, kwargs = tree_map_only(Tensor, fake, given)
-            result = self.module.get_submodule(path)(*args, **kwargs)
-        return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        with _without_log("torch._subclasses.fake_tensor"), self._mode:
+            return _shapes_of(self.module.get_submodule(path), tree_map_only(Tensor, fake, given))
+
+    def shapes_with_one_more(
+        self, path: str, given: tuple[Any, Any], is_batch: Callable[[Tensor], bool]
+    ) -> tuple[list[torch.Size], list[torch.Size]]:
+        """Return the shapes of the outputs for these arguments, and for one entry more of the batch; computes them."""
+        module = self._with_values().get_submodule(path)
+        more = tree_map_only(Tensor, lambda each: torch.cat([each, each[:1]]) if is_batch(each) else each, given)
+        devices = {each.device for each in tree_leaves(given) if isinstance(each, Tensor) and each.is_cuda}
+        with torch.random.fork_rng(devices):
+            return _shapes_of(module, given), _shapes_of(module, more)
+
+    def _with_values(self) -> nn.Module:
+        """Return a copy with the values of the buffers, and with parameters of no meaning."""
+        buffers = dict(self._source.named_buffers(remove_duplicate=False))
+        memo: dict[int, Any] = {}
+        for name, fake in self.module.named_buffers(remove_duplicate=False):
+            is_whole = type(buffers[name]) is Tensor  # not sharded by the plan
+            memo[id(fake)] = buffers[name].detach().clone() if is_whole else _zeros_like(fake)
+        for parameter in self.module.parameters():
+            memo[id(parameter)] = nn.Parameter(_zeros_like(parameter), parameter.requires_grad)
+        return copy.deepcopy(self.module, memo)
+
+
+def _zeros_like(fake: Tensor) -> Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+
+
+def _shapes_of(module: nn.Module, given: tuple[Any, Any]) -> list[torch.Size]:
+    args, kwargs = given
+    with torch.no_grad():
+        return [leaf.shape for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+
+@contextlib.contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Keep a logger of torch silent: it logs each operator that raises, with its trace."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def find_layouts(
@@ -77,22 +122,28 @@ def find_layouts(
     `given` are this rank's arguments, and `whole_shapes` are the shapes of the whole tensors among them. `rows` are the
     entries of the batch on this rank and of all; equal ones if it is not sharded.
     """
+    is_sharded = rows[0] != rows[1]
+    parts = [each for each in tree_leaves(given) if isinstance(each, Tensor)]
     try:
-        parts = [each.shape for each in tree_leaves(given) if isinstance(each, Tensor)]
-        expected = twin.shapes_of(path, given, parts)
+        expected = twin.shapes_of(path, given, [each.shape for each in parts])
         whole = twin.shapes_of(path, given, whole_shapes)
-    except Exception as error:
-        raise RuntimeError(
-            "the module cannot be run on fake tensors, which tells where the batch is in its outputs: pass "
-            "outputs='batch' to module_to_mesh() if it is the first dimension of each"
-        ) from error
+    except Exception:  # it depends on values, or torch's rule for fake tensors refuses what its kernel accepts
+        batch = {id(each) for each, shape in zip(parts, whole_shapes, strict=True) if each.shape != shape}
+        try:
+            expected, whole = twin.shapes_with_one_more(path, given, lambda each: id(each) in batch)
+        except Exception as error:
+            raise RuntimeError(
+                "the module cannot be run on a batch with another entry, which tells where the batch is in its "
+                "outputs: pass outputs='batch' to module_to_mesh() if it is the first dimension of each"
+            ) from error
+        rows = rows[0], rows[0] + 1
     if expected != list(own):
         raise ValueError(
             f"the module returned the shapes {[tuple(each) for each in own]} instead of "
             f"{[tuple(each) for each in expected]}: its plan leaves an output sharded, such as that of a 'colwise' "
             "layer without a 'rowwise' one behind it"
         )
-    return [OutputLayout(None)] * len(own) if rows[0] == rows[1] else layouts_of(own, whole, rows, rule)
+    return layouts_of(own, whole, rows, rule) if is_sharded else [OutputLayout(None)] * len(own)
 
 
 def layouts_of(

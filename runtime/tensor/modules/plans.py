@@ -6,6 +6,8 @@
     {"layers.*.up": "colwise", "layers.*.down": "rowwise"}       tensor parallel over the last dimension
     {"data_parallel": "fsdp", "model_parallel": {...}}           one of these for each dimension by its name
 
+A `*` stands for one part of a name, as in torch's `parallelize_module`: "layers.*.up" is "layers.0.up" and not
+"layers.0.mlp.up".
 Dimensions that a plan does not mention replicate.
 """
 
@@ -73,7 +75,7 @@ class ModulePlan:
         """Parallelize the module on this rank, in place. Raises ValueError for a pattern that fits no submodule."""
         for dim, styles in self.tensor_parallel.items():
             for pattern, style in styles.items():
-                for name in _matching(module, [pattern]):
+                for name in matching_names(module, [pattern]):
                     torch_style = _style_of(style, module.get_submodule(name))
                     if torch_style is not None:
                         parallelize_module(module, mesh[dim], {name: torch_style}, **_OPTIONS)
@@ -87,7 +89,7 @@ class ModulePlan:
         if callable(self.units):
             return [name for name, each in module.named_modules() if name and self.units(name, each)]
         if self.units is not None:
-            return _matching(module, self.units)
+            return matching_names(module, self.units)
         lists = [name for name, each in module.named_modules() if isinstance(each, nn.ModuleList)]
         return [f"{name}.{index}" for name in lists for index in range(len(module.get_submodule(name)))]
 
@@ -125,16 +127,25 @@ def _checked_style(pattern: str, style: Any) -> Any:
     )
 
 
-def _matching(module: nn.Module, patterns: Sequence[str]) -> list[str]:
+def matching_names(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Return the names of the submodules that match, outer ones first. ValueError: a pattern that matches none."""
     names = [name for name, _ in module.named_modules() if name]
     found = []
     for pattern in patterns:
-        matching = [each for each in names if fnmatch.fnmatchcase(each, pattern)]
+        matching = [each for each in names if _fits(each, pattern)]
         if not matching:
-            raise ValueError(f"the plan names {pattern!r}, but the module has: {', '.join(names) or 'no submodules'}")
+            raise ValueError(
+                f"the plan names {pattern!r}, where a * stands for one part of a name, but the module has: "
+                f"{', '.join(names) or 'no submodules'}"
+            )
         found += matching
     return [name for name in names if name in found]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a pattern fits a name part by part, as in torch's `parallelize_module`."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def _style_of(style: Any, part: nn.Module) -> ParallelStyle | None:

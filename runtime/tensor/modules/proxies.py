@@ -50,8 +50,9 @@ def module_to_mesh(
     - "replicate", the default: each rank has the whole module, as with DistributedDataParallel
     - "fsdp": torch's `fully_shard`. `("fsdp", ["layers.*"])` names the submodules that are gathered one at a time, or
       has a function of name and submodule that chooses them; without, they are the entries of each ModuleList
-    - a dict from names of submodules, with wildcards, to "colwise", "rowwise", "sequence", a ParallelStyle of torch or
-      the placement of the weight: tensor parallel, torch's `parallelize_module`, over the last dimension
+    - a dict from names of submodules, in which a `*` stands for one part of a name, to "colwise", "rowwise",
+      "sequence", a ParallelStyle of torch or the placement of the weight: tensor parallel, torch's
+      `parallelize_module`, over the last dimension
     - a dict from names of dimensions to any of these
 
     Tensors among the arguments of forward may be sharded along their first dimension, the batch, over dimensions that

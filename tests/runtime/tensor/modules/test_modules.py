@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
+from meshbook.runtime.tensor.modules.plans import matching_names
 from meshbook.runtime.tensor.modules.proxies import module_to_mesh
 from tests.runtime.tensor.modules.networks import MLP_SPLIT, Transformer, conv_net, mlp
 
@@ -330,3 +331,48 @@ def test_what_cannot_work_says_so(mesh):
         model(distribute(torch.ones(1, 6), mesh, BATCH))
     with pytest.raises(RemoteException, match="leaves an output sharded"):
         module_to_mesh(mlp(), mesh, {"2": "colwise"})(torch.ones(2, 6))
+
+
+class CausalEncoder(nn.Module):
+    """Its layers read a value of the mask."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        factor = self.scale.item()
+        assert factor
+        return self.body(x, mask=mask).transpose(0, 1) * factor
+
+
+def test_a_module_that_reads_values_is_run_on_a_rank_to_find_the_batch(mesh):
+    local, x = CausalEncoder(), torch.randn(5, 3, 8)
+    for plan in ("replicate", {"data": "fsdp"}):
+        model = module_to_mesh(local, mesh, plan)
+        output = model(distribute(x, mesh, ["data", None, None]))
+        assert output.placements == (Shard(1), Replicate())
+        torch.testing.assert_close(output.full_tensor().detach(), local(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_with_parametrizations_trains(mesh):
+    local = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+    model = module_to_mesh(local, mesh)
+    assert list(model.state_dict()) == list(local.state_dict())
+    x = torch.randn(5, 3)
+    model(distribute(x, mesh, BATCH)).square().mean().backward()
+    local(x).square().mean().backward()
+    for parameter, other in zip(model.parameters(), local.parameters(), strict=True):
+        same(parameter.grad, other.grad)
+
+
+def test_a_star_of_a_plan_stands_for_one_part_of_a_name():
+    module = nn.ModuleDict({"layer": nn.ModuleList([nn.ModuleDict({"a": nn.ModuleDict({"up": nn.Linear(1, 1)})})])})
+    module.layer[0]["up"] = nn.Linear(1, 1)
+    assert matching_names(module, ["layer.*.up"]) == ["layer.0.up"]
+    assert matching_names(module, ["layer.*.*.u?", "layer.*.up"]) == ["layer.0.a.up", "layer.0.up"]
+    with pytest.raises(ValueError, match="one part of a name"):
+        matching_names(module, ["*.up"])
