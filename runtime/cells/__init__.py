@@ -5,6 +5,10 @@ window around it (`Interrupts.user_code`), since IPython swallows some. An earli
 begins. A signal in the instant before a blocking call has no effect, so it is sent again until the handler has run; so
 is one that Python dropped in a finalizer.
 
+What cells leave on the event loop, tasks above all, goes on while the main thread waits for the next cell
+(`LoopRunner.run`). A message wakes the loop; without such work, the thread waits for messages alone. The handler of a
+signal that raises between cells is reported in the next cell (`runtime/node/signal_handlers.py`).
+
 The debugger (`debugger`) is IPython's, on the rank. It stops at the line of `breakpoint()` itself, since a cell may
 have no next line. It steps over the statements of a cell, which IPython runs one by one. The controller answers once
 per cell whether a rank stops (`--break`). While a person is in the debugger, escalation after other ranks' errors

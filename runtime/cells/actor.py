@@ -29,7 +29,7 @@ from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
 from meshbook.runtime.cells.prompts import RankPrompts
-from meshbook.runtime.cells.shell import RankShell, RunResult, make_shell
+from meshbook.runtime.cells.shell import LoopRunner, RankShell, RunResult, make_shell
 from meshbook.runtime.cells.thread_stacks import (
     MAIN,
     MainThreadState,
@@ -79,10 +79,18 @@ class CellActor(Actor):
         self._reported_names: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
         self._values: OrderedDict[str, Any] = OrderedDict()
         self._tasks = table_of(self._node)
+        self._reports: list[str] = []  # for the next cell: what was raised while no cell ran
+        self._shell.loop_runner.report = self._reports.append
         INTERRUPTS.install()
         carry_context_into_threads()
         if self._node.capture is not None:
             self._node.capture.main_origin = lambda: INTERRUPTS.origin
+
+    @property
+    def __idle__(self) -> LoopRunner:
+        """Tasks of cells go on while no cell runs."""
+        runner: LoopRunner = self._shell.loop_runner
+        return runner
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """Print the failure of a mesh that a cell has spawned here; the rank continues."""
@@ -138,6 +146,8 @@ class CellActor(Actor):
 
     def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: CellMeter) -> CellOutcome:
         try:
+            while self._reports:
+                print(self._reports.pop(0), file=sys.stderr)
             ran = self._shell.run_source(source, number)
             cost = meter.read()
             outcome = self._outcome(ran, cost, origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import bdb
 import codeop
@@ -12,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,7 +38,7 @@ from meshbook.runtime.cells.line_magics import INSTALLERS, format_elsewhere, in_
 from meshbook.runtime.cells.object_info import CellInspector
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.telemetry import collective_spans
-from meshbook.runtime.traces import OWN
+from meshbook.runtime.traces import OWN, format_error
 
 # The start of frames in IPython's tracebacks: those that are never shown, and those that `%xmode Verbose` shows.
 NEVER_SHOWN = tuple(
@@ -312,9 +313,12 @@ class RankShell(InteractiveShell):
     def should_run_async(
         self, raw_cell: str, *, transformed_cell: str | None = None, preprocessing_exc_tuple: Any = None
     ) -> bool:
-        """Whether the cell awaits. It is compiled for that only if it has `await` or `async` in its text."""
-        if transformed_cell is not None and "await" not in transformed_cell and "async" not in transformed_cell:
-            return False
+        """Whether the cell awaits, or starts a task. It is examined only if its text has a word for that."""
+        if transformed_cell is not None:
+            if not any(word in transformed_cell for word in ("await", "async", "create_task")):
+                return False
+            if starts_tasks(transformed_cell):
+                return True
         found: bool = super().should_run_async(
             raw_cell, transformed_cell=transformed_cell, preprocessing_exc_tuple=preprocessing_exc_tuple
         )
@@ -342,6 +346,23 @@ def render_group(error: BaseException) -> str:
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell"):
         trace = trace.tb_next
     return "".join(traceback.TracebackException(type(error), error, trace).format()).rstrip()
+
+
+def starts_tasks(source: str) -> bool:
+    """Whether the source calls `asyncio.create_task` outside of functions: that needs a running loop, as in Jupyter."""
+    if "create_task" not in source:
+        return False
+    try:
+        waiting: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError):  # top-level await is no error to this parser
+        return False
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("asyncio.create_task", "create_task"):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def ends_in_semicolon(source: str) -> bool:
@@ -378,15 +399,44 @@ def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
 
 
 class LoopRunner:
-    """Runs the coroutine of a cell with top-level await on a loop that lasts as long as the worker."""
+    """Runs the coroutine of a cell with top-level await on a loop that lasts as long as the worker.
+
+    What cells leave on the loop goes on between cells (`run`).
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        self._is_used = False
+        self._woken = self._loop.create_future()
         self.running: Coroutine[Any, Any, Any] | None = None
+        self.report: Callable[[str], object] = print  # gets what ended the loop
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there may be anything to run between cells. A thread that only waits wakes faster without a loop."""
+        self._is_used = self._is_used or bool(asyncio.all_tasks(self._loop))
+        return self._is_used and not self._loop.is_closed()
+
+    def run(self) -> None:
+        """Run the loop until `wake`. It may also return earlier."""
+        self._woken = self._loop.create_future()
+        try:
+            self._loop.run_until_complete(self._woken)
+        except BaseException as error:  # the SystemExit of a task, or its call of `loop.stop()`
+            self.report(f"a task of an earlier cell ended the event loop, which continues:\n{format_error(error)}")
+
+    def wake(self) -> None:
+        """Let `run` return, this time or, if it does not run now, the next time; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._set_woken)
+
+    def _set_woken(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
-        self.running = cell
+        self.running, self._is_used = cell, True
         try:
             return self._run(cell)
         finally:

@@ -28,7 +28,7 @@ from meshbook.runtime.node.execution import CallPlace, Execution, Key, RunningEn
 from meshbook.runtime.node.flow_control import FlowControl, OwedCredits, is_counted, size_of
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.reports import format_failed, format_raised, format_stopped, name_place
-from meshbook.runtime.node.serving import LoopServing, Notice, Step, ThreadServing
+from meshbook.runtime.node.serving import Idle, LoopServing, Notice, Step, ThreadServing
 from meshbook.runtime.telemetry.spans import CELLS, Row, is_recorded, now
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
@@ -400,6 +400,11 @@ class HostedActor:
             self.cancelled_early -= noted
         return False
 
+    @property
+    def idle(self) -> Idle | None:
+        """The actor's work beside its messages."""
+        return getattr(self._actor, "__idle__", None)
+
     def hook(self, notice: Notice) -> Any:
         hook = getattr(self._actor, notice.hook, None)
         return hook(notice.about) if hook is not None else False
@@ -590,7 +595,7 @@ class HostedActor:
                 self.refuse(*item)
             has_wakeup = has_wakeup or item is None
         if has_wakeup:  # the wake-up was meant for the actor's thread
-            self.queue.wake()
+            (self._serving or self.queue).wake()
         if self._is_over:
             self._confirm_stops()
 

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
@@ -45,20 +45,34 @@ class Notice:
 Item = tuple[Call | Stop, Body]
 
 
-class ThreadServing:
-    """Serves an actor on the calling thread."""
+class Idle(Protocol):
+    """Work that an actor has beside its messages, on their thread."""
 
-    is_asleep = False  # the queue wakes the thread for a message
+    @property
+    def has_work(self) -> bool: ...
+
+    def run(self) -> None:
+        """Work until `wake`, which another thread may have called before."""
+
+    def wake(self) -> None: ...
+
+
+class ThreadServing:
+    """Serves an actor on the calling thread. While it waits for messages, it does the work of its `__idle__`."""
 
     def __init__(self, actor: HostedActor) -> None:
         self._actor = actor
+        self._idle: Idle | None = None
+        self.is_asleep = False  # otherwise the queue wakes the thread for a message
         self.execution = actor.make_execution(is_alone=True)
         self.thread = threading.get_ident()  # the thread that takes the messages
 
     def run(self) -> None:
         """Serve until the actor is lost, then run its cleanup steps."""
         actor = self._actor
-        get, reasons, notices = actor.queue.get, actor.reasons, actor.notices
+        self._idle = actor.idle
+        get = actor.queue.get if self._idle is None else self._get_while_idle
+        reasons, notices = actor.reasons, actor.notices
         self._handle_notices()  # from before the actor was served
         message: Call | Stop | None = None
         try:
@@ -80,6 +94,17 @@ class ThreadServing:
                 actor.abandon(message, error)
             raise
         self.clean_up()
+
+    def _get_while_idle(self) -> Item | None:
+        queue, idle = self._actor.queue, self._idle
+        assert idle is not None
+        while queue.empty() and idle.has_work:
+            # Set `is_asleep` before the last check, so that a message posted in between is never missed.
+            self.is_asleep = True
+            if queue.empty():
+                idle.run()
+            self.is_asleep = False
+        return queue.get()
 
     def _run(self, call: Call, body: Body) -> None:
         actor, execution = self._actor, self.execution
@@ -134,8 +159,12 @@ class ThreadServing:
     def wake(self) -> None:
         """Wake the thread for a notice, or because the actor is lost."""
         self._actor.queue.wake()
+        self.wake_for_message()
 
-    wake_for_message = wake
+    def wake_for_message(self) -> None:
+        """Wake the thread from the actor's other work."""
+        if self._idle is not None:
+            self._idle.wake()
 
     def cancel(self, key: Key) -> bool:
         """Cancel this message if it is the current one; return whether it is."""

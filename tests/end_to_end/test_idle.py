@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.actor import CellActor
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.vitals import IDLE_BATCH_SECONDS, SECONDS
@@ -81,7 +83,9 @@ def batches(session: Session) -> Iterator[Batches]:
 @pytest.fixture
 def idle_mesh(spawn_procs: Callable[..., ProcMesh], batches: Batches) -> ProcMesh:
     mesh = spawn_procs(RANKS)
-    mesh.initialized.get(PATIENCE)
+    # One of them keeps an event loop for the tasks of its cells.
+    cells: Any = mesh.slice(gpus=0).spawn_on_main("cells", CellActor)
+    assert cells.run.call_one("import asyncio\nawait asyncio.sleep(0)", 1).get(PATIENCE).error is None
     batches.wait_until(lambda gaps: any(gap > SECONDS + 0.5 for gap in gaps))  # the agent has seen that all are idle
     return mesh
 

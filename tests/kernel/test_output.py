@@ -159,6 +159,17 @@ def test_a_task_prints_into_the_cell_that_started_it(notebook: KernelNotebook) -
     assert (first.stdout, second.stdout) == ("[0-3] from A\n", "[0-3] B\n")
 
 
+def test_a_task_goes_on_once_its_cell_has_ended(notebook: KernelNotebook) -> None:
+    first = notebook.run(
+        "%%mesh 0\nimport asyncio\nasync def work():\n    for step in range(3):\n        await asyncio.sleep(0.01)\n"
+        "    print('late'); await asyncio.sleep(0.01); raise ValueError('of the task')\n"
+        "task = asyncio.create_task(work()); del task"
+    )
+    # No other cell runs meanwhile.
+    notebook.wait_until(lambda: "ValueError: of the task" in first.stderr and first.stdout == "[0] late\n")
+    assert notebook.run("%%mesh 0\nrank").result == "[0] 0"
+
+
 def test_late_output_comes_also_when_the_kernel_runs_a_local_cell(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(f"%%mesh\nimport threading\n{signs.definition}\ngo = threading.Event()")
     first = notebook.run(

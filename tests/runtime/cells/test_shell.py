@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import linecache
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from meshbook.runtime.cells.shell import (
     find_end_of_comments,
     has_group,
     render_group,
+    starts_tasks,
 )
 from meshbook.runtime.traces import short_name
 
@@ -43,6 +45,22 @@ SCRAPS = [*WORDS.split(), "await f()", ">>> ", "... ", "In [1]: ", "%%time\n", "
 )
 def test_a_semicolon_at_the_end_hides_the_value(source: str, ends: bool) -> None:
     assert ends_in_semicolon(source) is ends
+
+
+@pytest.mark.parametrize(
+    ("source", "starts"),
+    [
+        ("task = asyncio.create_task(f())", True),
+        ("for i in range(3):\n    create_task(f(i))", True),
+        ("await asyncio.create_task(f())", True),
+        ("def start():\n    asyncio.create_task(f())", False),
+        ("loop.create_task(f())", False),  # needs no running loop
+        ("create_task(", False),
+        ("# create_task()", False),
+    ],
+)
+def test_a_cell_that_starts_tasks_needs_a_running_loop(source: str, starts: bool) -> None:
+    assert starts_tasks(source) is starts
 
 
 @given(st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join))
@@ -154,6 +172,63 @@ def test_tasks_of_a_cell_live_on_to_the_next(run: LoopRunner) -> None:
     assert done == []
     run(wait(task))
     assert done == ["later"]
+
+
+def test_tasks_go_on_between_cells_until_there_is_a_message(run: LoopRunner) -> None:
+    counted: list[int] = []
+
+    async def count() -> None:
+        while len(counted) < 3:
+            await asyncio.sleep(0)
+            counted.append(1)
+        threading.Thread(target=run.wake).start()
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(count())
+
+    assert not run.has_work
+    task = run(begin())
+    assert run.has_work
+    while not task.done():
+        run.run()
+    assert len(counted) == 3
+    run.wake()
+    run.run()  # returns, as it was woken before
+
+
+def test_a_task_of_a_cell_that_did_not_await_is_work(run: LoopRunner) -> None:
+    task = asyncio.get_event_loop().create_task(asyncio.sleep(0))
+    assert run.has_work
+    run(asyncio.sleep(0))
+    assert task.done()
+
+
+def test_a_task_that_ends_the_loop_is_reported_and_the_others_go_on(run: LoopRunner) -> None:
+    reports: list[str] = []
+    run.report = reports.append
+    gone_on: list[str] = []
+
+    async def leave() -> None:
+        await asyncio.sleep(0.01)  # until the cell has ended
+        raise SystemExit("of the task")
+
+    async def go_on() -> None:
+        await asyncio.wait(tasks[:1])
+        gone_on.append("on")
+        run.wake()
+
+    async def begin() -> None:
+        tasks.extend(map(asyncio.create_task, (leave(), go_on())))
+
+    tasks: list[asyncio.Task[None]] = []
+    run(begin())
+    while not gone_on:
+        run.run()
+    assert "SystemExit: of the task" in reports[0]
+    assert isinstance(tasks[0].exception(), SystemExit)
+    run(asyncio.sleep(0))
+    asyncio.get_event_loop().close()
+    assert not run.has_work  # a closed one would raise at once, again and again
 
 
 def test_an_interrupt_is_raised_where_the_cell_awaited(run: LoopRunner) -> None:
