@@ -81,6 +81,8 @@ class CellActor(Actor):
         self._tasks = table_of(self._node)
         self._reports: list[str] = []  # for the next cell: what was raised while no cell ran
         self._shell.loop_runner.report = self._reports.append
+        if (handlers := self._node.signal_handlers) is not None:
+            handlers.runs_user_code, handlers.report = lambda frame: INTERRUPTS.is_open, self._reports.append
         INTERRUPTS.install()
         carry_context_into_threads()
         if self._node.capture is not None:

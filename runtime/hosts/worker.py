@@ -44,6 +44,7 @@ from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.signal_handlers import SignalHandlers
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import count_cores
 from meshbook.runtime.telemetry.bar_lines import BarPoints
@@ -89,6 +90,8 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     provide_client(lambda: client_of(node, spec), lambda: node.home, join)
     capture = make_capture(node, spec, folder)
     capture.install()
+    node.signal_handlers = SignalHandlers(MainThread.run.__code__)
+    node.signal_handlers.install()
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, spec.incarnation)
     os.register_at_fork(after_in_child=node.status.close)  # the page belongs to this process only
@@ -252,11 +255,8 @@ class MainThread:
         self._work.put(work)
 
     def run(self) -> None:
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):  # while idle, a SIGINT from outside is ignored
-                if (work := self._work.get()) is None:
-                    return
-                work()
+        while (work := self._work.get()) is not None:
+            work()
 
     def end(self) -> None:
         self._work.put(None)

@@ -263,13 +263,14 @@ def _is_inside(frame: FrameType | None) -> bool:
     return frame is None or frame.f_code.co_name != _CALLS_ENDPOINTS
 
 
-def _is_of_user(code: CodeType) -> bool:
+def is_of_user(code: CodeType) -> bool:
+    """Whether this is neither the runtime's code nor the standard library's."""
     return not code.co_filename.startswith((*OWN, _LIBRARY, "<frozen"))
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of user code, from this one outwards."""
-    while frame is not None and not _is_of_user(frame.f_code):
+    while frame is not None and not is_of_user(frame.f_code):
         frame = frame.f_back
     return frame
 
@@ -285,7 +286,7 @@ def _users_frame_of(task: asyncio.Task[Any], thread: int) -> FrameType | None:
     found: FrameType | None = None
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
-        if frame is not None and _is_of_user(frame.f_code):
+        if frame is not None and is_of_user(frame.f_code):
             found = frame
         coroutine = getattr(coroutine, "cr_await", None)
     return found

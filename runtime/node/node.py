@@ -27,6 +27,7 @@ from meshbook.runtime.node.peers import Peers
 from meshbook.runtime.node.ports import Ports
 from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.routes import Routes
+from meshbook.runtime.node.signal_handlers import SignalHandlers
 from meshbook.runtime.node.supervision import ACTORS_PER_INCARNATION, OnFault, Supervision, log_fault
 from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Kind, RunEvent
@@ -79,6 +80,7 @@ class Node:
     run_on_main: Callable[[Callable[[], None]], None] | None = None  # of a worker: runs this on its main thread
     guide: Address | None = None  # of a worker: its agent, which has the reports of earlier ended nodes
     capture: Capture | None = None  # of a worker: its output
+    signal_handlers: SignalHandlers | None = None  # of a worker: those of its user code
     place: Any = None  # `Instance.spec` of the actors here
     places: LocalHandleFactory | None = None
     on_fault: OnFault = staticmethod(log_fault)  # gets failures of the client's meshes

@@ -6,6 +6,7 @@ import atexit
 import importlib
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -336,6 +337,41 @@ def test_nested_processes_end_with_their_owner(spawn_procs, how):
     with pytest.raises(SupervisionError, match="stopped"):
         waiting.get(PATIENCE)
     assert psutil.wait_procs(processes, timeout=PATIENCE)[1] == []
+
+
+# -- signals -------------------------------------------------------------------------
+
+
+def test_a_handler_that_raises_while_nothing_runs_does_not_end_an_actor_on_the_main_thread(host, tmp_path):
+    procs = host.spawn_procs()
+    probe = procs.spawn_on_main("probe", Probe)
+    handled = tmp_path / "handled"
+    os.mkfifo(handled)
+
+    def handle(number: int, frame: object) -> None:
+        handled.write_text("yes")
+        raise RuntimeError("of the handler")
+
+    def catch_own_signal() -> str:
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        except RuntimeError as error:
+            return str(error)
+        return "not raised"
+
+    def install() -> int:
+        signal.signal(signal.SIGUSR1, handle)
+        return os.getpid()
+
+    pid = probe.run.call_one(install).get(PATIENCE)
+    for _ in range(3):
+        os.kill(pid, signal.SIGUSR1)
+        assert handled.read_text() == "yes"
+        assert probe.run.call_one(os.getpid).get(PATIENCE) == pid
+    caught = probe.run.call_one(catch_own_signal)
+    assert handled.read_text() == "yes"
+    assert caught.get(PATIENCE) == "of the handler"
+    procs.stop().get(PATIENCE)
 
 
 # -- stopping ------------------------------------------------------------------------

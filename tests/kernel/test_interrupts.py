@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +158,7 @@ CHILDREN = {
 def test_children_are_interrupted_with_the_cell(
     notebook: KernelNotebook, signs: Signs, tmp_path: Path, magic: str, source: str
 ) -> None:
-    script = f"echo $$ > {tmp_path}/pid; printf 'there ' > {signs.path}; while :; do sleep 0.01; done"
+    script = f"echo $$ > {tmp_path}/pid; printf 'there ' > {signs.path}; exec sleep 600"
     cell = notebook.start(f"{magic}{source.replace('SCRIPT', repr(script))}")
     signs.wait_for("there")
     child = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -164,6 +166,27 @@ def test_children_are_interrupted_with_the_cell(
     notebook.wait(cell, ENDS_WITHIN)
     child.wait(ENDS_WITHIN)
     assert notebook.run(f"{magic}6 * 7").result in ("42", "[1] 42")
+
+
+def test_a_handler_that_raises_while_no_cell_runs_is_reported_in_the_next_cell(
+    notebook: KernelNotebook, signs: Signs
+) -> None:
+    pid = int(notebook.run("%%mesh 1\nimport os\nos.getpid()").result.split()[1])
+    source = "def handle(number, frame):\n    tell('handled')\n    raise RuntimeError('of the handler')"
+    notebook.run(
+        f"%%mesh 1\nimport signal\n{source}\nsignal.signal(signal.SIGUSR1, handle)\n"
+        "assert signal.getsignal(signal.SIGUSR1) is handle"
+    )
+    for _ in range(3):
+        os.kill(pid, signal.SIGUSR1)
+        signs.wait_for("handled")
+        cell = notebook.run("%%mesh 1\nos.getpid()")
+        assert cell.result == f"[1] {pid}"
+        assert "SIGUSR1" in cell.stderr
+        assert "RuntimeError: of the handler" in cell.stderr
+    failing = notebook.run_failing("%%mesh 1\nos.kill(os.getpid(), signal.SIGUSR1)\ntime.sleep(600)")
+    assert failing.error["ename"] == "RuntimeError"
+    assert notebook.run("%%mesh 1\nsignal.signal(signal.SIGUSR1, signal.SIG_DFL) is handle").stderr == ""
 
 
 def test_an_interrupt_after_the_end_is_dropped(notebook: KernelNotebook, signs: Signs) -> None:
