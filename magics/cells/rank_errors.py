@@ -16,7 +16,7 @@ from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.magics.results.error_groups import AGAIN
 from meshbook.runtime.cells.outcome import Frame, RankError
-from meshbook.runtime.errors import MeshbookError, ProcessDied
+from meshbook.runtime.errors import CallError, MeshbookError, ProcessDied
 from meshbook.runtime.formats import format_ranks, name_ranks
 from meshbook.runtime.geometry import Region
 
@@ -26,6 +26,8 @@ MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 def error_of_lost(rank: int, error: MeshbookError) -> RankError:
     """The error of a rank that will not answer."""
     if not isinstance(error, ProcessDied):
+        if isinstance(error, CallError):
+            error.called_at = None  # the cell, as it was rewritten
         return RankError("died", type(error).__name__, str(error))
     report = error.report
     subject = f"rank {rank} (pid {report.pid})" if report.pid else f"rank {rank}"
@@ -75,6 +77,8 @@ def format_lost(names: Sequence[str], *, many: bool = False) -> str:
 def check_able(mesh: NotebookMesh, region: Region) -> None:
     """Raise MeshError if a rank of the region is dead, or still busy with an earlier cell."""
     ranks = set(region.ranks())
+    if mesh.is_stopped:
+        raise MeshError(f"mesh {mesh.name} was stopped; start another one with %mesh up --name {mesh.name}")
     if dead := sorted(ranks & mesh.dead.keys()):
         causes = list(dict.fromkeys(mesh.dead[rank].cause for rank in dead))
         shown = ", ".join([*causes[:3], *(["…"] if len(causes) > 3 else [])])  # `%mesh status` lists all

@@ -56,6 +56,7 @@ class NotebookMesh:
     open_dashboard: Callable[[], Any] = _nothing
     is_one_of_several: Callable[[], bool] = lambda: False  # in the notebook
     when_changed: Callable[[], object] = _nothing  # called after its ranks or their health have changed
+    closing: threading.Thread | None = None  # returns its hosts, once it has ended
     busy: dict[int, int] = field(default_factory=dict)  # rank -> the cell that ended without its answer
     names: dict[int, tuple[str, ...]] = field(
         default_factory=dict
@@ -108,6 +109,11 @@ class NotebookMesh:
     def stuck(self) -> set[int]:
         """The living ranks that have not answered in a cell that is over, and still run it."""
         return set(self.busy) - self.dead.keys()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its processes were asked to end; it leaves the registry once they have ended."""
+        return self.procs.is_stopped
 
     @property
     def failed(self) -> set[int]:
@@ -180,7 +186,8 @@ class NotebookMesh:
         shape = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         kind = "one GPU each" if self.has_gpus else f"on CPU (no GPU {'here' if self.hosts is None else 'there'})"
         kind += f", on {self.hosts}" if self.hosts is not None else ""
-        state = f"; {name_ranks(self.dead)} dead" if self.dead else ""
+        state = "; stopping" if self.is_stopped else ""
+        state += f"; {name_ranks(self.dead)} dead" if self.dead else ""
         state += f"; {name_ranks(self.stuck)} stuck" if self.stuck else ""
         count = self.extent.nelements
         return f"{self.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape}), {kind}{state}"
@@ -359,7 +366,7 @@ class MeshRegistry:
                 # If so, the mesh is stopped: its dead ranks will not be healed.
                 has_ended = report.stopped and mesh.dead.keys() >= set(mesh.rank_of.values())
             if has_ended:
-                mesh.unwatch()
+                self._remove(mesh)
             if not report.stopped:
                 mesh.when_changed()
 
@@ -396,20 +403,29 @@ class MeshRegistry:
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
         """Stop a mesh; `now` kills its ranks instead of letting them finish what they run."""
         mesh = self.get(name)
-        with self._lock:
-            del self._by_name[mesh.name]
-            if self._current == mesh.name:
-                self._current = next(reversed(self._by_name), "")
         if now:
             mesh.procs.kill(sender="%mesh down --now")
         mesh.procs.stop("%mesh down").get()
-        mesh.unwatch()  # needed if all ranks had died: no event follows
-        current_session().output.forget(mesh.procs.name)
-        current_session().history.forget(mesh.procs.name)
-        if mesh.hosts is not None:
-            self._close_unused(mesh.hosts)
-        self.when_changed()
+        self._remove(mesh)  # needed if all ranks had died: no event follows
+        if mesh.closing is not None:
+            mesh.closing.join()
         return mesh
+
+    def _remove(self, mesh: NotebookMesh) -> None:
+        """Forget a mesh whose processes have ended, and begin to return its hosts. Idempotent; does not wait."""
+        with self._lock:
+            if self._by_name.get(mesh.name) is not mesh:
+                return
+            del self._by_name[mesh.name]
+            if self._current == mesh.name:
+                self._current = next(reversed(self._by_name), "")
+            if mesh.hosts is not None:
+                mesh.closing = threading.Thread(target=self._close_unused, args=(mesh.hosts,), name="meshbook hosts")
+                mesh.closing.start()
+        mesh.unwatch()
+        mesh.session.output.forget(mesh.procs.name)
+        mesh.session.history.forget(mesh.procs.name)
+        self.when_changed()
 
     def end_idle(self, hosts: MeshHosts) -> str:
         """Stop the meshes on idle hosts; return a line with the reason and the commands that start them again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from meshbook.magics.cells.rank_errors import format_lost, format_stuck
 from meshbook.magics.meshes.lifecycle import wait_for
@@ -19,6 +20,8 @@ from meshbook.magics.meshes.whereabouts import (
 )
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import format_bytes, format_elapsed, name_ranks
+from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.execution import RunningEndpoint
 from meshbook.runtime.telemetry.vitals import STALE_AFTER, Vitals
 
@@ -85,6 +88,33 @@ def _count_spares(mesh: NotebookMesh) -> str:
         return str(mesh.procs.spares().get(timeout=SOON))
     except (TimeoutError, MeshbookError):
         return "?"
+
+
+def others_of(session: Session, meshes: Iterable[NotebookMesh], variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each mesh of processes that the notebook has started by code, under the names it has there.
+
+    Cells do not run on these: only `%mesh up` starts the actors for them.
+    """
+    of_cells = {mesh.procs.name for mesh in meshes}
+    for owned in session.node.ledger.processes():
+        if owned.key in of_cells or owned.owner:
+            continue
+        procs: ProcMesh = owned.handle()
+        names = [name for name, value in variables.items() if not name.startswith("_") and _is_on(value, procs.name)]
+        shape = ", ".join(f"{label}={size}" for label, size in procs.extent.items())
+        count = procs.extent.nelements
+        state = "; stopping" if procs.is_stopped else ""
+        state += f"; {len(owned.failed)} failed" if owned.failed else ""
+        title = f"{', '.join(names) or procs.name}: {count} {'rank' if count == 1 else 'ranks'} ({shape})"
+        yield f"{title}, started by code; cells cannot run there{state}"
+
+
+def _is_on(value: Any, procs: str) -> bool:
+    """Whether a variable is a mesh of these processes, or of tensors on them."""
+    if isinstance(value, ProcMesh):
+        return bool(value.name == procs)
+    is_of_tensors = type(value).__module__.startswith("meshbook.runtime.tensor.") and hasattr(value, "engine")
+    return is_of_tensors and value.engine.procs.name == procs
 
 
 def vitals_of(mesh: NotebookMesh) -> Iterator[str]:

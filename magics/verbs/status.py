@@ -8,12 +8,13 @@ from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.doctor import CHECKS
 from meshbook.magics.doctor.finding import examine, format_report
 from meshbook.magics.errors import MeshError
-from meshbook.magics.meshes.status import history_of, state_of, vitals_of
+from meshbook.magics.meshes.status import history_of, others_of, state_of, vitals_of
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import Display, publisher_for
 from meshbook.magics.syntax.argparsing import Parser, port
 from meshbook.magics.verbs import Verb, add_mesh_name
 from meshbook.runtime.hosts.metrics import PORT
+from meshbook.runtime.hosts.session import running_session
 from meshbook.runtime.telemetry.exporters.readings import MetricsError
 
 START_HINT = "%mesh up --gpus 4 starts one, as does the first %%mesh cell"
@@ -34,16 +35,20 @@ class StatusVerb(Verb):
         add_mesh_name(parser, "show only this mesh")
 
     def run(self, notebook: Notebook) -> None:
-        meshes = notebook.meshes
+        meshes, session = notebook.meshes, running_session()
+        others = list(others_of(session, meshes, notebook.shell.user_ns)) if session is not None else []
         if not len(meshes):
-            print(f"no mesh is up; {meshes.ended_idle or START_HINT}")
+            missing = "no mesh for cells" if others else "no mesh"
+            print("\n".join([f"{missing} is up; {meshes.ended_idle or START_HINT}", *([] if self.name else others)]))
             print_detached_runs()
             return
         for mesh in [meshes.get(self.name)] if self.name else list(meshes):
-            first, *others = state_of(mesh, {run.title: run.seconds for run in notebook.runs_on(mesh)})
+            first, *lines = state_of(mesh, {run.title: run.seconds for run in notebook.runs_on(mesh)})
             mark = "; the current mesh" if mesh.label and mesh is meshes.get() else ""
             more = [] if self.brief else [*vitals_of(mesh), *history_of(mesh)]
-            print("\n".join([f"{first}{mark}", *others, *more]))
+            print("\n".join([f"{first}{mark}", *lines, *more]))
+        if others and not self.name:
+            print("\n".join(others))
 
 
 @dataclass(frozen=True)

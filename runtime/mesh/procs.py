@@ -265,6 +265,11 @@ class ProcMesh(TensorMesh, MeshTrait):
         """Create the runner of a map's items on these processes."""
         return ActorRunner(self, name)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called for the whole mesh."""
+        return self._ownership.stopped is not None
+
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop the actors and the processes, and with them the meshes that the actors own.
 

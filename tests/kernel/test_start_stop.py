@@ -48,6 +48,34 @@ def test_up_status_down(bare_notebook: KernelNotebook) -> None:
     assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
 
 
+def test_a_mesh_that_was_stopped_by_code_is_down(bare_notebook: KernelNotebook) -> None:
+    bare_notebook.run("%mesh up --gpus 2 --name stopped")
+    bare_notebook.run("%mesh up --gpus 1")
+    bare_notebook.run("stopped.stop().get()")
+    assert "stopped" not in bare_notebook.run("%mesh").stdout
+    failed = bare_notebook.run_failing("%%mesh stopped\nrank")
+    assert failed.error["ename"] == "SelectionError"
+    bare_notebook.run("%mesh up --gpus 2 --name stopped")
+    assert bare_notebook.run("%%mesh stopped\nworld_size").result == "stopped[0-1] 2"
+    late = bare_notebook.run_failing("ended = stopped.stop()\n%on stopped 1")
+    assert "__mesh_run__" not in late.traceback
+    bare_notebook.run("ended.get()\n%mesh down mesh")
+
+
+def test_meshes_that_code_has_started_are_listed(bare_notebook: KernelNotebook) -> None:
+    bare_notebook.run("import meshbook\nworkers = also = meshbook.this_host().spawn_procs({'hosts': 1, 'gpus': 2})")
+    line = "workers, also: 2 ranks (hosts=1, gpus=2), started by code; cells cannot run there"
+    for verb in ("%mesh", "%mesh status"):
+        assert bare_notebook.run(verb).stdout.splitlines()[:2] == [
+            "no mesh for cells is up; %mesh up --gpus 4 starts one, as does the first %%mesh cell",
+            line,
+        ]
+    bare_notebook.run("%mesh up --gpus 1")
+    assert bare_notebook.run("%mesh").stdout.splitlines() == ["mesh: 1 rank (gpus=1), on CPU (no GPU here)", line]
+    bare_notebook.run("workers.stop().get()\n%mesh down")
+    assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
+
+
 def test_a_mesh_has_a_shape(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --shape hosts=2,gpus=2")
     try:

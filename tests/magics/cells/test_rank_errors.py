@@ -19,7 +19,7 @@ from meshbook.runtime.geometry import Extent
 def mesh_of(
     count: int, dead: dict[int, ExitReport], busy: dict[int, int] | None = None, *, has_lost_agent: bool = False
 ) -> NotebookMesh:
-    procs: Any = SimpleNamespace(extent=Extent.of(gpus=count), nodes=[])
+    procs: Any = SimpleNamespace(extent=Extent.of(gpus=count), nodes=[], is_stopped=False)
     session: Any = SimpleNamespace(has_lost_agent=has_lost_agent)
     parts: Any = None
     return NotebookMesh("mesh", procs, parts, parts, parts, session, has_gpus=False, dead=dead, busy=busy or {})
@@ -71,6 +71,13 @@ def test_ranks_that_ended_in_different_ways_are_reported_with_all_of_them() -> N
     dead = {0: ExitReport("", 1, -9), 1: ExitReport("", 2, 3), 2: ExitReport("", 3, 3)}
     mesh = mesh_of(4, dead)
     with pytest.raises(MeshError, match=r"^ranks 0-2 of mesh are dead \(Killed\(sig=9\), exit code 3\); "):
+        check_able(mesh, mesh.extent.region)
+
+
+def test_a_stopped_mesh_is_refused() -> None:
+    mesh = mesh_of(2, {})
+    mesh.procs.is_stopped = True  # type: ignore[misc]
+    with pytest.raises(MeshError, match=r"^mesh mesh was stopped; start another one with %mesh up --name mesh$"):
         check_able(mesh, mesh.extent.region)
 
 

@@ -66,6 +66,7 @@ class FakeProcs:
         self.name = f"{name}-0a1b"
         self.nodes = [Address(f"{name}.{rank}", "ipc://nowhere") for rank in range(extent.nelements)]
         self.followers: list[Any] = []
+        self.is_stopped = False
 
     def spawn(self, name: str, cls: type) -> Any:
         answers = self._session.answers or [Future.completed(True)] * self.extent.nelements
