@@ -62,6 +62,7 @@ from meshbook.runtime.transport.home import Home, host_of, ip_of
 from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Buffer
+from meshbook.runtime.wire.functions import note_worker
 
 NOWHERE = Extent((), ())
 
@@ -73,6 +74,7 @@ def settle(spec: WorkerSpec) -> None:
     sys.argv = [""]
     # Definitions in cells belong to `__main__`, which must not be the module of the fork server.
     sys.modules["__main__"] = types.ModuleType("__main__")
+    note_worker()
 
 
 def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,27 @@ def binding_to(namespace: Names | None) -> Iterator[Names]:
         yield brought
     finally:
         _binding.reset(token)
+
+
+class _Process:
+    """Whether definitions of `__main__` are those of the program that runs in this process."""
+
+    has_program = True
+
+
+def note_worker() -> None:
+    """Note that this process has no program: its actors come from others, and `__main__` is that of cells."""
+    _Process.has_program = False
+
+
+def namespace_here() -> Names | None:
+    """Return the variables in whose world an arriving value is: those of the program, or on a rank of its cells.
+
+    None on a rank for what its actors receive: their definitions come with the messages.
+    """
+    if (binding := _binding.get()) is not None:
+        return binding[0]
+    return vars(sys.modules["__main__"]) if _Process.has_program else None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import IO, Any
 import cloudpickle
 
 from meshbook.runtime.errors import MessageLost, PickleError
+from meshbook.runtime.wire.definitions import digest_of, find_class, note_digest, own_class
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
 from meshbook.runtime.wire.functions import make_code, reduce_function
 from meshbook.runtime.wire.reducers import (
@@ -222,11 +223,24 @@ _is_ours: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 def _reduce_class(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     _is_ours.setdefault(cls, True)
     make, arguments, state, _, _, fill = reduced
+    digest = digest_of(cls)
     if (slots := vars(cls).get("__slots__")) and arguments[0] is type(cls):  # an enumeration has other arguments
         # Cloudpickle makes the class without slots, which would change the layout of its instances.
         kind, name, bases, members, *rest = arguments
         arguments = (kind, name, bases, members | {"__slots__": slots}, *rest)
+    if digest is not None:
+        note_digest(cls, digest)
+        make, arguments = _make_class, (digest, cls.__qualname__, make, arguments)
     return make, arguments, (fill, state), None, None, _fill_class
+
+
+def _make_class(digest: bytes, qualname: str, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    if (own := own_class(digest, qualname)) is not None:
+        _is_ours.setdefault(own, True)
+        return own
+    made = find_class(digest) or make(*arguments)
+    note_digest(made, digest)
+    return made
 
 
 def _fill_class(cls: type, filling: tuple[Callable[[type, Any], Any], Any]) -> None:

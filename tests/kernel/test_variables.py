@@ -83,6 +83,25 @@ def test_a_pushed_function_sees_the_variables_of_its_rank(notebook: KernelNotebo
     assert notebook.run("%%mesh 0\napply(1)").result == "[0] 27"
 
 
+def test_classes_of_one_cell_are_one_wherever_their_values_go(notebook: KernelNotebook) -> None:
+    classes = (
+        "import dataclasses, enum\nclass Stage(enum.Enum):\n    WARM, DONE = 1, 2\n"
+        "@dataclasses.dataclass\nclass Setting:\n    lr: float = 0.5\n"
+    )
+    notebook.run(f"%%mesh\n{classes}both = Stage.DONE, Setting()")
+    assert notebook.run(
+        "stages, settings = zip(*mesh.pull('both'))\nlen({*stages}), settings[0] == settings[1]"
+    ).result == ("(1, True)")
+    notebook.run(f"%%mesh --local\n{classes}")
+    notebook.run("mesh.push(both=(Stage.DONE, Setting(0.25)))")
+    cell = notebook.run("%%mesh 0\nboth[0] is Stage.DONE and both[1] == Setting(0.25)")
+    assert cell.result == "[0] True"
+    pulled = notebook.run("stage, setting = mesh.pull('both')[0]\nstage is Stage.DONE, setting == Setting(0.25)")
+    assert pulled.result == "(True, True)"
+    notebook.run("@dataclasses.dataclass\nclass Setting:\n    lr: float = 1.0\nmesh.push(other=Setting())")
+    assert notebook.run("%%mesh 0\nisinstance(other, Setting), other.lr").result == "[0] (False, 1.0)"
+
+
 def test_a_push_waits_for_the_cell_before_it_and_is_seen_by_the_next(notebook: KernelNotebook) -> None:
     cells = [notebook.start(code) for code in ("%%mesh\nn = 1", "mesh.push(n=2)", "%%mesh\nn += 1", "mesh.pull('n')")]
     assert notebook.wait(cells[-1]).result == "[3, 3, 3]"
