@@ -30,11 +30,33 @@ IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 BUFFER_BYTES: Final = 256 << 10
 LONGEST_WAIT: Final = 1e6  # seconds; the system counts milliseconds in 32 bits
+FEW_TIMERS: Final = 64  # cancelled ones among so many are not removed before they are due
 T = TypeVar("T")
 Handler = Callable[[int], object]  # gets the epoll flags of its descriptor
 Callback = Callable[[], object]
-CallLater: TypeAlias = Callable[[float, Callback], None]  # `IoLoop.call_later`
 _loops: weakref.WeakSet[IoLoop] = weakref.WeakSet()
+
+
+class Timer:
+    """A callback that `call_later` runs once."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback  # None once it has run or is cancelled
+
+    def cancel(self) -> None:
+        """Drop the callback, from any thread; no effect if it has run."""
+        self.callback = None
+
+    def run(self) -> None:
+        """Run the callback unless it is cancelled."""
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            callback()
+
+
+CallLater: TypeAlias = Callable[[float, Callback], Timer]  # `IoLoop.call_later`
 
 
 class _Bell:
@@ -62,8 +84,9 @@ class IoLoop:
         self._bell: _Bell | None = _Bell()
         self._handlers: dict[int, Handler] = {}
         self._callbacks: deque[Callback] = deque()
-        self._timers: list[tuple[float, int, Callback]] = []  # a heap, for the I/O thread only
-        self._new_timers: deque[tuple[float, int, Callback]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []  # a heap, for the I/O thread only
+        self._most_timers = FEW_TIMERS  # when there are more, the cancelled ones are removed
+        self._new_timers: deque[tuple[float, int, Timer]] = deque()
         self._order = itertools.count()
         self._asleep = 0  # the number of the wait that must be ended for new items, or 0
         self._wakes_at = math.inf  # when the current wait times out
@@ -114,12 +137,13 @@ class IoLoop:
         if self._has_ended:
             self._run_callbacks()
 
-    def call_later(self, seconds: float, callback: Callback) -> None:
-        """Run a callback on the I/O thread after a delay in seconds; it is dropped if the loop ends first."""
-        due = monotonic() + seconds
-        self._new_timers.append((due, next(self._order), callback))
+    def call_later(self, seconds: float, callback: Callback) -> Timer:
+        """Run a callback on the I/O thread after a delay in seconds, unless the timer is cancelled or the loop ends."""
+        due, timer = monotonic() + seconds, Timer(callback)
+        self._new_timers.append((due, next(self._order), timer))
         if due < self._wakes_at:
             self._wake()
+        return timer
 
     def run(self, callback: Callable[[], T]) -> T:
         """Run a callback on the I/O thread; return its result or raise its exception.
@@ -208,8 +232,12 @@ class IoLoop:
         new, timers = self._new_timers, self._timers
         while new:
             heapq.heappush(timers, new.popleft())
-        while timers and timers[0][0] <= monotonic():
-            _run_safely(heapq.heappop(timers)[2])
+        if len(timers) > self._most_timers:
+            timers[:] = [each for each in timers if each[2].callback is not None]
+            heapq.heapify(timers)
+            self._most_timers = max(FEW_TIMERS, 2 * len(timers))
+        while timers and (timers[0][2].callback is None or timers[0][0] <= monotonic()):
+            _run_safely(heapq.heappop(timers)[2].run)
         self._wakes_at = timers[0][0] if timers else math.inf
         return min(max(0.0, self._wakes_at - monotonic()), LONGEST_WAIT) if timers else None
 
