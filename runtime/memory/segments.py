@@ -6,6 +6,7 @@ limited by /dev/shm, which has 64 MB in containers. Its first use costs ten time
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -13,6 +14,7 @@ import os
 import resource
 import secrets
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
@@ -56,7 +58,8 @@ class SharedSegment:
             os.close(self.descriptor)
             raise
         self.readers: dict[int, tuple[int, ProcessMark]] = {}  # by word: the ticket and its reader
-        self.is_filled = False  # all readers of this message have been added
+        # While a message is sent: an object of the sending thread. If it is gone, the thread was interrupted.
+        self.sender: weakref.ref[object] | None = None
         self.is_spoilt = False  # an unknown process may see it: a child of a reader
         self.idle_since = 0.0
 
@@ -69,6 +72,15 @@ class SharedSegment:
         want_huge_pages(self._address, self.size)
         self._words = words_at(self._address)
         self._words[TOKEN] = self.token
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never made
+            self.close(is_read=True)
+
+    @property
+    def is_being_sent(self) -> bool:
+        """Whether readers may be added."""
+        return self.sender is not None and self.sender() is not None
 
     @property
     def address(self) -> int:
@@ -103,7 +115,7 @@ class SharedSegment:
 
     def is_free(self) -> bool:
         """Return whether all readers have returned it."""
-        if not self.is_filled:
+        if self.is_being_sent:
             return False
         for word in list(self.readers):
             if (said := self._words[word]) in (FREE, SPOILT):
@@ -122,11 +134,14 @@ class SharedSegment:
                 self._words[word] = FREE
 
     def close(self, *, is_read: bool = False) -> None:
-        """Unmap the segment. With `is_read`, readers keep it; else the memory is freed now."""
+        """Unmap the segment, once. With `is_read`, readers keep it; else the memory is freed now."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor < 0:
+            return
         if not (is_read or self.is_spoilt):
             give_pages_back(self.address, self.room)
         unmap(self._address, self.size)
-        os.close(self.descriptor)
+        os.close(descriptor)
 
 
 class SegmentPool:
@@ -140,11 +155,14 @@ class SegmentPool:
         self._ticket = 0
         self._closed = False
 
-    def take(self, parts: Sequence[Part], size: int) -> SharedSegment:
-        """Return a segment with these parts in it, for `lend` and then `done`. Raises OSError if none is available."""
+    def take(self, parts: Sequence[Part], size: int, sender: object) -> SharedSegment:
+        """Return a segment with these parts in it, for `lend` and then `done`. Raises OSError if none is available.
+
+        If `sender` is dropped before `done`, as its thread was interrupted, no more readers are added either.
+        """
         with self._exclusively():
             segment = self._find(size)
-            segment.is_filled = False
+            segment.sender = weakref.ref(sender)
             self._busy.append(segment)
         try:
             segment.fill(parts)
@@ -162,7 +180,7 @@ class SegmentPool:
     def done(self, segment: SharedSegment) -> None:
         """Add no more readers: the segment is reused once all have read it."""
         with self._exclusively():
-            segment.is_filled = True
+            segment.sender = None
             if self._closed:
                 segment.close(is_read=True)
 
@@ -198,7 +216,7 @@ class SegmentPool:
             self._closed = True
             self._sweep()
             for segment in self._busy:
-                if segment.is_filled:  # otherwise another thread is filling it, and `done` closes it
+                if not segment.is_being_sent:  # otherwise another thread is filling it, and `done` closes it
                     segment.close(is_read=True)
             for segment in self._idle:
                 segment.close()

@@ -7,11 +7,11 @@ in another pid namespace), or no segment can be allocated, bodies travel in thei
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
@@ -30,6 +30,45 @@ TICK = 5.0  # seconds between two releases of unused memory
 PROBE_BYTES = 1
 ROOM = 1 << 16  # bytes of the message limit that are reserved for the header
 LAST_SECONDS = 0.3  # time that a closing node waits for peers to open its bodies; sockets get as long to drain
+
+
+class Shipment:
+    """One body for some nodes: in shared memory for the `readers`, if there is a segment, and in frames for others."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        pool: SegmentPool,
+        body: Body,
+        readers: Mapping[str, ProcessMark],
+        *,
+        limit: int,
+        is_shared: bool,
+    ) -> None:
+        self.segment: SharedSegment | None = None
+        self._routes = routes
+        self._pool = pool
+        self._body = body
+        self._readers = readers
+        self._limit = limit
+        self._is_shared = is_shared
+
+    def lends_to(self, to: Address) -> bool:
+        """Whether the frame for this node has no copy of the body."""
+        return self.segment is not None and to.node in self._readers
+
+    def pack(self, message: Message, to: Address) -> Buffer:
+        """Return the frame of a message with this body."""
+        reference, reader = None, self._readers.get(to.node)
+        if self.segment is not None and reader is not None:
+            # An OSError: called by a finalizer that interrupts another message.
+            with contextlib.suppress(OSError):
+                reference = self._pool.lend(self.segment, reader, is_shared=self._is_shared)
+        if reference is None:
+            return pack(message, self._body, self._limit)
+        lengths = [memoryview(part).nbytes for part in self._body]
+        self._routes.bytes += sum(lengths)
+        return pack_elsewhere(message, lengths, reference)
 
 
 class Bulk:
@@ -62,14 +101,12 @@ class Bulk:
 
     def pack(self, message: Message, body: Body, size: int, to: Address) -> Buffer:
         """Return the frame of a message with a body of `size` bytes. Raises MessageTooLarge."""
-        with self.shipment(body, size, [to]) as frame_for:
-            return frame_for(message, to)
+        with self.shipment(body, size, [to]) as shipment:
+            return shipment.pack(message, to)
 
-    @contextmanager
-    def shipment(
-        self, body: Body, size: int, receivers: Sequence[Address]
-    ) -> Iterator[Callable[[Message, Address], Buffer]]:
-        """Yield a function that packs messages with this body for these nodes; the body is copied once for all."""
+    @contextlib.contextmanager
+    def shipment(self, body: Body, size: int, receivers: Sequence[Address]) -> Iterator[Shipment]:
+        """Yield the shipment of a body to these nodes; the body is copied once for all."""
         readers: dict[str, ProcessMark] = {}
         own = self._routes.own
         for to in receivers if self.takes(size) else ():
@@ -78,32 +115,15 @@ class Bulk:
                 readers[to.node] = known
             elif known is None and to.node != own.node and host_of(to) == host_of(own):
                 self._offer(to)
-        segment = self._fill(body) if readers else None
-
-        def in_frame(message: Message, to: Address) -> Buffer:
-            return pack(message, body, self._limit)
-
-        if segment is None:
-            yield in_frame
-            return
-        pool = self._pool
-        lengths = [memoryview(part).nbytes for part in body]
-
-        def frame_for(message: Message, to: Address) -> Buffer:
-            reader = readers.get(to.node)
-            try:
-                reference = pool.lend(segment, reader, is_shared=len(receivers) == 1) if reader is not None else None
-            except OSError:  # called by a finalizer that interrupts another message
-                reference = None
-            if reference is None:
-                return in_frame(message, to)
-            self._routes.bytes += size
-            return pack_elsewhere(message, lengths, reference)
-
+        count = len(receivers)
+        shipment = Shipment(self._routes, self._pool, body, readers, limit=self._limit, is_shared=count == 1)
         try:
-            yield frame_for
+            if readers:
+                shipment.segment = self._fill(body, shipment)
+            yield shipment
         finally:
-            pool.done(segment)
+            if shipment.segment is not None:
+                self._pool.done(shipment.segment)
 
     def keep(self, frame: Buffer) -> Buffer:
         """Return a frame that contains its body, so that a process other than the intended one can receive it."""
@@ -114,10 +134,10 @@ class Bulk:
         parts = self._pool.parts_of(body.reference, body.lengths)
         return frame if parts is None else pack(message, parts, self._limit)
 
-    def _fill(self, body: Body) -> SharedSegment | None:
+    def _fill(self, body: Body, sender: Shipment) -> SharedSegment | None:
         lengths = [memoryview(part).nbytes for part in body]
         try:
-            segment = self._pool.take(body, starts_of(lengths)[-1])
+            segment = self._pool.take(body, starts_of(lengths)[-1], sender)
         except OSError as error:  # no descriptors, no memory
             logger.debug("sending a body of %s bytes in its frame: %s", f"{sum(lengths):,}", error)
             return None

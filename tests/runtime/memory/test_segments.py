@@ -87,7 +87,7 @@ def mappings() -> Mappings:
 
 
 def lend(pool: SegmentPool, parts: list[Any] = PARTS, readers: int = 1) -> list[SegmentReference]:
-    segment = pool.take(parts, starts_of([memoryview(part).nbytes for part in parts])[-1])
+    segment = pool.take(parts, starts_of([memoryview(part).nbytes for part in parts])[-1], pool)
     lent = [pool.lend(segment, own_mark(), is_shared=readers == 1) for _ in range(readers)]
     pool.done(segment)
     return [reference for reference in lent if reference is not None]
@@ -148,7 +148,7 @@ def test_an_ended_process_reads_nothing_any_more(pool):
         os.write(telling, msgspec.json.encode(own_mark()))
         os._exit(0)
     mark = msgspec.json.Decoder(ProcessMark).decode(os.read(told, 1000))
-    segment = pool.take(PARTS, 10_000)
+    segment = pool.take(PARTS, 10_000, pool)
     lent = pool.lend(segment, mark, is_shared=True)
     pool.done(segment)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
@@ -160,7 +160,7 @@ def test_an_ended_process_reads_nothing_any_more(pool):
 
 
 def test_a_reader_taken_for_ended_does_not_release_its_successors_word(pool, mappings):
-    segment = pool.take(PARTS, sum(LENGTHS))
+    segment = pool.take(PARTS, sum(LENGTHS), pool)
     reference = pool.lend(segment, msgspec.structs.replace(own_mark(), started=1), is_shared=True)
     pool.done(segment)
     views = mappings.open(msgspec.structs.replace(reference, reader=own_mark()), LENGTHS)
@@ -257,7 +257,7 @@ def test_a_pool_that_closes_waits_for_what_was_sent_to_be_opened(pool, mappings)
 
 
 def test_users_of_a_segment_of_a_closed_pool_may_finish(pool):
-    segment = pool.take(PARTS, starts_of(LENGTHS)[-1])
+    segment = pool.take(PARTS, starts_of(LENGTHS)[-1], pool)
     pool.close(0)
     pool.lend(segment, own_mark(), is_shared=True)
     pool.done(segment)
