@@ -243,6 +243,11 @@ class ActorRegistry:
         if (sender := self._actors.get(key)) is not None:
             sender.take_back(UndeliverableMessageEnvelope(sender.instance.actor_id, dest, error))
 
+    def report_taken(self, key: str, sender: str) -> None:
+        """Report to a node that waits for room what was taken from the queue of this actor."""
+        if (hosted := self._actors.get(key)) is not None:
+            hosted.queue.report(sender)
+
     # -- calls in progress -----------------------------------------------------------------
 
     def make_execution(self, instance: Instance, *, is_alone: bool) -> Execution:

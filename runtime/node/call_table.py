@@ -137,6 +137,12 @@ class CallTable:
         reply_handler = self._standing.get(call)
         return (reply_handler, rank) if reply_handler is not None else None
 
+    def withdraw(self, reply_handler: ReplyHandler) -> None:
+        """Remove the calls with this handler: they were not sent, or their sender was interrupted."""
+        for call, entry in items_of(self._pending):
+            if entry[0] is reply_handler:
+                self._pending.pop(call, None)
+
     def awaits(self, nodes: Collection[str]) -> bool:
         """Whether one of these nodes owes a reply."""
         return any(_debtor(call, entry) in nodes for call, entry in items_of(self._pending))

@@ -2,6 +2,7 @@
 
 failed, ended  the end of an actor that was spawned from here
 cancel, where  cancel or locate a call that was sent to an actor here
+report_taken   a node waits for room in the queue of an actor here
 undelivered    a message of an actor here could not be delivered
 probe          the deadlock watch follows a chain of waits
 restarted      a process that had ended is started again
@@ -56,6 +57,11 @@ class ControlActor(Actor):
     def cancel(self, key: str, sender: str, call: int) -> None:
         """Cancel a call on behalf of its sender."""
         self._node.actors.cancel(key, sender, call)
+
+    @endpoint
+    def report_taken(self, key: str, sender: str) -> None:
+        """Report to a node that waits for room what was taken from the queue of this actor."""
+        self._node.actors.report_taken(key, sender)
 
     @endpoint
     def where(self, key: str, sender: str, call: int) -> CallPlace:

@@ -77,8 +77,13 @@ class ActorInbox:
         Later messages are reported at once.
         """
         if self._owed is not None:
-            for sender, (messages, size) in self._owed.close().items():
-                self._flow.grant(sender, self._key, messages, size)
+            for sender in self._owed.close():
+                self._flow.report(self._owed, sender, self._key)
+
+    def report(self, sender: str) -> None:
+        """Report to this node what was taken."""
+        if self._owed is not None:
+            self._flow.report(self._owed, sender, self._key)
 
     def count_out(self, item: Item | None) -> Item | None:
         """Return the room of a message to its sender: the message has left the queue or has bypassed it."""
@@ -88,8 +93,8 @@ class ActorInbox:
                 sender = message.via or message.sender
                 # `size_of`, inlined for the usual body of one part: this runs for each message.
                 size = len(body[0]) if len(body) == 1 else size_of(body)
-                if (due := self._owed.take(sender, size)) is not None:
-                    self._flow.grant(sender, self._key, *due)
+                if self._owed.take(sender, size):
+                    self._flow.report(self._owed, sender, self._key)
         return item
 
 

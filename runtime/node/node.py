@@ -129,7 +129,11 @@ class Node:
         self.replies = Replies(routes, bulk, received, limit)
         window = QueueLimits(settings.queue_messages, settings.queue_bytes)
         self.flow = FlowControl(
-            routes, window, limit=limit, call_later=later, serves_here=lambda key: self.actors.is_served_here(key)
+            *(routes, window),
+            limit=limit,
+            call_later=later,
+            serves_here=lambda key: self.actors.is_served_here(key),
+            ask=lambda target: self.calls.notify(target.address, "report_taken", target.actor, self.address.node),
         )
         self.actors = actors = ActorRegistry(
             self, routes, lambda target, path: self.calls.notify(target.address, "probe", path, target.actor)

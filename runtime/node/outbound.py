@@ -37,7 +37,7 @@ from meshbook.runtime.node.call_table import (
 )
 from meshbook.runtime.node.casts import CastPlan, CastSender
 from meshbook.runtime.node.control import CONTROL
-from meshbook.runtime.node.flow_control import FlowControl, is_counted, size_of
+from meshbook.runtime.node.flow_control import FlowControl, SentMessages, is_counted, size_of
 from meshbook.runtime.node.identity import NOWHERE, creator_of
 from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.routes import Routes
@@ -137,14 +137,21 @@ class Outbound:
         body = pickling.dumps(arguments, functools.partial(_format_argument, targets[0].actor, endpoint))
         target, origin = targets[0], current_origin()
         reply_to, number = port if port is not None else (None, 0)
-        calls = self._open(targets, reply_handler, endpoint) if reply_handler is not None else [number] * len(targets)
-        # The actor that gets an undeliverable broadcast back; none for messages within the runtime.
-        by = own_key() if reply_handler is None and port is None and spawner_of(target.actor) else ""
-        place = first, *extent.dims
-        call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
-        if len(targets) != 1 or not self._transmit_at_once(target, call, body):
-            deadline = None if within is None else monotonic() + within
-            self._transmit(targets, calls, functools.partial(_call_to, call, targets, calls), body, deadline, call)
+        try:
+            calls = (
+                self._open(targets, reply_handler, endpoint) if reply_handler is not None else [number] * len(targets)
+            )
+            # The actor that gets an undeliverable broadcast back; none for messages within the runtime.
+            by = own_key() if reply_handler is None and port is None and spawner_of(target.actor) else ""
+            place = first, *extent.dims
+            call = Call(self._node, calls[0], target.actor, endpoint, place, origin, target.manner, reply_to, by)
+            if len(targets) != 1 or not self._transmit_at_once(target, call, body):
+                deadline = None if within is None else monotonic() + within
+                self._transmit(targets, calls, functools.partial(_call_to, call, targets, calls), body, deadline, call)
+        except BaseException:
+            if reply_handler is not None:
+                self._table.withdraw(reply_handler)
+            raise
         numbers = (calls[0], calls[-1]) if reply_handler is not None else (0, 0)
         self._record(started, target.actor, endpoint, origin, *numbers)
 
@@ -162,12 +169,16 @@ class Outbound:
         started = now()
         body = pickling.dumps(arguments, functools.partial(_format_argument, target.actor, endpoint))
         origin, actor = current_origin(), target.actor
-        number = self._table.open_one(reply_handler, target.address.node)
-        reply_handler.sent(self._call_context, target, number, endpoint)
-        call = Call(self._node, number, actor, endpoint, (rank, *extent.dims), origin, target.manner)
-        if not self._transmit_at_once(target, call, body):
-            deadline = None if within is None else monotonic() + within
-            self._transmit((target,), (number,), lambda index: call, body, deadline)
+        try:
+            number = self._table.open_one(reply_handler, target.address.node)
+            reply_handler.sent(self._call_context, target, number, endpoint)
+            call = Call(self._node, number, actor, endpoint, (rank, *extent.dims), origin, target.manner)
+            if not self._transmit_at_once(target, call, body):
+                deadline = None if within is None else monotonic() + within
+                self._transmit((target,), (number,), lambda index: call, body, deadline)
+        except BaseException:  # it cannot be packed, the wait for room has failed, or a Ctrl-C
+            self._table.withdraw(reply_handler)
+            raise
         self._record(started, actor, endpoint, origin, number, number)
 
     def _record(self, started: int, actor: str, endpoint: str, origin: str, first: int, last: int) -> None:
@@ -206,17 +217,16 @@ class Outbound:
         """
         targets = [creation.targets[rank] for rank in ranks]
         (labels, sizes), origin = creation.extent.dims, current_origin() or creation.origin
-        calls = self._open(targets, reply_handler, "__init__")
 
-        def make(index: int) -> Spawn:
+        def make(call: int, index: int) -> Spawn:
             return Spawn(
-                *(self._node, calls[index], targets[index].actor, (ranks[index], labels, sizes), origin),
+                *(self._node, call, targets[index].actor, (ranks[index], labels, sizes), origin),
                 creator=creation.creator,
                 on_main=creation.on_main,
                 is_restored=is_restored,
             )
 
-        self._transmit(targets, calls, make, creation.body)
+        self._request(targets, "__init__", make, creation.body, reply_handler)
 
     def spawn(
         self,
@@ -236,14 +246,20 @@ class Outbound:
 
     def stop(self, targets: Sequence[Target], reason: str, reply_handler: CallHandler) -> None:
         """Stop the actors after the messages sent to them so far."""
-        calls = self._open(targets, reply_handler, "stop")
-        self._transmit(targets, calls, lambda index: Stop(self._node, calls[index], targets[index].actor, reason), ())
+
+        def make(call: int, index: int) -> Stop:
+            return Stop(self._node, call, targets[index].actor, reason)
+
+        self._request(targets, "stop", make, (), reply_handler)
 
     def ask_to_hold(self, peers: Sequence[Address], reply_handler: CallHandler, incarnation: int) -> None:
         """Request that these nodes hold their messages after their reply, until another process is this node."""
         targets = [Target(peer, CONTROL) for peer in peers]
-        calls = self._open(targets, reply_handler, "hold")
-        self._transmit(targets, calls, lambda index: HoldRequest(self._node, calls[index], incarnation), ())
+
+        def make(call: int, index: int) -> HoldRequest:
+            return HoldRequest(self._node, call, incarnation)
+
+        self._request(targets, "hold", make, (), reply_handler)
 
     def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, reply_handler: CallHandler) -> None:
         """Wait for the replies to calls that were sent by the process that was this node before."""
@@ -277,11 +293,15 @@ class Outbound:
         """
         body = pickling.dumps(arguments, functools.partial(_format_argument, target.actor, endpoint))
         size = size_of(body)
-        if len(body) > 1 or size >= SMALL_BYTES or not self._flow.spend((target.address.node, target.actor), size):
+        if len(body) > 1 or size >= SMALL_BYTES:
             return None
         place = 0, *extent.dims
         call = Call(self._node, 0, target.actor, endpoint, place, current_origin(), target.manner)
-        return pack(call, body, self._limit)
+        frame = pack(call, body, self._limit)
+        if (sent := self._flow.spend((target.address.node, target.actor), size)) is None:
+            return None
+        sent.leave(size)
+        return frame
 
     def notify(self, to: Address, endpoint: str, *arguments: Any) -> None:
         """Send a message to the control actor of another node, or of this one."""
@@ -303,14 +323,30 @@ class Outbound:
         reply_handler.set_pending_call(PendingCall(self._call_context, targets, calls, endpoint))
         return calls
 
+    def _request(
+        self,
+        targets: Sequence[Target],
+        name: str,
+        make: Callable[[int, int], Request],
+        body: Body,
+        reply_handler: CallHandler,
+    ) -> None:
+        """Send a request to each target; `make` returns it by call number and index."""
+        try:
+            calls = self._open(targets, reply_handler, name)
+            self._transmit(targets, calls, lambda index: make(calls[index], index), body)
+        except BaseException:
+            self._table.withdraw(reply_handler)
+            raise
+
     def _transmit_at_once(self, target: Target, call: Call, body: Body) -> bool:
         """Send a small call to one target with room in its queue, the most frequent case; else return False."""
         size = len(body[0])
         if len(body) > 1 or size >= self._bulk.least or size >= SMALL_BYTES or size + ROOM_BYTES > self._limit:
             return False
-        flow = self._flow if is_counted(target.actor) else None
         frame = pack(call, body, self._limit)
-        if flow is not None and not flow.spend((target.address.node, target.actor), size):
+        sent = None
+        if is_counted(target.actor) and (sent := self._flow.spend((target.address.node, target.actor), size)) is None:
             return False
         try:
             if not call.call or len(self._table) > MANY_PENDING:
@@ -319,10 +355,8 @@ class Outbound:
                 self._routes.send(target.address, frame)
         except PeerGone as gone:
             self._fail(target, call, size, gone)
-        except BaseException:  # Ctrl-C
-            self._flow.take_back(target, size)
-            self._withdraw(call)
-            raise
+        if sent is not None:
+            sent.leave(size)
         return True
 
     def _transmit(
@@ -336,56 +370,46 @@ class Outbound:
     ) -> None:
         """Send a message to each target. `make` returns it by index; messages differ only in target and rank.
 
-        `first` is what `make` returns for index 0.
+        `first` is what `make` returns for index 0. If this raises, the caller withdraws the calls.
         """
         if not targets:
             return
         size, first = size_of(body), first or make(0)
         is_call = isinstance(first, Call)
-        flow = self._flow if is_call and is_counted(targets[0].actor) else None
+        is_limited = is_call and is_counted(targets[0].actor)
         # The I/O thread sends messages in batches: those without a reply, and those sent while many replies are
         # pending, which would interrupt this thread at each send.
         has_many_pending = len(self._table) > MANY_PENDING
         send = self._routes.send_soon if has_many_pending or (is_call and not calls[0]) else self._routes.send
-        reserved: Target | None = None  # has room for a message that is not sent yet
-        try:
-            if size >= self._bulk.least and self._bulk.takes(size):
-                self._transmit_in_bulk(targets, make, body, size, flow, deadline)
-                return
-            frames = None
-            sent: Collection[int] = ()
-            if len(targets) > 1 and isinstance(first, Call):
-                is_cast = self._casts.takes(len(targets), size) and first.reply_to is None
-                plan = self._casts.plan(targets) if is_cast else None
-                if plan.is_alike if plan is not None else is_alike(targets):
-                    frames, rank = CallFrames(first, body, self._limit), first.place[0]
-                    if plan is not None:
-                        sent = self._cast(frames, targets, calls, rank, make, size, flow, plan)
-            for index, target in enumerate(targets if len(sent) < len(targets) else ()):
-                frame: Buffer
-                if index in sent:
-                    continue
-                if frames is not None:
-                    frame = frames.make(calls[index], rank + index)
-                else:
-                    frame = pack(make(index) if index else first, body, self._limit)
-                if (
-                    flow is None
-                    or flow.spend((target.address.node, target.actor), size)
-                    or self._finds_room(target, make(index), size, deadline)
-                ):
-                    reserved = target
-                    try:
-                        send(target.address, frame)
-                    except PeerGone as gone:
-                        self._fail(target, make(index), size, gone)
-                    reserved = None
-        except BaseException:  # the message cannot be packed, or the wait for room was cancelled
-            if reserved is not None:
-                self._flow.take_back(reserved, size)
-            for index in range(len(targets)):
-                self._withdraw(make(index))
-            raise
+        if size >= self._bulk.least and self._bulk.takes(size):
+            self._transmit_in_bulk(targets, make, body, size, deadline, is_limited=is_limited)
+            return
+        frames = None
+        cast: Collection[int] = ()
+        if len(targets) > 1 and isinstance(first, Call):
+            is_cast = self._casts.takes(len(targets), size) and first.reply_to is None
+            plan = self._casts.plan(targets) if is_cast else None
+            if plan.is_alike if plan is not None else is_alike(targets):
+                frames, rank = CallFrames(first, body, self._limit), first.place[0]
+                if plan is not None:
+                    cast = self._cast(frames, targets, calls, rank, make, size, plan, is_limited=is_limited)
+        for index, target in enumerate(targets if len(cast) < len(targets) else ()):
+            if index in cast:
+                continue
+            frame: Buffer
+            if frames is not None:
+                frame = frames.make(calls[index], rank + index)
+            else:
+                frame = pack(make(index) if index else first, body, self._limit)
+            sent = None
+            if is_limited and (sent := self._find_room(target, make, index, size, deadline)) is None:
+                continue
+            try:
+                send(target.address, frame)
+            except PeerGone as gone:
+                self._fail(target, make(index), size, gone)
+            if sent is not None:
+                sent.leave(size)
 
     def _cast(
         self,
@@ -395,26 +419,23 @@ class Outbound:
         rank: int,
         make: Callable[[int], Request],
         size: int,
-        flow: FlowControl | None,
         plan: CastPlan,
+        *,
+        is_limited: bool,
     ) -> Collection[int]:
         """Send a call through the agents of hosts; return the indices of these targets, those with room."""
-        whole, spent = plan, list[int]()
-        try:
-            if flow is not None:
-                # The caller waits for room at the others. A wait here would keep the room that is already spent.
-                flow.spend_each(plan.queues, size, spent)
-                if len(spent) < len(plan.indices):
-                    plan = plan.only(spent)
+        # The caller waits for room at the others. A wait here would delay those that have room.
+        places, queues = self._flow.find_each(plan.queues) if is_limited else ((), ())
+        if is_limited and len(places) < len(plan.indices):
+            plan = plan.only(places)
 
-            def fail(index: int, gone: PeerGone) -> None:
-                self._fail(targets[index], make(index), size, gone)
+        def fail(index: int, gone: PeerGone) -> None:
+            self._fail(targets[index], make(index), size, gone)
 
-            self._casts.send(frames, targets, calls, rank, plan, fail)
-        except BaseException:  # Ctrl-C
-            for position in spent:
-                self._flow.take_back(targets[whole.indices[position]], size)
-            raise
+        self._casts.send(frames, targets, calls, rank, plan, fail)
+        for sent in queues:  # only now, so that a Ctrl-C before does not leave them counted
+            sent.messages += 1
+            sent.size += size
         return range(len(targets)) if len(plan.indices) == len(targets) else frozenset(plan.indices)
 
     def _transmit_in_bulk(
@@ -423,38 +444,45 @@ class Outbound:
         make: Callable[[int], Request],
         body: Body,
         size: int,
-        flow: FlowControl | None,
         deadline: float | None,
+        *,
+        is_limited: bool,
     ) -> None:
         """Send like `_transmit`, through shared memory, which is lent only once there is room for the message."""
-        with self._bulk.shipment(body, size, [target.address for target in targets]) as frame_for:
+        with self._bulk.shipment(body, size, [target.address for target in targets]) as shipment:
             for index, target in enumerate(targets):
-                message = make(index)
-                if (
-                    flow is None
-                    or flow.spend((target.address.node, target.actor), size)
-                    or self._finds_room(target, message, size, deadline)
-                ):
-                    frame = frame_for(message, target.address)
-                    try:
-                        self._routes.send(target.address, frame)
-                    except PeerGone as gone:
-                        self._fail(target, message, size, gone)
+                message, sent = make(index), None
+                # Before there is room: a copy of the body takes long.
+                frame = None if shipment.lends_to(target.address) else shipment.pack(message, target.address)
+                if is_limited and (sent := self._find_room(target, make, index, size, deadline)) is None:
+                    continue
+                try:
+                    self._routes.send(target.address, frame or shipment.pack(message, target.address))
+                except PeerGone as gone:
+                    self._fail(target, message, size, gone)
+                if sent is not None:
+                    sent.leave(size)
 
-    def _finds_room(self, target: Target, request: Request, size: int, deadline: float | None) -> bool:
-        """Wait until the target's queue has room; return False if the call has failed by then."""
+    def _find_room(
+        self, target: Target, make: Callable[[int], Request], index: int, size: int, deadline: float | None
+    ) -> SentMessages[Future[None]] | None:
+        """Reserve room in the target's queue, after a wait if need be; return None if the call has failed by then."""
+        if (sent := self._flow.spend((target.address.node, target.actor), size)) is not None:
+            return sent
+        request = make(index)
         assert isinstance(request, Call)
         try:
-            self._flow.find_room(target, request.endpoint, size, deadline)
+            sent = self._flow.find_room(target, request.endpoint, size, deadline)
         except CallTimeout as error:
             if (found := self._withdraw(request)) is not None:
                 found[0].refuse(found[1], error)
-            return False
+            return None
         if not request.call or request.reply_to is not None or self._table.is_open(request.call):
-            return True
+            return sent
         # Its process has died and restarted during the wait: the call has failed, and the caller may repeat it.
         self._flow.take_back(target, size)
-        return False
+        sent.leave(size)
+        return None
 
     def _fail(self, target: Target, request: Request, size: int, gone: PeerGone) -> None:
         """Handle a message that could not be sent: fail its call, or return it to the actor that sent it."""

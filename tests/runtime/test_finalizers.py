@@ -92,10 +92,11 @@ ANYWHERE = [
     *("node.outbound:pack", "node.outbound:size_of", "node.outbound:Outbound._transmit", "node.outbound:own_key"),
     *("node.call_table:CallTable.open_one", "node.call_table:CallTable.take", "node.call_table:SingleReply.answer"),
     *("node.routes:Routes.send", "node.routes:Routes.send_soon", "node.dispatch:unpack"),
-    *("node.flow_control:_Sent", "node.flow_control:_remove", "node.flow_control:_take_all"),
+    *("node.flow_control:SentMessages", "node.flow_control:_remove", "node.flow_control:_take_all"),
     *(
         "node.flow_control:SentCredits.give_back",
         "node.flow_control:OwedCredits.take",
+        "node.flow_control:FlowControl.report",
         "node.flow_control:FlowControl.grant",
     ),
     *("node.flow_control:FlowControl._ask_for_room", "node.hosted_actor:HostedActor.post"),
@@ -262,9 +263,9 @@ def test_a_finalizer_that_spends_in_the_middle_of_a_spend(monkeypatch: pytest.Mo
     """A new queue is counted while another count of it begins: both count in the same place."""
     outstanding: SentCredits[Any] = SentCredits(QueueLimits(3, 1 << 20))
     queue = ("worker", "queue-1@controller")
-    owner, name = find("node.flow_control:_Sent")
+    owner, name = find("node.flow_control:SentMessages")
     Point(monkeypatch, owner, name, lambda: outstanding.spend(queue, 10))
-    assert outstanding.spend(queue, 1)  # once by the finalizer before `_Sent`, once after it
+    assert outstanding.spend(queue, 1)  # once by the finalizer before `SentMessages`, once after it
     assert not outstanding.spend(queue, 1)
     assert outstanding.give_back(queue, 3, 21) == []
     assert len(outstanding) == 0

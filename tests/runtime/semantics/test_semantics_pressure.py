@@ -23,6 +23,7 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.node.flow_control import LONG
+from meshbook.runtime.transport.io_loop import Timer
 from tests.runtime.semantics.conftest import World
 from tests.support import PATIENCE
 
@@ -115,12 +116,12 @@ class Waits:
         node = current_node()
         later = node.flow._call_later
 
-        def note(seconds: float, callback: Callable[[], object]) -> None:
-            if seconds == LONG:
-                self._begun.put(callback)
-                self.when_one_begins()
-            else:
-                later(seconds, callback)
+        def note(seconds: float, callback: Callable[[], object]) -> Timer:
+            if seconds != LONG:
+                return later(seconds, callback)
+            self._begun.put(callback)
+            self.when_one_begins()
+            return Timer(callback)
 
         monkeypatch.setattr(node.flow, "_call_later", note)
 
