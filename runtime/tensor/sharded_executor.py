@@ -33,6 +33,8 @@ from meshbook.runtime.traces import headline
 aten = torch.ops.aten
 # It advises to flatten meshes. But then torch 2.13 gathers tensors wrongly that two dimensions shard unevenly.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+# DTensor finds out shapes with fake tensors, and these log each error with its trace before they raise it.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 
 class ShardedExecutor(Executor):

@@ -9,10 +9,8 @@ they are refused, or taken as means.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +60,7 @@ class Twin:
         def fake(tensor: Tensor) -> Tensor:
             return torch.empty(next(sizes), dtype=tensor.dtype, device=tensor.device)
 
-        with _without_log("torch._subclasses.fake_tensor"), self._mode:
+        with self._mode:
             return _shapes_of(self.module.get_submodule(path), tree_map_only(Tensor, fake, given))
 
     def shapes_with_one_more(
@@ -95,17 +93,6 @@ def _shapes_of(module: nn.Module, given: tuple[Any, Any]) -> list[torch.Size]:
     args, kwargs = given
     with torch.no_grad():
         return [leaf.shape for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, Tensor)]
-
-
-@contextlib.contextmanager
-def _without_log(name: str) -> Iterator[None]:
-    """Keep a logger of torch silent: it logs each operator that raises, with its trace."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def find_layouts(

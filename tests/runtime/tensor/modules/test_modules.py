@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import pickle
 
@@ -376,3 +377,14 @@ def test_a_star_of_a_plan_stands_for_one_part_of_a_name():
     assert matching_names(module, ["layer.*.*.u?", "layer.*.up"]) == ["layer.0.a.up", "layer.0.up"]
     with pytest.raises(ValueError, match="one part of a name"):
         matching_names(module, ["*.up"])
+
+
+def fake_log_level():
+    return logging.getLogger("torch._subclasses.fake_tensor").getEffectiveLevel()
+
+
+def test_ranks_do_not_log_what_fake_tensors_raise(mesh):
+    model = module_to_mesh(mlp(), mesh, {"model": MLP_SPLIT})
+    with pytest.raises(RemoteException):
+        model(torch.randn(4, 5))
+    assert mesh.execute(fake_log_level) > logging.ERROR
