@@ -422,6 +422,17 @@ class Engine:
         if self.trouble is not None:
             raise self._explain_trouble()
 
+    def infer(self, operator: str, args: Any, kwargs: Any) -> Any:
+        """Return what an operator returns on the first rank for zeros, as metadata; waits. None: it raises there, too.
+
+        `args` and `kwargs` have metadata in place of tensors.
+        """
+        if self.holds or self.recorder is not None:
+            return None
+        answer = self.ask(0, "infer", operator, args, kwargs)
+        _wait_for(answer)
+        return answer.get()
+
     def ask(self, rank: int, endpoint: str, *arguments: Any, stream: Stream = MAIN) -> Future[Any]:
         """Send everything, and return a future of what an endpoint returns on one rank."""
         self.flush()

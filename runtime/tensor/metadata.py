@@ -87,6 +87,10 @@ class Meta:
         tensor = tensor.as_strided(self.shape, self.stride, self.offset) if self.offset else tensor
         return self.set_bits(tensor) if self.has_bits else tensor
 
+    def make_zeros(self) -> torch.Tensor:
+        """Return a real tensor like this one."""
+        return torch.zeros_like(self.make_tensor(), device=self.device)
+
     def set_bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give a tensor the bits of this metadata."""
         torch._C._set_conj(tensor, self.is_conj)
@@ -108,10 +112,18 @@ class Unknown(Exception):
     """The metadata of the outputs cannot be inferred without data."""
 
 
+class Refused(Unknown):
+    """Torch's rule for the shapes refuses the arguments with this error. Its kernel may take them."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def infer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operator on meta tensors; `device=` arguments become the meta device.
 
-    Raises Unknown for operators without a meta kernel, and what torch raises for arguments that do not fit.
+    Raises Unknown for operators without a meta kernel, and Refused for arguments that do not fit.
     """
     with torch._C._DisableTorchDispatch():
         # A device among the arguments without a name: `full(size, value, None, None, device)`.
@@ -123,7 +135,9 @@ def infer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         except RuntimeError as error:
             if "meta tensor" in str(error).lower():  # it needs the data
                 raise Unknown from error
-            raise
+            raise Refused(error) from error
+        except (TypeError, ValueError, IndexError) as error:
+            raise Refused(error) from error
 
 
 def target_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Meta]) -> torch.device:

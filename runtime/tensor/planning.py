@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
-from meshbook.runtime.tensor.metadata import META, Meta, Unknown, infer, target_device
+from meshbook.runtime.tensor.metadata import META, Meta, Refused, Unknown, infer, target_device
 from meshbook.runtime.tensor.operators import Operator, Plan
 from meshbook.runtime.tensor.templates import FIRST_SLOT, Slot, Template, flatten_result
+
+# Returns what an operator, by its name, returns on a rank, with metadata in place of tensors; None if it raises.
+Ask = Callable[[str, Any, Any], Any]
 
 
 class _Call:
@@ -63,9 +66,12 @@ def _template_of(operator: Operator, call: _Call, outputs: tuple[int, ...] | Non
 
 
 def make_plan(
-    operator: Operator, args: Any, kwargs: dict[str, Any], tensor_class: type, numbers: Iterator[int]
+    operator: Operator, args: Any, kwargs: dict[str, Any], tensor_class: type, numbers: Iterator[int], ask: Ask
 ) -> Plan:
-    """Infer the outputs of a call and return its plan. Raises Unknown, and torch's errors for unfit arguments."""
+    """Infer the outputs of a call and return its plan. Raises Unknown, and torch's errors for unfit arguments.
+
+    `ask` asks a rank about the arguments that torch's rule refuses.
+    """
     if operator.depends_on_data:
         raise Unknown
     call = _Call(operator, args, kwargs, tensor_class)
@@ -78,7 +84,12 @@ def make_plan(
     if not call.tensors and "device" in operator.named_free:
         meta_kwargs["device"] = META
     device = target_device(operator.func, args, kwargs, inputs)
-    result = infer(operator.func, meta_args, meta_kwargs)
+    try:
+        result = infer(operator.func, meta_args, meta_kwargs)
+    except Refused as refused:
+        result = _ask_rank(ask, operator, args, kwargs, tensor_class)
+        if result is None:
+            raise refused.error from None
     leaves = flatten_result(result)
     returned = {id(stand_in): index for index, stand_in in enumerate(stand_ins)}
     new = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and id(leaf) not in returned]
@@ -105,6 +116,14 @@ def make_plan(
         has_constants=any(meta.is_constant for meta in inputs),
         is_random=operator.is_random,
     )
+
+
+def _ask_rank(ask: Ask, operator: Operator, args: Any, kwargs: Any, tensor_class: Any) -> Any:
+    """Return the result of an operator as meta tensors; None if its kernel refuses the arguments, too."""
+    if operator.mutated:
+        return None
+    given = tree_map(lambda each: each._meta if type(each) is tensor_class else each, (tuple(args), kwargs))
+    return tree_map_only(Meta, Meta.make_tensor, ask(operator.name, *given))
 
 
 def _restorer(result: Any, returned: dict[int, int]) -> Callable[[list[Any], list[Any]], Any]:

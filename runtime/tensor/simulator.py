@@ -195,6 +195,9 @@ class SimulatedEngine(Engine):
         self._schedule.wait(lane.ranks[0])
         return [self._executor.values[value]]
 
+    def infer(self, *_: Any) -> None:
+        """Return None: there is no rank to ask."""
+
     def call_on(self, rank: int, function: Any, tree: Any, stream: Stream = MAIN) -> Future[Any]:
         raise NotImplementedError("a simulation has no rank on which a function can be called")
 

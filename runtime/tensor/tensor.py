@@ -215,7 +215,7 @@ def _plan(engine: Engine, key: tuple[Any, ...], operator: Operator, args: Any, k
         cache.clear()
         engine.forget_templates()
     try:
-        plan = make_plan(operator, args, kwargs, MeshTensor, engine.templates)
+        plan = make_plan(operator, args, kwargs, MeshTensor, engine.templates, engine.infer)
     except Unknown:
         return None
     cache[key] = plan

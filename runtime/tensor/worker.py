@@ -27,7 +27,7 @@ from meshbook.runtime.tensor.layouts import Executed, Layout
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.streams import HandOffs
 from meshbook.runtime.tensor.summaries import describe_values
-from meshbook.runtime.tensor.templates import Command
+from meshbook.runtime.tensor.templates import Command, find_operator
 from meshbook.runtime.traces import headline
 
 
@@ -75,6 +75,16 @@ class TensorWorker(Actor):
             return tree_map_only(torch.Tensor, Meta.of, found)
         except NotImplementedError as error:
             return Failed(0, self._executor.rank, headline(error), str(error))
+
+    @endpoint(instrument=False)
+    def infer(self, operator: str, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on zeros, all tensors as metadata; None if it raises."""
+        try:
+            with torch.no_grad(), self._in_own_stream(), self._executor.using_default_dtype():
+                args, kwargs = tree_map_only(Meta, Meta.make_zeros, (args, kwargs))
+                return tree_map_only(torch.Tensor, Meta.of, find_operator(operator)(*args, **kwargs))
+        except Exception:  # torch's rule has refused the arguments as well, and the controller raises its error
+            return None
 
     @endpoint(instrument=False)
     def call(self, function: Any, tree: Any) -> Any:

@@ -336,3 +336,38 @@ def test_a_process_has_its_own_default_dtype_outside_of_commands():
     with executor.using_default_dtype(), executor.using_default_dtype():
         assert torch.get_default_dtype() is torch.float64
     assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.fixture
+def strict_operator():
+    """An operator whose rule for shapes refuses vectors, which its kernel accepts."""
+    library = torch.library.Library("meshbook_tests", "FRAGMENT")
+    library.define("double_all(Tensor x) -> (Tensor, Tensor)")
+
+    def double_all(x):
+        if x.shape[-1] == 7:
+            raise ValueError("seven")
+        return x * 2, x.new_zeros(x.dim(), dtype=torch.int64)
+
+    def rule(x):
+        if x.dim() == 1:
+            raise RuntimeError("no vectors")
+        return torch.empty_like(x), x.new_empty(x.dim(), dtype=torch.int64)
+
+    library.impl("double_all", double_all, "CPU")
+    library.impl("double_all", rule, "Meta")
+    yield torch.ops.meshbook_tests.double_all
+    library._destroy()
+
+
+def test_a_rank_is_asked_about_shapes_that_torch_refuses(pair, strict_operator):
+    with pair.activate():
+        x = torch.arange(3.0)
+    for _ in range(2):
+        doubled, zeros = strict_operator(x)
+        assert (doubled.shape, zeros.dtype) == ((3,), torch.int64)
+        assert value(doubled).tolist() == [0, 2, 4]
+    with pair.activate(), pytest.raises(RuntimeError, match="no vectors"):
+        strict_operator(torch.arange(7.0))  # the rank refuses it as well
+    with pair.activate(), pytest.raises(RuntimeError, match="reduction dim"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
