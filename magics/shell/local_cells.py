@@ -31,6 +31,7 @@ class LocalCells:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
+        self._origin = ""  # of the running cell
         self._waits: CellWaits | None = None  # of the running cell
 
     def install(self) -> None:
@@ -41,11 +42,11 @@ class LocalCells:
 
     def before_cell(self, info: Any) -> None:
         """Show the output of actors on behalf of this cell in it."""
-        session = running_session()
+        session, self._origin = running_session(), f"local {_number_of_next(self._notebook.shell)}"
         if session is None:
             CURRENT.set(None)  # a value left here belongs to a closed session
             return
-        origin = f"local {_number_of_next(self._notebook.shell)}"
+        origin = self._origin
         screen = self._notebook.screen
         session.forwarder.screen = screen  # the session may be a new one, after `close_session()`
         screen.begin(origin, self._notebook.shell)
@@ -53,10 +54,13 @@ class LocalCells:
         CURRENT.set(Context(session.context.actor_instance, origin=origin, waiter=self._waits))
 
     def after_cell(self, result: Any) -> None:
-        """Show the pending output of the cell before the next prompt, and after an interrupt the calls that go on."""
+        """Show the output of the cell before its reply, and after an interrupt the calls that go on.
+
+        Batch runs (nbclient) read nothing after the reply.
+        """
         session = running_session()
         if session is not None:
-            session.forwarder.flush()
+            session.forwarder.flush(self._origin)
         waits, self._waits = self._waits, None
         if waits is not None and waits.cancelled and isinstance(result.error_in_exec, asyncio.CancelledError):
             print(waits.format_cancelled(), end="")

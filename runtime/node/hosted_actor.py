@@ -30,6 +30,7 @@ from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.reports import format_failed, format_raised, format_stopped, name_place
 from meshbook.runtime.node.serving import Idle, LoopServing, Notice, Step, ThreadServing
 from meshbook.runtime.telemetry.spans import CELLS, Row, is_recorded, now
+from meshbook.runtime.threads import may_block
 from meshbook.runtime.traces import format_error
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Body
@@ -459,7 +460,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
-        self._node.points.flush()  # first, so that a caller with the reply has all points
+        self._flush(call)
         if not call.call or self._endpoints.is_ported(call):
             return
         if self.reasons and self._lost is not None and self._cause is not None:  # the endpoint aborted and returned
@@ -474,7 +475,7 @@ class HostedActor:
                 self._node.replies.reply_error(call.sender, call.call, format_raised(where, error), error)
 
     def raised(self, call: Call, error: Exception) -> None:
-        self._node.points.flush()
+        self._flush(call)
         where = name_place(self.instance, call.endpoint)
         if self._lost is not None:
             if call.call:
@@ -488,6 +489,13 @@ class HostedActor:
             self._node.replies.reply_error(call.sender, call.call, text, error)
         else:
             self._fail(format_raised(where, error), error, "it raised in a broadcast, so no caller receives the error")
+
+    def _flush(self, call: Call) -> None:
+        """Send points and output before the reply, so that a caller with the reply has them all."""
+        self._node.points.flush()
+        capture, for_notebook = self._node.capture, call.origin or self._node.settings.enable_log_forwarding
+        if capture is not None and for_notebook and may_block():  # a script may get more output in one message
+            capture.flush_for_reply()
 
     def died(self, call: Call, error: BaseException) -> None:
         where = name_place(self.instance, call.endpoint)

@@ -154,6 +154,13 @@ class Capture:
             self._send_all()
             self._wake_for_terminals()
 
+    def flush_for_reply(self) -> None:
+        """Send all output so far, before a reply. Costs little if there is none."""
+        with self._sending:  # until here the output thread has sent what it has taken
+            if self._waiting or any(file.has_news for file in self._files):
+                self._send_all()
+                self._wake_for_terminals()
+
     def end(self, origin: str, call: CallKey | None = None) -> None:
         """Send everything, and settle the rows of this cell, which has ended.
 

@@ -69,9 +69,9 @@ class Forwarder:
                     thread.start()
                     self._thread = thread
 
-    def flush(self) -> None:
-        """Show what is due now, on this thread."""
-        self._show(all_of_it=False)
+    def flush(self, ended: str = "") -> None:
+        """Show what is due now, on this thread; and everything of the execution `ended`."""
+        self._show(all_of_it=False, ended=ended)
 
     def close(self) -> None:
         """Show everything that has arrived, including lines without an end. Idempotent."""
@@ -97,10 +97,12 @@ class Forwarder:
                     return
                 self._news.wait(None if math.isinf(left) else left)
 
-    def _show(self, *, all_of_it: bool) -> None:
+    def _show(self, *, all_of_it: bool, ended: str = "") -> None:
         with self._showing:
             while (until := self._sort_in()) is not None:
                 self._show_lines(self._lines.take(until))
+            if ended:
+                self._lines.end(ended, monotonic())
             self._show_lines(self._lines.take_all() if all_of_it else self._lines.take(monotonic()))
             with self._news:
                 self._next_at = self._lines.next_at()

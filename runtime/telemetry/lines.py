@@ -80,6 +80,13 @@ class LogLines:
         ready, self._ready = self._ready, []
         return ready
 
+    def end(self, origin: str, now: float) -> None:
+        """Make everything of this execution ready, finished or not: it has ended."""
+        for writer in [writer for writer in self._unfinished if writer.channel[0] == origin]:
+            self._finish(writer, now)
+        for key in [key for key in self._groups if key[0][0] == origin]:
+            self._ready += self._groups.pop(key).lines()
+
     def take_all(self) -> list[Shown]:
         """Return everything so far, finished or not."""
         return self.take(math.inf)

@@ -187,16 +187,27 @@ def test_actors_print_into_the_ordinary_cell_that_called_them(notebook: KernelNo
         "from meshbook import Actor, endpoint\n"
         "class Talker(Actor):\n"
         "    @endpoint\n"
-        "    def say(self, text):\n"
-        "        print(text)\n"
+        "    def say(self, text, end='\\n'):\n"
+        "        print(text, end=end)\n"
         "        return text\n"
+        "    @endpoint\n"
+        "    def fail(self, text):\n"
+        "        os.system(f'echo {text}')\n"
+        "        raise ValueError(text)\n"
+        "import os\n"
         "talkers = mesh.spawn('talkers', Talker)"
     )
-    first = notebook.run("talkers.say.call('first').get();")
-    second = notebook.run("talkers.slice(gpus=2).say.call_one('second').get();")
-    notebook.wait_until(lambda: _ranks_in(first.stdout) == {0, 1, 2, 3} and _ranks_in(second.stdout) == {2})
-    assert set(re.findall("[a-z]+$", first.stdout, re.MULTILINE)) == {"first"}
-    assert second.stdout == "[mesh 2] second\n"
+    # All of it comes before the reply, after which batch runs read no more.
+    for number in range(3):
+        first = notebook.run(f"talkers.say.call('first').get(); {number};")
+        assert _ranks_in(first.stdout) == {0, 1, 2, 3}
+        assert set(re.findall("[a-z]+$", first.stdout, re.MULTILINE)) == {"first"}
+        second = notebook.run("await talkers.slice(gpus=2).say.call_one('second');")
+        assert second.stdout == "[mesh 2] second\n"
+        unfinished = notebook.run("talkers.slice(gpus=1).say.call_one('no end', end='').get();")
+        assert unfinished.stdout == "[mesh 1] no end\n"
+        failing = notebook.run_failing("talkers.slice(gpus=3).fail.call_one('failed').get()")
+        assert failing.stdout == "[mesh 3] failed\n"
 
 
 def test_what_actors_log_is_shown_like_what_they_print_until_that_is_turned_off(notebook: KernelNotebook) -> None:

@@ -134,6 +134,16 @@ def test_nothing_is_kept_back_at_the_end() -> None:
     assert (lines.take_all(), lines.next_at()) == ([], math.inf)
 
 
+def test_nothing_of_an_execution_is_kept_back_after_its_end() -> None:
+    lines = LogLines()
+    lines.add(chunk("unfinished", origin="local 1"), 0.0)
+    lines.add(chunk("gathered\n", 1, origin="local 1", window=60.0), 0.0)
+    lines.add(chunk("of another", origin="local 2"), 0.0)
+    lines.end("local 1", 0.0)
+    assert texts(lines) == ["unfinished\n", "gathered\n"]
+    assert lines.next_at() == UNFINISHED_SECONDS
+
+
 def test_displays_are_shown_in_their_place() -> None:
     lines, figure = LogLines(), DisplayChunk("", "m-1", 0, {"text/plain": "figure"}, {})
     for each in (chunk("before\n"), figure, chunk("after\n")):
