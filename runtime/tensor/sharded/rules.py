@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops._pointwise_ops import _register_single_dim_pointwise
 
 from meshbook.runtime.tensor.sharded.batchwise import BATCHWISE
@@ -193,3 +195,19 @@ def _register_pointwise() -> None:
 
 
 _register_pointwise()
+def _limit_view_rule() -> None:
+    """Give DTensor a rule for views of empty tensors: its own never ends for some. Modules use it as well."""
+    own = _view_ops.view_groups
+
+    def view_groups(from_size: Any, to_size: Any) -> Any:
+        if not any(type(size) is int and size == 0 for size in from_size):
+            return own(from_size, to_size)
+        sizes = tuple(_view_ops.infer_size(0, _view_ops.normalize_sizes(to_size)))
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(from_size, sizes, strict=False))
+        same = len(list(pairs))
+        return (*map(_view_ops.InputDim, range(same)), *map(_view_ops.NewDim.new, sizes[same:]))
+
+    _view_ops.view_groups = view_groups
+
+
+_limit_view_rule()

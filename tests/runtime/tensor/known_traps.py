@@ -235,3 +235,26 @@ def placements_of_results(mesh: DeviceMesh) -> dict[str, str]:
         first = result[0] if isinstance(result, (tuple, list)) else result
         results[name] = str(first.placements[0])
     return results
+
+
+def empty_views(mesh: DeviceMesh) -> list[Any]:
+    """Return shapes and placements of views of empty tensors, of DTensors alone and by the operators."""
+    operators, results = ShardedOperators(mesh), []
+    for shape, placement, wanted in EMPTY_VIEWS:
+        whole = operators.distribute(torch.ones(shape), [placement])
+        views = [operators.run(torch.ops.aten.view.default, (whole, list(wanted)))]
+        if placement == Replicate() or shape[0] == wanted[0]:  # else torch asks for other placements
+            views.append(whole.view(wanted))
+        results += [(tuple(view.shape), tuple(operators.full(view).shape)) for view in views]
+    return results
+
+
+EMPTY_VIEWS = [
+    ((0,), Replicate(), (0, 2)),
+    ((0, 2), Replicate(), (0,)),
+    ((4, 0), Shard(0), (2, 0, 2)),
+    ((4, 0), Shard(0), (4, 2, 0)),
+    ((3, 0, 2), Shard(2), (0, 5)),
+    ((0, 4), Shard(0), (0, 4)),
+    ((2, 0), Shard(1), (0, 7, 3)),
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.runtime.tensor import known_traps
 
@@ -52,3 +53,11 @@ def test_what_training_uses_stays_sharded(ranks: RankPool) -> None:
     placed = ranks.run("2", known_traps.placements_of_results)
     assert placed.pop("mm for a weight's gradient") == "P(sum)"
     assert set(placed.values()) == {"S(0)"}, placed
+
+
+@pytest.mark.parametrize("mesh", ["2", "3"])
+def test_views_of_empty_tensors_end(ranks: RankPool, mesh: str) -> None:
+    expected = [torch.empty(shape).view(wanted).shape for shape, _, wanted in known_traps.EMPTY_VIEWS]
+    found = ranks.run(mesh, known_traps.empty_views)
+    assert len(found) > len(expected)
+    assert list(dict.fromkeys(found)) == [(shape, shape) for shape in dict.fromkeys(map(tuple, expected))]
