@@ -5,12 +5,14 @@ The shapes of the results are known once the function has run, so a call waits f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.tensor.arguments import find_faults
 from meshbook.runtime.tensor.executor import ValueRef
 from meshbook.runtime.tensor.failures import Failed, format_call
@@ -19,6 +21,7 @@ from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.templates import user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
+from meshbook.runtime.wire.pickling import dumps
 
 ADVICE = "pass sharding_spec= to execute(), with an entry for each dimension of the results"
 
@@ -36,7 +39,7 @@ def execute_on_shards(
         raise TypeError(format_call(name, args, kwargs, faults))
     tree = tree_unflatten([ValueRef(leaf._ref.id) if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], spec)
     ref = lane.new_ref(engine.new_ids(1))
-    engine.issue(lane, ("execute", ref.id, function, tree), user_place(2), 0)
+    engine.issue(lane, ("execute", ref.id, call), user_place(2), call.nbytes)
     reports: list[Any] = engine.describe(lane, ref.id)
     if failed := [report for report in reports if isinstance(report, Failed)]:
         raise engine.explain(failed[0])
@@ -47,6 +50,7 @@ def execute_on_shards(
         if [index for index, leaf in enumerate(leaves) if isinstance(leaf, ShardResult)] != positions:
             raise RuntimeError(f"{name} returned tensors on rank 0 that it did not return on rank {rank}")
     first = engine.new_ids(len(positions)) if positions else 0
+    _check_values(name, reports, by_rank)
     laid_out = []
     for number, index in enumerate(positions, first):
         results = [leaves[index] for leaves in by_rank]
@@ -61,6 +65,33 @@ def execute_on_shards(
 
 
 def _choose_placements(
+def _check_values(name: str, reports: list[ShardReport], by_rank: list[list[Any]]) -> None:
+    """Raise ValueError unless what is no tensor in the results is equal on all ranks."""
+    if len(set(map(len, by_rank))) > 1:
+        columns = [tuple(report.tree for report in reports)]
+    else:
+        columns = [column for column in zip(*by_rank, strict=True) if not isinstance(column[0], ShardResult)]
+    for column in columns:
+        if not all(_are_equal(column[0], value) for value in column[1:]):
+            ranks: dict[str, list[int]] = {}
+            for rank, value in enumerate(column):
+                ranks.setdefault(f"{value!r:.100}", []).append(rank)
+            listed = "; ".join(f"{name_ranks(group)}: {value}" for value, group in ranks.items())
+            raise ValueError(
+                f"{name} returned values that differ between the ranks, and a mesh has one value ({listed}): return a "
+                "tensor, and pass its sharding_spec= to execute(), to have the value of each rank"
+            )
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    with contextlib.suppress(Exception):  # an array compares its entries
+        if value is other or value == other:
+            return True
+    # Not a number, an array, or an object of a class that does not compare.
+    body, other_body = (dumps(each, "a result") for each in (value, other))
+    return list(map(bytes, body)) == list(map(bytes, other_body))
+
+
     name: str, results: list[ShardResult], reports: list[ShardReport], layout: Layout, sharding_spec: Any
 ) -> tuple[Any, ...]:
     """Return the placements of a result. Raises ValueError if they have to be given."""

@@ -115,10 +115,10 @@ class Mesh(DeviceMesh):
         lists, tuples and dicts. A tensor in them with the shape of the first sharded argument's shard gets the
         placements of that argument. If no argument is sharded, the result is replicated, and must be equal on all
         ranks. Otherwise `sharding_spec`, which is that of `distribute`, says which parts the ranks have returned. What
-        is no tensor in the results is that of the first rank. Autograd does not record the call.
+        is no tensor in the results must be equal on all ranks. Autograd does not record the call.
 
         Waits for the function. Raises RemoteException if it fails, DeviceMeshError if a rank has died, and ValueError
-        if its results are no parts of one tensor. After `heal()`, the same call works again.
+        if its results are no parts of one tensor, or values that differ. After `heal()`, the same call works again.
         """
         return execute_on_shards(self.place(), function, args, kwargs, sharding_spec)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,9 +47,9 @@ def test_a_function_gets_shards_and_gives_tensors(mesh):
     doubled = mesh.execute(lambda t: t * 2, batch)
     assert doubled.placements == batch.placements
     assert torch.equal(doubled.full_tensor(), local * 2)
-    result = mesh.execute(lambda t, scale: {"scaled": t.mul_(scale), "rows": len(t)}, batch, scale=3)
+    result = mesh.execute(lambda t, scale: {"scaled": t.mul_(scale), "columns": t.shape[1]}, batch, scale=3)
     assert torch.equal(result["scaled"].full_tensor(), local * 3)
-    assert result["rows"] == 3
+    assert result["columns"] == 4
     assert torch.equal(batch.full_tensor(), local)
 
 
@@ -70,9 +72,43 @@ def test_a_function_of_replicated_tensors_gives_replicated_ones(mesh):
     local = torch.randn(3)
     assert torch.equal(mesh.execute(lambda t: t * 2, local).full_tensor(), local * 2)
     assert mesh.execute(torch.sum, distribute(local, mesh)).placements == (Replicate(), Replicate())
-    assert mesh.execute(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="not the same on all ranks"):
         mesh.execute(lambda: torch.tensor(dist.get_rank()))
+
+
+@process
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        pytest.param(os.getpid, None, id="pids"),
+        pytest.param(lambda: [1, dist.get_rank() // 2], ["ranks 0-1: 0", "ranks 2-3: 1"], id="a part"),
+        pytest.param(lambda: [7] * max(dist.get_rank(), 1), ["ranks 0-1: [7]", "rank 2: [7, 7]"], id="lengths"),
+        pytest.param(lambda: np.arange(2) + dist.get_rank(), ["rank 0: array([0, 1])"], id="arrays"),
+    ],
+)
+def test_values_that_differ_are_listed_by_rank(mesh, function, values):
+    with pytest.raises(ValueError, match="differ between the ranks") as caught:
+        mesh.execute(function)
+    if values is None:
+        values = [f"rank {rank}: {pid}" for rank, pid in enumerate(mesh.execute(_pids, sharding_spec=[BOTH]).tolist())]
+    for value in values:
+        assert value in str(caught.value)
+    with pytest.raises(ValueError, match="rank 0"):
+        mesh.execute(len, distribute(torch.ones(5), mesh, [BOTH]))
+
+
+BOTH = ("data", "model")
+
+
+def _pids():
+    return torch.tensor([os.getpid()])
+
+
+@process
+def test_values_that_are_equal_are_returned(mesh):
+    assert math.isnan(mesh.execute(lambda: math.nan))
+    assert mesh.execute(lambda: {"array": np.arange(3), "text": "a"})["array"].tolist() == [0, 1, 2]
+    assert mesh.execute(len, distribute(torch.ones(8), mesh, [BOTH])) == 2
 
 
 @process
