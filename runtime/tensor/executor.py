@@ -34,6 +34,7 @@ from meshbook.runtime.tensor.templates import (
 )
 from meshbook.runtime.traces import headline
 
+    Pickled,
 Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Member = str
 
@@ -59,6 +60,11 @@ class Recording:
     commands: Sequence[Command]
     inputs: Sequence[int]
     outputs: Sequence[int]
+def ids_in(tree: Any) -> list[int]:
+    """Return the ids among the arguments of a function."""
+    return [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+
+
     first: int
     last: int
 
@@ -357,11 +363,14 @@ class Executor:
 
     # -- remote functions -------------------------------------------------------------
 
-    def _keep_function(self, number: int, name: int, function: Any) -> None:
-        self._functions[name] = function
+    def _keep_function(self, number: int, name: int, function: Pickled) -> None:
+        try:
+            self._functions[name] = function.load()
+        except Exception as error:
+            self._functions[name] = _Missing(str(error))
 
     def _call(
-        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
+        self, number: int, function: int, arguments: Pickled, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
     ) -> None:
         """Call a function; its tensors get the ids `outputs`, or its whole result one id, for `unpack`.
 
@@ -369,7 +378,11 @@ class Executor:
         """
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         try:
-            if self.find_failed(ids) is not None:
+            tree = arguments.load()
+            ids = ids_in(tree)
+            if (failed := self.find_failed(ids)) is not None:
+                if outputs == []:  # nothing else shows that it was not called
+                    self.failed_check = self.failed_check or failed
                 raise RuntimeError("an argument has failed")  # `_fail` passes that failure on
             result = self.apply_function(self._functions[function], tree)
             if isinstance(outputs, int):

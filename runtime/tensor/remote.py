@@ -37,7 +37,7 @@ from meshbook.runtime.tensor.failures import format_call
 from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.templates import user_place
+from meshbook.runtime.tensor.templates import Pickled, user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor, unite
 from meshbook.runtime.tensor.trees import rank_of
 from meshbook.runtime.tensor.worker import TensorWorker
@@ -107,9 +107,11 @@ class RemoteFunction(Endpoint[..., Any]):
         leaves, spec = tree_flatten(described)
         metas = [leaf for leaf in leaves if isinstance(leaf, (Meta, OpaqueRef))]
         self._check_gradients(args, kwargs, bool(metas))
+        arguments = self._pickle(tree)
         first = place.engine.new_ids(len(metas)) if metas else 0
         numbers = list(range(first, first + len(metas)))
-        place.engine.issue(place.lane, ("call", self._send(place.lane), tree, numbers, metas), user_place(1), 0)
+        command = "call", self._send(place.lane), arguments, numbers, metas
+        place.engine.issue(place.lane, command, user_place(1), arguments.nbytes)
         return _unflatten(leaves, spec, [_make(meta, n, place) for meta, n in zip(metas, numbers, strict=True)])
 
     def call_on_shard_and_fetch(self, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any) -> Future[Any]:
@@ -134,15 +136,21 @@ class RemoteFunction(Endpoint[..., Any]):
 
     def _send(self, lane: Lane) -> int:
         """Make sure that the ranks have the function; return its number there."""
-        if self._number not in lane.functions:
-            lane.engine.issue(lane, ("function", self._number, self._function), None, 0)
-            lane.functions.add(self._number)
+        with lane.engine.lock:
+            if self._number not in lane.functions:
+                function = Pickled.of(self._function, f"the function {self._name}")
+                lane.engine.issue(lane, ("function", self._number, function), None, function.nbytes)
+                lane.functions.add(self._number)
         return self._number
+
+    def _pickle(self, tree: Any) -> Pickled:
+        return Pickled.of(tree, f"an argument of {self._name}")
 
     def _run_inspected(self, tree: Any, place: Place) -> Any:
         engine, lane = place.engine, place.lane
+        arguments = self._pickle(tree)
         number = engine.new_ids(1)
-        engine.issue(lane, ("call", self._send(lane), tree, number), user_place(2), 0)
+        engine.issue(lane, ("call", self._send(lane), arguments, number), user_place(2), arguments.nbytes)
         ref = lane.new_ref(number)
         leaves, spec = tree_flatten(unite(engine, self._name, engine.describe(lane, number)))
         metas = [leaf for leaf in leaves if isinstance(leaf, (Meta, OpaqueRef))]
@@ -273,7 +281,7 @@ def _for_ranks(leaf: Any, place: Place) -> Any:
     if isinstance(leaf, RemoteProcessGroup):
         return GroupRef(leaf.name_in(place.stream))
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()  # the command is sent later
+        return leaf.detach()
     return leaf
 
 

@@ -19,7 +19,7 @@ from meshbook.runtime.tensor.failures import Failed, format_call
 from meshbook.runtime.tensor.layouts import Layout, ShardReport, ShardResult, coordinates_of, local_part, placements_of
 from meshbook.runtime.tensor.mesh_value import Place
 from meshbook.runtime.tensor.metadata import Meta
-from meshbook.runtime.tensor.templates import user_place
+from meshbook.runtime.tensor.templates import Pickled, user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
 from meshbook.runtime.wire.pickling import dumps
 
@@ -38,6 +38,7 @@ def execute_on_shards(
     if faults := [(tensor, fault) for tensor in tensors for fault in find_faults(tensor, place)]:
         raise TypeError(format_call(name, args, kwargs, faults))
     tree = tree_unflatten([ValueRef(leaf._ref.id) if isinstance(leaf, MeshTensor) else leaf for leaf in leaves], spec)
+    call = Pickled.of((function, tree), f"the function {name}, or an argument of it,")
     ref = lane.new_ref(engine.new_ids(1))
     engine.issue(lane, ("execute", ref.id, call), user_place(2), call.nbytes)
     reports: list[Any] = engine.describe(lane, ref.id)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshbook.runtime.collectives.abort import abort_groups
-from meshbook.runtime.tensor.executor import Executor, Step, ValueRef
+from meshbook.runtime.tensor.executor import Executor, Step, ValueRef, ids_in
 from meshbook.runtime.tensor.failures import Failed
 from meshbook.runtime.tensor.groups import Groups, PeerFailed
 from meshbook.runtime.tensor.layouts import Executed, Layout, ShardReport, ShardResult
@@ -27,7 +27,7 @@ from meshbook.runtime.tensor.recovery import LOST, LOST_RUN, Definitions, Opaque
 from meshbook.runtime.tensor.sharded import placing, views
 from meshbook.runtime.tensor.sharded.operators import OperatorRefused, ShardedOperators
 from meshbook.runtime.tensor.sharded.rules import Way, way_of
-from meshbook.runtime.tensor.templates import FIRST_SLOT, Command
+from meshbook.runtime.tensor.templates import FIRST_SLOT, Command, Pickled
 from meshbook.runtime.traces import headline
 
 aten = torch.ops.aten
@@ -257,7 +257,7 @@ class ShardedExecutor(Executor):
         except Exception as error:
             self._fail(number, error, (source,), (output,))
 
-    def _execute(self, number: int, output: int, function: Any, tree: Any) -> None:
+    def _execute(self, number: int, output: int, call: Pickled) -> None:
         """Call a function with copies of the shards; store its plain results, and what the controller has to know."""
         ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
         try:
@@ -274,6 +274,8 @@ class ShardedExecutor(Executor):
             self._fail(number, error, ids, (output,))
 
     def _settled(self, value: DTensor) -> DTensor:
+            function, tree = call.load()
+            ids = ids_in(tree)
         """Return a value whose parts are values themselves: sums are reduced."""
         views.refresh(value)
         whole = [Replicate() if placement.is_partial() else placement for placement in value.placements]
@@ -300,7 +302,7 @@ class ShardedExecutor(Executor):
         number: int,
         output: int,
         source: Any,
-        plan: Any,
+        plan: Pickled,
         outputs: str,
         restored: Sequence[int] = (),
         dtype: torch.dtype | None = None,
@@ -313,7 +315,7 @@ class ShardedExecutor(Executor):
 
         try:
             state, before = self.operators.random.state, self.values.get(output)
-            hosted = self.values[output] = HostedModule(source, plan, outputs, self.operators)
+            hosted = self.values[output] = HostedModule(source, plan.load(), outputs, self.operators)
             if not restored:
                 return
             hosted.value_ids = restored
@@ -331,7 +333,7 @@ class ShardedExecutor(Executor):
             self._fail_together(number, error, (), (output,))
 
     def _call_method(
-        self, number: int, target: int, name: str, tree: Any, outputs: Sequence[int] | int, kept: int
+        self, number: int, target: int, name: str, arguments: Pickled, outputs: Sequence[int] | int, kept: int
     ) -> None:
         """Call a method of a module. Its result gets ids as that of a function; `kept`, if not zero, what it keeps.
 
@@ -354,6 +356,8 @@ class ShardedExecutor(Executor):
                 result, self.values[kept] = result
             if isinstance(outputs, int):
                 self.values[outputs] = result
+            tree = arguments.load()
+            ids += ids_in(tree)
             else:
                 leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 self.values.update(zip(outputs, leaves, strict=True))

@@ -21,7 +21,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
 from meshbook.runtime.tensor.device_mesh import DeviceMesh
 from meshbook.runtime.tensor.engine import LOCALLY, Engine
-from meshbook.runtime.tensor.executor import Executor, Member, ValueRef
+from meshbook.runtime.tensor.executor import Executor, Member, ids_in
 from meshbook.runtime.tensor.groups import Grouping, Groups, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane, OpaqueRef
 from meshbook.runtime.tensor.metadata import META, Meta, Unknown, infer
@@ -284,8 +284,8 @@ class SimulatedExecutor(Executor):
                 yield from (source, into)
             case ("replay", _, inputs, _):
                 yield from inputs
-            case ("call", _, tree, *_):
-                yield from (leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
+            case ("call", _, arguments, *_):
+                yield from ids_in(arguments.load())
             case ("send", source, *_) | ("alias", _, source):
                 yield source
 
@@ -358,7 +358,7 @@ class SimulatedExecutor(Executor):
         self.values[output] = meta.make_tensor()
 
     def _call(
-        self, number: int, function: int, tree: Any, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
+        self, number: int, function: int, arguments: Any, outputs: Sequence[int] | int, metas: Sequence[Any] = ()
     ) -> None:
         if isinstance(outputs, int):
             raise NotImplementedError("a simulation cannot ask for the shapes of results: give remote() a rule")

@@ -10,6 +10,7 @@ A slot's index counts in the command. The rank compiles a template to a function
 
 from __future__ import annotations
 
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from typing import Any, Final
 import torch
 
 from meshbook.runtime.traces import Place, SourceLine, is_ours
+from meshbook.runtime.wire.frames import Buffer
+from meshbook.runtime.wire.pickling import dumps, loads
 
 Command = tuple[Any, ...]
 Build = Callable[[Mapping[int, Any], Command], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -43,6 +46,34 @@ class Template:
     values: int  # how many ids the command has, from `FIRST_SLOT` on
     outputs: tuple[int, ...] | None
     mutated: tuple[int, ...] = ()  # indices in the command of values that are changed in place
+
+    @property
+    def is_check(self) -> bool:
+        """Whether the operator can only fail. Its command has the ids that it guards in place of the first output."""
+        return self.outputs == () and not self.mutated
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """What the program has passed to a command, as it was then: a batch of commands is sent later."""
+
+    body: tuple[Buffer, ...]
+
+    @classmethod
+    def of(cls, value: Any, what: str) -> Pickled:
+        """Pickle a value. Raises PickleError, which calls it `what`."""
+        return cls(tuple(map(bytes, dumps(value, what))))
+
+    def load(self) -> Any:
+        """Return the value. Raises PickleError if this process cannot make it."""
+        return loads(list(self.body), "an argument of a command")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(each).nbytes for each in self.body)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pickled, (tuple(map(pickle.PickleBuffer, self.body)),)
 
 
 def find_operator(name: str) -> Any:

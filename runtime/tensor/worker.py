@@ -20,7 +20,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import GroupMembership, has_gpu
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.tensor.executor import Executor, ValueRef
+from meshbook.runtime.tensor.executor import Executor, ValueRef, ids_in
 from meshbook.runtime.tensor.failures import Failed, RemoteException
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.layouts import Executed, Layout
@@ -161,7 +161,7 @@ class TensorWorker(Actor):
 
     def _failed_in(self, tree: Any) -> Failed | None:
         """Return the first failure among the values of some arguments."""
-        return self._executor.find_failed(leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef))
+        return self._executor.find_failed(ids_in(tree))
 
     def _in_own_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)

@@ -23,7 +23,7 @@ from meshbook.runtime.tensor.modules.hosted import MOST_KEYS, Outline, Setting
 from meshbook.runtime.tensor.modules.outputs import RULES
 from meshbook.runtime.tensor.modules.plans import ModulePlan
 from meshbook.runtime.tensor.recovery import Recovery
-from meshbook.runtime.tensor.templates import user_place
+from meshbook.runtime.tensor.templates import Pickled, user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_constant, make_tensor, unite
 from meshbook.runtime.wire.pickling import dump_on_cpu
 
@@ -102,13 +102,14 @@ class _HostedElsewhere:
         self._sent: tuple[Any, Any] = (None, None)  # the modes and trained parameters that the ranks have
         self.root: MeshModule | None = None
 
-    def build(self, source: Any, plan: Any, outputs: str) -> None:
+    def build(self, source: Any, plan: ModulePlan, outputs: str) -> None:
         engine = self.place.engine
         engine.share_random()
         # Pickled here and now: the caller may change the module, and it may be sent again after a heal.
         stream = io.BytesIO()
         dump_on_cpu(source, stream)
-        self._source = stream.getvalue(), plan, outputs
+        self._plan = plan
+        self._source = stream.getvalue(), Pickled.of(plan, "the plan of a module"), outputs
         engine.issue(self.place.lane, ("module", self._ref.id, *self._source), user_place(1), 0)
         engine.flush()
         engine.modules.add(self)
@@ -118,7 +119,7 @@ class _HostedElsewhere:
 
         FSDP and tensor parallelism keep the process groups that they began with.
         """
-        parallel: ModulePlan = self._source[1]
+        parallel = self._plan
         if self.root is None:
             return False
         ids = self.root.ids()
@@ -251,8 +252,9 @@ class _HostedElsewhere:
         return result, kept
 
     def _issue(self, method: str, arguments: Any, outputs: Any, kept: int) -> None:
-        command = "method", self._ref.id, method, arguments, outputs, kept
-        self.place.engine.issue(self.place.lane, command, user_place(1), 0)
+        pickled = Pickled.of(arguments, f"an argument of {method} of a module")
+        command = "method", self._ref.id, method, pickled, outputs, kept
+        self.place.engine.issue(self.place.lane, command, user_place(1), pickled.nbytes)
 
     def _describe(self, name: str, result: Ref) -> Any:
         return unite(self.place.engine, name, self.place.engine.describe(self.place.lane, result.id))

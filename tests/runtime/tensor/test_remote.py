@@ -7,6 +7,7 @@ import operator
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -311,3 +312,58 @@ def test_the_queue_of_each_rank_is_counted(pair):
         go_on.set()
     engine.wait()
     assert set(engine.queued().values()) == {0}
+
+
+# -- arguments that cannot be sent ----------------------------------------------------
+
+
+class Unreadable:
+    """An object that no process can make of its pickle."""
+
+    def __reduce__(self):
+        return _raise, ("no such device",)
+
+
+def _raise(text):
+    raise OSError(text)
+
+
+@remote(propagate=lambda x, *_: x)
+def add_all(x, numbers=(), *_):
+    return x + sum(numbers)
+
+
+def test_what_cannot_be_pickled_is_raised_at_the_call_and_nothing_is_lost(pair):
+    lock = threading.Lock()
+    unsendable = remote(lambda x: (lock, x)[1], propagate=lambda x: x)
+    with pair.activate():
+        x = torch.ones(2)
+        y = x + 1
+        with pytest.raises(PickleError, match="add_all"):
+            add_all(y, [1], lock)
+        with pytest.raises(PickleError, match="lock"):
+            unsendable(y)
+        with pytest.raises(PickleError, match="lock"):
+            unsendable(y)
+        z = add_all(y, [1])
+    assert value((y, z), gpus=1)[1].tolist() == [3, 3]
+
+
+def test_an_argument_is_what_it_was_at_the_call(pair):
+    numbers, array, local = [1], np.ones(2), torch.ones(())
+    with pair.activate():
+        results = [add_all(torch.ones(2), numbers), add_all(torch.ones(2), array), add_all(torch.ones(2), [local])]
+        numbers.append(100)
+        array.fill(100)
+        local.fill_(100)
+    assert [each.tolist() for each in value(results)] == [[2, 2], [3, 3], [2, 2]]
+
+
+def test_an_argument_that_a_rank_cannot_read_fails_its_call_alone(pair):
+    with pair.activate():
+        x = torch.ones(2)
+        failed, good = add_all(x, [1], Unreadable()), add_all(x, [1])
+    assert value(good).tolist() == [2, 2]
+    with pytest.raises(RemoteException, match="no such device") as caught:
+        value(failed)
+    assert caught.value.controller_frames[0].filename == __file__
