@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -103,13 +104,22 @@ class TensorMesh:
 
         After a rank has died and was healed, this is another mesh with a new engine: the tensors were lost.
         """
-        found: DeviceMesh | None = self.__dict__.get("_device_mesh")
-        if found is None or found.engine.trouble is not None:
-            if found is not None:
-                found.exit()
-            found = self.__dict__["_device_mesh"] = import_engine("device_mesh").device_mesh_of(self)
+        with self.making_engines():
+            found: DeviceMesh | None = self.__dict__.get("_device_mesh")
+            if found is None or found.engine.trouble is not None:
+                if found is not None:
+                    found.exit()
+                found = self.__dict__["_device_mesh"] = import_engine("device_mesh").device_mesh_of(self)
         assert found is not None
         return found
+
+    def making_engines(self) -> threading.RLock:
+        """Return the lock that guards the tensor engines of this mesh, so that threads that begin together share one.
+
+        Re-entrant: a finalizer that runs while an engine is made may use the mesh.
+        """
+        lock: threading.RLock = self.__dict__.setdefault("_making_engines", threading.RLock())
+        return lock
 
     def as_device_mesh(
         self, dims: Sequence[str] | None = None, shape: Sequence[int] | None = None, *, device: str | None = None

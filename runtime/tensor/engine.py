@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import math
 import pickle
 import threading
 import weakref
@@ -62,7 +63,7 @@ _Item: TypeAlias = tuple[Lane, Command, Place | None, int | None]
 class _Batch:
     """A batch that the ranks have not acknowledged yet."""
 
-    __slots__ = ("count", "first", "future", "lane", "nbytes", "places")
+    __slots__ = ("count", "first", "future", "lane", "nbytes", "places", "raised")
 
     def __init__(self, lane: Lane, first: int, places: list[Place | None], nbytes: int, future: Future[Any]) -> None:
         self.lane = lane
@@ -71,6 +72,7 @@ class _Batch:
         self.places = places
         self.nbytes = nbytes
         self.future = future
+        self.raised: float = math.inf  # the first command whose error was raised while the batch was under way
 
 
 class CommandRecorder(Protocol):
@@ -101,8 +103,9 @@ class Engine:
         self.node = self._find_node()
         self._context = contextvars.copy_context()
         self._dtype = torch.get_default_dtype()  # of the ranks' streams
-        # Guards the sending and all that belongs to it. Re-entrant: a finalizer may fetch while a batch is made.
-        self._sending = threading.RLock()
+        # Guards the ids, what the ranks know, the order of commands that belong together, and the sending: several
+        # threads may use a mesh. Re-entrant: a finalizer may fetch while a batch is made.
+        self.lock = threading.RLock()
         self._streams: dict[Stream, ActorMesh] = {}
         self.actors = self._actors_of(MAIN)
         note_heal = weakref.WeakMethod(self._note_heal)
@@ -118,6 +121,7 @@ class Engine:
         self._ahead = 0
         self._ahead_bytes = 0
         self._failures: dict[int, tuple[Failed, Place | None]] = {}  # by number of the command: first errors
+        self._failed_checks: list[Failed] = []  # that no fetch has raised, as far as acknowledged
         self.trouble: BaseException | None = None  # why no command can run any more
         self._rendezvous: dict[bool, Rendezvous] = {}  # by whether it is for one host alone
         self.has_stopped = False
@@ -141,7 +145,7 @@ class Engine:
 
     def _actors_of(self, stream: Stream) -> ActorMesh:
         """Return the actors of a stream; the first call spawns them."""
-        with self._sending:
+        with self.lock:
             if stream not in self._streams:
                 name = "tensor_engine" if stream is MAIN else "tensor_stream"
                 spawn: Any = self.procs.spawn
@@ -186,7 +190,7 @@ class Engine:
 
     def new_ids(self, count: int) -> int:
         """Return the first of `count` consecutive ids."""
-        with self._sending:
+        with self.lock:
             first = next(self.ids)
             for _ in range(count - 1):
                 next(self.ids)
@@ -214,13 +218,13 @@ class Engine:
             self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
 
     def _share_default_dtype(self) -> None:
-        self._dtype = torch.get_default_dtype()
-        for stream in list(self._streams):
-            self.issue(self.lane(self.actors, stream), ("default_dtype", self._dtype), None, 0)
+        with self.lock:
+            self._dtype = torch.get_default_dtype()
+            self._issue_to_streams("default_dtype", self._dtype)
 
     def flush(self) -> None:
         """Send what is unsent, and wait while the ranks are too far behind."""
-        with self._sending:
+        with self.lock:
             self._send()
             self._collect()
             if self.must_reconnect and self.reconnect is not None and self.trouble is None:
@@ -236,17 +240,20 @@ class Engine:
     def _flush_soon(self) -> None:
         """Send what is unsent, on the I/O thread: it never waits, neither for the ranks nor for another thread."""
         self._is_due = False
-        if self.holds or not self._sending.acquire(blocking=False):
+        if self.holds:
             return
+        has_lock = self.lock.acquire(blocking=False)
         try:
-            self._collect()
-            if not self._is_too_far_ahead:
-                self._send()
-            elif self._pending:  # the next command may never come
+            if has_lock:
+                self._collect()
+                if not self._is_too_far_ahead:
+                    self._send()
+            if self._pending:  # the next command may never come
                 self._is_due = True
                 self.node.loop.call_later(FLUSH_SECONDS, self._flush_soon)
         finally:
-            self._sending.release()
+            if has_lock:
+                self.lock.release()
 
     @property
     def _is_too_far_ahead(self) -> bool:
@@ -300,6 +307,8 @@ class Engine:
     def _note_failure(self, failed: Failed, batch: _Batch) -> None:
         place = batch.places[failed.command - batch.first]
         self.must_reconnect |= failed.has_left
+        if failed.is_check and failed.command < batch.raised and len(self._failed_checks) < MOST_FAILURES:
+            self._failed_checks.append(failed)
         known = self._failures.get(failed.command)
         if known is None or (known[0].is_of_peer and not failed.is_of_peer):
             if len(self._failures) >= MOST_FAILURES:  # the oldest one loses its line
@@ -310,11 +319,15 @@ class Engine:
 
     def forget_templates(self) -> None:
         """Make the ranks forget all templates; later ones have larger numbers."""
-        limit = next(self.templates)
-        for lane in list(self._lanes.values()):
-            lane.known.clear()
+        with self.lock:
+            limit = next(self.templates)
+            for lane in list(self._lanes.values()):
+                lane.known.clear()
+            self._issue_to_streams("forget", limit)
+
+    def _issue_to_streams(self, *command: Any) -> None:
         for stream in list(self._streams):
-            self.issue(self.lane(self.actors, stream), ("forget", limit), None)
+            self.issue(self.lane(self.actors, stream), command, None)
 
     def share_random(self) -> None:
         """Give the ranks the random state of this process, if the program has changed it: by a seed, by local draws.
@@ -322,7 +335,7 @@ class Engine:
         A mesh then draws what this process would draw. This process continues with another seed, made from that state:
         what it draws later must not be what the mesh has drawn.
         """
-        with LOCALLY():
+        with LOCALLY(), self.lock:
             present = torch.default_generator.get_state()
             if self._random is not None and torch.equal(present, self._random):
                 return
@@ -348,7 +361,7 @@ class Engine:
 
     def wait(self) -> None:
         """Send everything, and wait until the ranks have run it. Raises DeviceMeshError if one has died."""
-        with self._sending:
+        with self.lock:
             self._send()
             while self._outstanding:
                 _wait_for(self._outstanding[0].future)
@@ -390,12 +403,12 @@ class Engine:
             ref = issue()
             fetched = self.ask(0, "fetch", [ref.id])
             _wait_for(fetched)
-            [value] = fetched.get()
-            if is_last or not (type(value) is Failed and value.is_of_peer):
+            values = fetched.get()
+            if is_last or not any(type(value) is Failed and value.is_of_peer for value in values):
                 break
             self.wait()
             self.flush()
-        return self.check_all([value])[0]
+        return self.check_all(values)[0]
 
     def describe(self, lane: Lane, value: int) -> list[Any]:
         """Return the description of a whole result by each rank; waits."""
@@ -473,17 +486,18 @@ class Engine:
     # -- failures ---------------------------------------------------------------------
 
     def check_all(self, values: list[Any]) -> list[Any]:
-        """Return the values; raise the first failure among them."""
-        failed = [value for value in values if type(value) is Failed]
+        """Return the values; raise the first failure among them and the checks."""
+        failed = [value for value in (*values, *self._failed_checks) if type(value) is Failed]
         if failed:
             raise self.explain(min(failed, key=lambda each: each.command))
         return values
 
     def explain(self, failed: Failed) -> RemoteException | DeviceMeshError:
         """Return the error of a failure, with the controller's line."""
+        first = failed
         if failed.is_lost:
             return DeviceMeshError(failed.trace)
-        with self._sending:
+        with self.lock:
             if self.must_reconnect or failed.has_left:  # before the next commands
                 self.must_reconnect = True
                 self.wait()
@@ -495,8 +509,20 @@ class Engine:
                 if own:
                     failed = self._failures[failed.command if failed.command in own else min(own)][0]
             place = self._place_of(failed.command)
+            self._settle(first.command)
+            self._settle(failed.command)
         frames = None if place is None else [frame_of(place)]
         return RemoteException(failed.trace, frames, failed.rank)
+
+    def _settle(self, command: int) -> None:
+        """Restore the tensors that a failed command was to change: its error is raised now."""
+        if self.trouble is not None:
+            return
+        self._issue_to_streams("settle", command)
+        self._send()
+        self._failed_checks = [each for each in self._failed_checks if each.command < command]
+        for batch in self._outstanding:
+            batch.raised = min(batch.raised, command)
 
     def _place_of(self, command: int) -> Place | None:
         if command in self._failures:
@@ -529,10 +555,11 @@ class Engine:
     def join(self, lane: Lane, groups: Sequence[Sequence[int]]) -> str:
         """Make sure that these groups of ranks of a lane exist; return the name of the grouping."""
         name = ",".join("-".join(str(rank) for rank in ranks) for ranks in groups)
-        if name not in lane.groupings:
-            members = tuple(tuple(map(self.member, ranks)) for ranks in groups)
-            self.issue(lane, ("group", Grouping(name, self.rendezvous(), members)), user_place(1), 0)
-            lane.groupings.add(name)
+        with self.lock:
+            if name not in lane.groupings:
+                members = tuple(tuple(map(self.member, ranks)) for ranks in groups)
+                self.issue(lane, ("group", Grouping(name, self.rendezvous(), members)), user_place(1), 0)
+                lane.groupings.add(name)
         return name
 
     def join_other(self, other: Engine, stream: Stream) -> str:
@@ -553,7 +580,7 @@ class Engine:
 
     def start_again(self) -> None:
         """Forget what was under way, and what the ranks know, after a rank has died."""
-        with self._sending:
+        with self.lock:
             self._pending.clear()
             self._outstanding.clear()
             self._ahead = self._ahead_bytes = 0
@@ -561,6 +588,7 @@ class Engine:
                 for known in (lane.known, lane.functions, lane.groupings):
                     known.clear()
             self._rendezvous.clear()
+            self._failed_checks.clear()
             self.must_reconnect = False
             self.trouble = None
 
@@ -577,7 +605,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop the unsent commands and end the actors; later commands raise DeviceMeshError. May be called again."""
-        with self._sending:
+        with self.lock:
             if not isinstance(self.trouble, DeviceMeshError):
                 self.trouble = DeviceMeshError(f"the tensor engine of {self.procs.name} has been stopped")
             self._pending.clear()

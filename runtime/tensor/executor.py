@@ -1,12 +1,19 @@
 """The executor of a rank: a table of values by id, and the commands that change it.
 
-Commands never raise. A command that fails leaves `Failed` in its outputs, and in values that it should have changed.
-A command with a failed input passes that failure on, so the first error is what a fetch raises.
+Commands never raise. A command that fails leaves `Failed` in its outputs. A command with a failed input passes that
+failure on, so the first error is what a fetch raises.
+
+A tensor that a failed command was to change is `Failed` as well, with all tensors that share its memory. Their values
+are kept, and the controller restores them once it has raised the error (`settle`). So they have the values that they
+have in one process, where the program leaves at the line of the error. A check, which is a command without outputs that
+changes nothing, marks the results that it is about (`guarded`), and the next fetch raises its failure.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import itertools
 import threading
 import traceback
@@ -27,6 +34,7 @@ from meshbook.runtime.tensor.templates import (
     FIRST_SLOT,
     Build,
     Command,
+    Pickled,
     Template,
     compile_template,
     find_operator,
@@ -34,7 +42,6 @@ from meshbook.runtime.tensor.templates import (
 )
 from meshbook.runtime.traces import headline
 
-    Pickled,
 Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Member = str
 
@@ -53,6 +60,11 @@ class GroupRef:
     name: str
 
 
+def ids_in(tree: Any) -> list[int]:
+    """Return the ids among the arguments of a function."""
+    return [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The commands of a recorded function. They use ids of their own, from `first` up to `last`, for what they make."""
@@ -60,11 +72,6 @@ class Recording:
     commands: Sequence[Command]
     inputs: Sequence[int]
     outputs: Sequence[int]
-def ids_in(tree: Any) -> list[int]:
-    """Return the ids among the arguments of a function."""
-    return [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
-
-
     first: int
     last: int
 
@@ -72,7 +79,7 @@ def ids_in(tree: Any) -> list[int]:
 class Step:
     """A template, ready to run. An operator that this rank lacks fails when it runs."""
 
-    __slots__ = ("build", "func", "mutated", "outputs", "reshapes", "template", "values")
+    __slots__ = ("build", "func", "is_check", "makes_views", "mutated", "outputs", "reshapes", "template", "values")
 
     def __init__(self, template: Template) -> None:
         self.template = template
@@ -81,10 +88,12 @@ class Step:
         except LookupError as error:
             self.func = _Missing(str(error))
         self.reshapes = torch.Tag.inplace_view in getattr(self.func, "tags", ())
+        self.makes_views = self.reshapes or getattr(self.func, "is_view", False)
         self.build: Build = compile_template(template)
         self.outputs = template.outputs
         self.values = template.values
         self.mutated = template.mutated
+        self.is_check = template.is_check
 
 
 class _Missing:
@@ -111,6 +120,8 @@ class Executor:
         self.groups = groups
         self.values: dict[int, Any] = {}
         self.dtype = torch.float32  # the default dtype of the controller
+        self._kept: dict[int, Any] = {}  # the values of failed tensors whose memory is as it was
+        self.failed_check: Failed | None = None  # the first one that no fetch has raised
         self._apply = apply
         self._hand_offs = hand_offs or HandOffs()
         self._steps: dict[int, Step] = {}
@@ -120,6 +131,7 @@ class Executor:
         self._handlers: dict[str, Callable[..., None]] = {
             "delete": self._delete,
             "default_dtype": self._set_default_dtype,
+            "settle": self._settle,
             "template": self._define,
             "forget": self._forget,
             "constant": self._constant,
@@ -172,9 +184,14 @@ class Executor:
 
     def _fail_step(self, number: int, step: Step, command: Command, error: Exception) -> None:
         inputs = command[FIRST_SLOT : FIRST_SLOT + step.values]
+        if step.is_check:
+            self._fail_check(number, error, inputs, command[1])
+            return
+        if step.makes_views and self._view_kept(step, command, inputs):
+            return
         count = 1 if step.outputs is None else len(step.outputs)
-        outputs = [*range(command[1], command[1] + count), *(command[index] for index in step.mutated)]
-        self._fail(number, error, inputs, outputs)
+        written = [command[index] for index in step.mutated]
+        self._fail(number, error, inputs, range(command[1], command[1] + count), written)
 
     def _fail(
         self,
@@ -182,16 +199,71 @@ class Executor:
         error: Exception,
         inputs: Iterable[int],
         outputs: Iterable[int],
+        written: Iterable[int] = (),
         *,
         is_between_ranks: bool = False,
     ) -> None:
-        """Mark the outputs with the failure of an input, or else with this error."""
+        """Mark the outputs, and what the command was to write to, with the failure of an input or else this error."""
         failed = self.find_failed(inputs)
         if failed is None:
             failed = self._describe(number, error, is_between_ranks)
             self._failures.append(failed)
         for output in outputs:
             self.values[output] = failed
+        self._mark_memory(written, failed, keep=True)
+
+    def _fail_check(self, number: int, error: Exception, inputs: Iterable[int], guarded: Iterable[int]) -> None:
+        """Mark the results that a failed check is about; the next fetch raises it, unless an input has failed."""
+        failed = self.find_failed(inputs)
+        if failed is None:
+            failed = dataclasses.replace(self._describe(number, error, False), is_check=True)
+            self._failures.append(failed)
+            self.failed_check = self.failed_check or failed
+        self._mark_memory(guarded, failed, keep=False)
+
+    def _mark_memory(self, ids: Iterable[int], failed: Failed, *, keep: bool) -> None:
+        """Mark all values that share memory with these ones; a tensor and its views are of one value."""
+        keep = keep and self._is_as_before(failed)
+        found = [self.values.get(each) for each in ids]
+        memory = {self._memory_of(value) for value in found if isinstance(value, torch.Tensor)}
+        for each, value in list(self.values.items()) if memory else ():
+            if isinstance(value, torch.Tensor) and self._memory_of(value) in memory:
+                self.values[each] = failed
+                if keep:
+                    self._kept[each] = value
+
+    def _memory_of(self, value: Any) -> int:
+        """Return a number that tensors with the same memory have in common."""
+        return int(value.untyped_storage()._cdata)
+
+    def _is_as_before(self, failed: Failed) -> bool:
+        """Return whether tensors that a failed command was to change have the values that one process leaves."""
+        return True
+
+    def _view_kept(self, step: Step, command: Command, inputs: Sequence[int]) -> bool:
+        """Make a view of a failed tensor whose value is kept: it fails with the tensor, and is restored with it."""
+        failed = self.find_failed(inputs)
+        table = collections.ChainMap(self._kept, self.values)
+        if failed is None or any(type(table.get(each)) is Failed for each in inputs):
+            return False
+        try:
+            result = self._apply(step.func, *step.build(table, command))
+        except Exception:
+            return False
+        leaves = flatten_result(result)
+        made = {output: leaves[leaf] for output, leaf in enumerate(step.outputs or (), command[1])}
+        if step.reshapes:
+            made[command[FIRST_SLOT]] = result
+        self._kept.update(made)
+        self.values.update(dict.fromkeys(made, failed))
+        return True
+
+    def _settle(self, number: int, failed: int) -> None:
+        """Restore the tensors that the failed command with this number was to change: its error was raised."""
+        for each in [each for each in self._kept if self.values[each].command == failed]:
+            self.values[each] = self._kept.pop(each)
+        if self.failed_check is not None and self.failed_check.command >= failed:
+            self.failed_check = None  # later checks would not have run in one process
 
     def _describe(self, number: int, error: Exception, is_between_ranks: bool) -> Failed:
         trace = "".join(traceback.format_exception(error)).rstrip()
@@ -230,9 +302,11 @@ class Executor:
     # -- the table --------------------------------------------------------------------
 
     def _delete(self, number: int, ids: Iterable[int]) -> None:
-        pop = self.values.pop
+        pop, kept = self.values.pop, self._kept
         for each in ids:
             pop(each, None)
+            if kept:
+                kept.pop(each, None)
 
     def _define(self, number: int, head: int, template: Template) -> None:
         self._steps[head] = Step(template)
@@ -251,8 +325,13 @@ class Executor:
         self.values[output] = torch.tensor(numbers[self.rank])
 
     def _alias(self, number: int, output: int, source: int) -> None:
-        value = self.values[source]
-        self.values[output] = value if type(value) is Failed else value.detach()
+        value = self.find(source)
+        self.values[output] = value if type(value) is Failed else self._detach(value)
+        if source in self._kept:
+            self._kept[output] = self._detach(self._kept[source])
+
+    def _detach(self, value: Any) -> Any:
+        return value.detach()
 
     def _unpack(self, number: int, source: int, outputs: Sequence[int]) -> None:
         """Give the tensors of a whole result ids of their own."""
@@ -278,7 +357,12 @@ class Executor:
         """Wait for a value of another stream, and store it unless `output` is 0."""
         try:
             value = self._hand_offs.take(tag)
-            if output:
+            if not output:
+                return
+            if type(value) is Failed and output in self.values:  # a borrower was to change it
+                self._mark_memory([output], value, keep=True)
+            else:
+                self._kept.pop(output, None)
                 self.values[output] = value
         except Exception as error:
             self._fail(number, error, (), (output,) if output else ())
@@ -297,9 +381,10 @@ class Executor:
         values.update(zip(recording.inputs, [self.find(each) for each in inputs], strict=True))
         self._run_all(itertools.repeat(number), recording.commands)
         results = [values[each] for each in recording.outputs]
-        for each in (*recording.inputs, *range(recording.first, recording.last)):
-            values.pop(each, None)
+        kept = [self._kept.get(each) for each in recording.outputs]
+        self._delete(number, (*recording.inputs, *range(recording.first, recording.last)))
         values.update(zip(outputs, results, strict=True))
+        self._kept.update((each, value) for each, value in zip(outputs, kept, strict=True) if value is not None)
 
     # -- between ranks ----------------------------------------------------------------
 
@@ -311,7 +396,6 @@ class Executor:
     ) -> None:
         """Reduce a value over the ranks of a group, into the value `into` if that is not zero."""
         value, failed = self._take(source, meta)
-        target = into or output
         try:
             over = self.groups.find(group)
             if reduction == "stack":
@@ -320,9 +404,10 @@ class Executor:
                 result = over.scatter_reduce(value, reduction, failed)
             else:
                 result = over.reduce(value, reduction, failed)
-            self.values[target] = self.values[into].copy_(result) if into else result
+            self.values[into or output] = self.values[into].copy_(result) if into else result
         except Exception as error:
-            self._fail(number, error, (source, into), (target,), is_between_ranks=True)
+            new, written = ((), (into,)) if into else ((output,), ())
+            self._fail(number, error, (source, into), new, written, is_between_ranks=True)
 
     def _take(self, source: int, meta: Meta) -> tuple[torch.Tensor, bool]:
         """Return a value, or one of the same shape in place of one that has failed, and whether it has."""
@@ -376,7 +461,7 @@ class Executor:
 
         `metas` are what the controller expects: a `Meta` for a tensor, else an `OpaqueRef`.
         """
-        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        ids: Sequence[int] = ()
         try:
             tree = arguments.load()
             ids = ids_in(tree)
@@ -399,7 +484,10 @@ class Executor:
                         raise ValueError(f"returned {leaf!r:.200}, but its propagation rule gave {meta}")
                 self.values.update(zip(outputs, leaves, strict=True))
         except Exception as error:
-            self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)
+            if outputs == []:
+                self._fail_check(number, error, ids, ())
+            else:
+                self._fail(number, error, ids, (outputs,) if isinstance(outputs, int) else outputs)
 
     def apply_function(self, function: Any, tree: Any) -> Any:
         """Call a remote function with the values of this rank; tensors of the result are detached."""

@@ -32,6 +32,7 @@ class Failed:
     is_of_peer: bool = False
     has_left: bool = False  # the rank has left its process groups, so that no other rank waits for it
     is_lost: bool = False  # the value was lost with a rank that died
+    is_check: bool = False  # the command has no result that a fetch could raise it for: the next fetch does
 
 
 class RemoteException(MeshbookError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Ref:
     """A value on the ranks of a lane. When the last holder is gone, the value is deleted there."""
 
-    __slots__ = ("__weakref__", "_delete", "borrows", "id")
+    __slots__ = ("__weakref__", "_delete", "borrows", "id", "siblings")
 
-    def __init__(self, number: int, delete: Callable[[int], None]) -> None:
+    def __init__(self, number: int, delete: Callable[[int], None], siblings: Sequence[int] = ()) -> None:
         self.id = number
+        self.siblings = siblings  # the results of the same command, if it has several
         self.borrows = 0  # how many borrows for reading there are; -1: one for writing
         self._delete = delete
 

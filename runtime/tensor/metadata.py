@@ -8,9 +8,10 @@ data.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -27,7 +28,8 @@ class Meta:
         "stride",
     )
 
-    _known: weakref.WeakValueDictionary[Key, Meta] = weakref.WeakValueDictionary()
+    _known: ClassVar[weakref.WeakValueDictionary[Key, Meta]] = weakref.WeakValueDictionary()
+    _making: ClassVar[threading.RLock] = threading.RLock()  # guards additions; a finalizer may need metadata meanwhile
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -54,11 +56,12 @@ class Meta:
         key = (shape, stride, dtype, offset, device, is_constant, is_conj, is_neg)
         found = cls._known.get(key)
         if found is None:
-            found = cls.__new__(cls)
-            found.shape, found.stride, found.dtype, found.offset, found.device = key[:5]
-            found.is_constant, found.is_conj, found.is_neg = key[5:]
-            found.has_bits = is_conj or is_neg
-            found = cls._known.setdefault(key, found)
+            made = cls.__new__(cls)
+            made.shape, made.stride, made.dtype, made.offset, made.device = key[:5]
+            made.is_constant, made.is_conj, made.is_neg = key[5:]
+            made.has_bits = is_conj or is_neg
+            with cls._making:
+                found = cls._known.setdefault(key, made)
         return found
 
     @classmethod

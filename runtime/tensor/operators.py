@@ -75,8 +75,8 @@ class Plan:
     """What to do for a call with a known key."""
 
     __slots__ = (
-        *("count", "has_constants", "is_random", "is_special", "metas", "mutated", "number", "reshaped", "restore"),
-        *("returned", "single", "template"),
+        *("count", "has_constants", "is_check", "is_random", "is_special", "metas", "mutated", "number", "reshaped"),
+        *("restore", "returned", "single", "template"),
     )
 
     def __init__(
@@ -104,6 +104,7 @@ class Plan:
         self.reshaped = reshaped  # the new metadata of inputs that change it
         self.has_constants = has_constants
         self.is_random = is_random
+        self.is_check = template.is_check
         self.is_special = bool(has_constants or reshaped or mutated or is_random)
 
 

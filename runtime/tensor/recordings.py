@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -143,6 +144,7 @@ class _Recorder:
     def __enter__(self) -> None:
         if self._engine.recorder is not None:
             raise RuntimeError("compile() is already recording a function: call other compiled functions outside of it")
+        self._thread = threading.current_thread()
         self._first = self._engine.new_ids(1)  # what the function makes has larger ids
         self._delete, self._lane.delete = self._lane.delete, self._note_death
         self._engine.recorder = self
@@ -157,7 +159,13 @@ class _Recorder:
         self._delete(number)
 
     def note(self, lane: Lane, command: Command) -> None:
-        """Take down a command."""
+        """Take down a command. Raises RuntimeError in another thread of the program."""
+        thread = threading.current_thread()
+        if thread is not self._thread and not isinstance(thread, threading._DummyThread):  # one of torch's own
+            raise RuntimeError(
+                f"the thread {self._thread.name} records a function of this mesh with compile(), and operations of "
+                "other threads would become part of the recording: wait until it has ended"
+            )
         if command[0] in _DEFINITIONS:
             return
         if lane is not self._lane:
@@ -235,7 +243,9 @@ class _Renamer:
             count = len(template.outputs or ())
             end = FIRST_SLOT + template.values
             ids = [self.number(number) for number in command[FIRST_SLOT:end]]
-            output = self._make(command[1], count) if count else 0
+            output: Any = self._make(command[1], count) if count else 0
+            if template.is_check:
+                output = tuple(map(self.number, command[1]))
             return (head, output, *ids, *command[end:])
         if head in ("constant", "numbers"):
             return (head, self._make(command[1]), *command[2:])

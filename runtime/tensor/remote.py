@@ -281,7 +281,7 @@ def _for_ranks(leaf: Any, place: Place) -> Any:
     if isinstance(leaf, RemoteProcessGroup):
         return GroupRef(leaf.name_in(place.stream))
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
+        return leaf.detach().clone()  # a call may be sent later
     return leaf
 
 

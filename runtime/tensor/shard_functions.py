@@ -50,8 +50,8 @@ def execute_on_shards(
     for rank, leaves in enumerate(by_rank):
         if [index for index, leaf in enumerate(leaves) if isinstance(leaf, ShardResult)] != positions:
             raise RuntimeError(f"{name} returned tensors on rank 0 that it did not return on rank {rank}")
-    first = engine.new_ids(len(positions)) if positions else 0
     _check_values(name, reports, by_rank)
+    first = engine.new_ids(len(positions)) if positions else 0
     laid_out = []
     for number, index in enumerate(positions, first):
         results = [leaves[index] for leaves in by_rank]
@@ -65,7 +65,6 @@ def execute_on_shards(
     return tree_unflatten(found, spec)
 
 
-def _choose_placements(
 def _check_values(name: str, reports: list[ShardReport], by_rank: list[list[Any]]) -> None:
     """Raise ValueError unless what is no tensor in the results is equal on all ranks."""
     if len(set(map(len, by_rank))) > 1:
@@ -93,6 +92,7 @@ def _are_equal(value: Any, other: Any) -> bool:
     return list(map(bytes, body)) == list(map(bytes, other_body))
 
 
+def _choose_placements(
     name: str, results: list[ShardResult], reports: list[ShardReport], layout: Layout, sharding_spec: Any
 ) -> tuple[Any, ...]:
     """Return the placements of a result. Raises ValueError if they have to be given."""

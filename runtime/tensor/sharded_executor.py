@@ -109,6 +109,19 @@ class ShardedExecutor(Executor):
         finally:
             self._fails_alike = False
 
+    def _memory_of(self, value: Any) -> int:
+        if not isinstance(value, DTensor):
+            return super()._memory_of(value)
+        view = views.detached(value)
+        try:
+            return super()._memory_of(placing.local_of(value if view is None else view.base))
+        except RuntimeError:  # a collective that it waits for has failed
+            return id(value)
+
+    def _is_as_before(self, failed: Failed) -> bool:
+        # The other ranks may have changed it, unless all of them fail alike.
+        return not (failed.has_left or failed.is_of_peer or failed.is_lost)
+
     # -- recovery ---------------------------------------------------------------------
 
     def find(self, value: int) -> Any:
@@ -135,6 +148,7 @@ class ShardedExecutor(Executor):
     def _recover(self, number: int, device: str, plan: Recovery) -> None:
         """Join new process groups, and take what this rank lacks from others."""
         self._join_mesh(number, device)
+        self._kept.clear()  # new ranks have none of it
         for each, failed in plan.failed.items():
             self.values[each] = failed
         if (known := plan.definitions) is not None:
@@ -207,9 +221,8 @@ class ShardedExecutor(Executor):
         except Exception as error:
             self._fail(number, error, (), (output,))
 
-    def _alias(self, number: int, output: int, source: int) -> None:
-        value = self.find(source)
-        self.values[output] = value if type(value) is Failed else self.operators.run(aten.detach.default, (value,))
+    def _detach(self, value: Any) -> Any:
+        return self.operators.run(aten.detach.default, (value,))
 
     def _redistribute(self, number: int, output: int, source: int, placements: Sequence[Placement]) -> None:
         """Store a copy with other placements."""
@@ -259,8 +272,10 @@ class ShardedExecutor(Executor):
 
     def _execute(self, number: int, output: int, call: Pickled) -> None:
         """Call a function with copies of the shards; store its plain results, and what the controller has to know."""
-        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        ids: Sequence[int] = ()
         try:
+            function, tree = call.load()
+            ids = ids_in(tree)
             tensors = {each: self._settled(self.values[each]) for each in ids}
             sharded = next((tensor for each in ids if not placing.is_replicated(tensor := tensors[each])), None)
             args, kwargs = tree_map_only(ValueRef, lambda ref: placing.local_of(tensors[ref.id]).clone(), tree)
@@ -274,8 +289,6 @@ class ShardedExecutor(Executor):
             self._fail(number, error, ids, (output,))
 
     def _settled(self, value: DTensor) -> DTensor:
-            function, tree = call.load()
-            ids = ids_in(tree)
         """Return a value whose parts are values themselves: sums are reduced."""
         views.refresh(value)
         whole = [Replicate() if placement.is_partial() else placement for placement in value.placements]
@@ -340,9 +353,11 @@ class ShardedExecutor(Executor):
         A method that keeps something, or has a backward, gets `failed=True` if an argument has failed: the ranks go
         through its collectives together.
         """
-        ids = [leaf.id for leaf in tree_leaves(tree) if isinstance(leaf, ValueRef)]
+        ids: list[int] = []
         made = [*([outputs] if isinstance(outputs, int) else outputs), *([kept] if kept else [])]
         try:
+            tree = arguments.load()
+            ids += ids_in(tree)
             module = self.find(target)
             method = getattr(module, name)
             args, kwargs = tree_map_only(ValueRef, lambda ref: self.find(ref.id), tree)
@@ -356,8 +371,6 @@ class ShardedExecutor(Executor):
                 result, self.values[kept] = result
             if isinstance(outputs, int):
                 self.values[outputs] = result
-            tree = arguments.load()
-            ids += ids_in(tree)
             else:
                 leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 self.values.update(zip(outputs, leaves, strict=True))

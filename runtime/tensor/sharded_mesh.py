@@ -74,12 +74,14 @@ class Mesh(DeviceMesh):
         sizes = tuple(shape if shape is not None else procs.extent.sizes)
         names = dims if dims is not None or shape is not None else procs.extent.labels
         layout = _layout_of(sizes, names, len(procs))
-        made: Any = procs.__dict__.setdefault("_global_meshes", {})
-        found: Mesh | None = made.get((layout, device))
-        if found is None or found.engine.has_stopped:
-            found = made[layout, device] = cls.__new__(cls)
-            found._has_own_procs = False
-            found._begin(procs, layout, device)
+        with procs.making_engines():
+            made: Any = procs.__dict__.setdefault("_global_meshes", {})
+            found: Mesh | None = made.get((layout, device))
+            if found is None or found.engine.has_stopped:
+                found = cls.__new__(cls)
+                found._has_own_procs = False
+                found._begin(procs, layout, device)
+                made[layout, device] = found
         return found
 
     def _begin(self, procs: ProcMesh, layout: Layout, device: str | None) -> None:

@@ -166,6 +166,8 @@ class SimulatedEngine(Engine):
     def _run(self, lane: Lane, command: Command, line: str) -> None:
         with LOCALLY(), torch.no_grad():
             failures = self._executor.run_command(lane.ranks, lane.stream.name, line, command)
+            for failed in failures:  # its error is raised here and now
+                self._executor.run(0, [("settle", failed.command)])
         if failures:
             text = f"the simulation cannot run this operation: {failures[0].headline}"
             raise NotImplementedError(text) if "NotImplementedError" in failures[0].headline else RuntimeError(text)

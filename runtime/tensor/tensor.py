@@ -162,21 +162,26 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: Plac
 def _run(plan: Plan, tensors: list[MeshTensor], numbers: list[Any], place: Place) -> Any:
     lane = place.lane
     engine = lane.engine
-    if plan.number not in lane.known:
-        lane.known.add(plan.number)
-        engine.issue(lane, ("template", plan.number, plan.template), None, 0)
     where = user_place(DEPTH)
-    if engine.recorder is not None:
-        engine.recorder.hold(tensors)
-    if plan.single is not None:
-        number = next(engine.ids)
-        engine.issue(lane, (plan.number, number, *[tensor._ref.id for tensor in tensors], *numbers), where)
-        return make_tensor(plan.single, Ref(number, lane.delete), place)
-    number = engine.new_ids(plan.count) if plan.count else 0
-    engine.issue(lane, (plan.number, number, *[tensor._ref.id for tensor in tensors], *numbers), where)
+    with engine.lock:  # the ranks get a template before the first command with it, of whichever thread
+        if plan.number not in lane.known:
+            engine.issue(lane, ("template", plan.number, plan.template), None, 0)
+            lane.known.add(plan.number)
+        if engine.recorder is not None:
+            engine.recorder.hold(tensors)
+        if plan.single is not None:
+            number = next(engine.ids)
+            engine.issue(lane, (plan.number, number, *[tensor._ref.id for tensor in tensors], *numbers), where)
+            return make_tensor(plan.single, Ref(number, lane.delete), place)
+        number = engine.new_ids(plan.count) if plan.count else 0
+        guarded = tuple(each for tensor in tensors for each in tensor._ref.siblings) if plan.is_check else ()
+        first = guarded if plan.is_check else number
+        engine.issue(lane, (plan.number, first, *[tensor._ref.id for tensor in tensors], *numbers), where)
     if plan.returned is not None:
         return tensors[plan.returned]
-    new = [make_tensor(meta, Ref(number + index, lane.delete), place) for index, meta in enumerate(plan.metas)]
+    siblings = range(number, number + plan.count)
+    refs = [Ref(each, lane.delete, siblings) for each in siblings]
+    new = [make_tensor(meta, ref, place) for ref, meta in zip(refs, plan.metas, strict=True)]
     return plan.restore(new, tensors)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
@@ -60,15 +60,19 @@ class TensorWorker(Actor):
 
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
-        """Return these values."""
+        """Return these values, and the failure of a check that no fetch has raised."""
         if self._cuda is not None:
             self._cuda.synchronize()
-        return [_materialized(self._executor.find(each)) for each in ids]
+        found = [_materialized(self._executor.find(each)) for each in ids]
+        check = self._executor.failed_check
+        return found if check is None else [*found, check]
 
     @endpoint(instrument=False)
     def describe(self, value: int) -> Any:
         """Return a whole result, with its metadata in place of each tensor."""
         found = self._executor.find(value)
+        if (failed := self._first_failure([found])) is not None:
+            return failed
         if isinstance(found, Executed):
             return found.report
         try:
@@ -89,7 +93,7 @@ class TensorWorker(Actor):
     @endpoint(instrument=False)
     def call(self, function: Any, tree: Any) -> Any:
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
-        failed = self._failed_in(tree)
+        failed = self._first_failure([self._failed_in(tree)])
         with self._in_own_stream(), self._executor.using_default_dtype():
             return failed if failed is not None else self._executor.apply_function(function, tree)
 
@@ -162,6 +166,11 @@ class TensorWorker(Actor):
     def _failed_in(self, tree: Any) -> Failed | None:
         """Return the first failure among the values of some arguments."""
         return self._executor.find_failed(ids_in(tree))
+
+    def _first_failure(self, values: list[Any]) -> Failed | None:
+        """Return the first failure among values and the checks that no fetch has raised."""
+        found = [each for each in (*values, self._executor.failed_check) if type(each) is Failed]
+        return min(found, key=lambda failed: failed.command, default=None)
 
     def _in_own_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)

@@ -88,7 +88,7 @@ class ShardedOperators:
     # -- the ways to run an operator; each gets the operator, its arguments, and the tensors among these -----------
 
     def _pass_to_dtensor(self, func: Any, args: Arguments, kwargs: dict[str, Any], tensors: list[DTensor]) -> Any:
-        if _reduces_no_dims(func, args, kwargs):
+        if _reduces_no_dims(func, args, kwargs) or _may_fail_within(func, tensors):
             return self._run_whole(func, args, kwargs, tensors)
         pointwise = rules.is_pointwise(func)
         keep_sums = _passes_sums(func, args, kwargs, tensors)
@@ -106,10 +106,11 @@ class ShardedOperators:
         except (RuntimeError, NotImplementedError) as error:
             # Raised alike on all ranks, before anything is computed. Other errors are the operator's own.
             if not _is_from_propagation(error):
+                if all(map(placing.is_replicated, tensors)):  # the other ranks fail alike
+                    _write_through(written)
                 raise
             return self._run_whole(func, args, kwargs, tensors)
-        for one in written:
-            views.write_through(one)
+        _write_through(written)
         return results if written else map_tensors(_settle, results)
 
     def _prepare(self, tensor: DTensor, *, pointwise: bool, keep_sums: bool) -> DTensor:
@@ -202,14 +203,21 @@ class ShardedOperators:
             # The operator may change the shape of its out= before that can be refused.
             wholes |= {id(one): wholes[id(one)].clone() for one in written}
         full_args, full_kwargs = map_tensors(lambda one: wholes[id(one)], (args, kwargs))
-        results = call(func, full_args, full_kwargs)
+        try:
+            results = call(func, full_args, full_kwargs)
+        except Exception:
+            if not rules.has_out(func):
+                for one in written:
+                    views.store(wholes[id(one)], one)
+                _write_through(written)
+            raise
         originals = {id(wholes[id(one)]): one for one in tensors}
         for one in written:
             whole = wholes[id(one)]
             if whole.shape != one.shape:
                 raise _refusal(func, tensors, f"its result has the shape {tuple(whole.shape)}; pass out= of that shape")
             views.store(whole, one)
-            views.write_through(one)
+        _write_through(written)
 
         def keep(result: Tensor) -> DTensor:
             original = originals.get(id(result))
@@ -322,6 +330,20 @@ def _written(func: Any, args: Arguments, kwargs: dict[str, Any]) -> list[DTensor
         if at < len(args) or name in kwargs
     ]
     return tensors_in(values)
+
+
+def _write_through(written: list[DTensor]) -> None:
+    """Write to the bases of views, also what an operator has written before it failed."""
+    for one in written:
+        views.write_through(one)
+
+
+def _may_fail_within(func: Any, tensors: list[DTensor]) -> bool:
+    """Tell whether the operator changes integers and fails at a zero, which one shard may have and others not.
+
+    On whole tensors it fails on all ranks, and the values that it leaves are those of one process.
+    """
+    return rules.name_of(func) in rules.DIVIDING_IN_PLACE and not tensors[0].is_floating_point()
 
 
 def _by_name(func: Any, args: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:

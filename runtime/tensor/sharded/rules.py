@@ -93,6 +93,9 @@ SCALING = _names("neg clone mul div mul_ div_ sum")
 # And through these, if all their tensors are such sums with equal placements.
 ADDING = _names("add sub add_ sub_")
 
+# For integers, they raise an error where they meet a zero.
+DIVIDING_IN_PLACE = _names("floor_divide_ div_ remainder_ fmod_")
+
 # Operators that need nothing of their argument but its shape.
 RANDOM_LIKE = _names(
     """
@@ -194,7 +197,6 @@ def _register_pointwise() -> None:
                 _register_single_dim_pointwise(func)
 
 
-_register_pointwise()
 def _limit_view_rule() -> None:
     """Give DTensor a rule for views of empty tensors: its own never ends for some. Modules use it as well."""
     own = _view_ops.view_groups
@@ -210,4 +212,5 @@ def _limit_view_rule() -> None:
     _view_ops.view_groups = view_groups
 
 
+_register_pointwise()
 _limit_view_rule()

@@ -9,6 +9,9 @@ from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.tensor.failures import HEADLINE, DeviceMeshError, RemoteException
+from meshbook.runtime.tensor.recordings import compile as record
+from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
+from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
 
 PATIENCE = 20.0
@@ -78,6 +81,178 @@ def test_the_line_is_known_after_the_acknowledgement(pair):
 def test_a_question_about_a_failed_value_raises(pair):
     with pytest.raises(RemoteException, match="out of bounds"):
         out_of_range(pair).nonzero()
+
+
+# -- writes that fail -----------------------------------------------------------------
+
+WRITES = {
+    "the tensor": lambda x, bad: x.index_fill_(0, bad, 1.0),
+    "a row": lambda x, bad: x[0].index_fill_(0, bad, 1.0),
+    "a view of a view": lambda x, bad: x.t()[1:].view_as(x.t()[1:])[0].index_fill_(0, bad, 1.0),
+    "a view with an index": lambda x, bad: x.view(-1).__setitem__(bad, 1.0),
+    "a part before the error": lambda x, bad: x.view(-1).index_put_((torch.cat([bad - 98, bad]),), x[0, 0] + 7),
+    "a result that failed": lambda x, bad: x.copy_(x.view(-1)[bad]),
+    "a result whose check failed": lambda x, bad: x[0].copy_(torch.linalg.inv(x[:3] * 0)[0]),
+    "several tensors": lambda x, bad: torch._foreach_add_([x[1], x[2]], [x[3], x.view(-1)[bad]]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_that_fails_is_raised_for_all_that_shares_its_memory(pair, write):
+    local = torch.arange(12.0).view(4, 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        write(local, torch.tensor([99]))
+    mesh = pair.device_mesh
+    x, bad = mesh.constant(torch.arange(12.0).view(4, 3)), mesh.constant(torch.tensor([99]))
+    row, column, other = x[0], x[:, 1], x.clone()
+    write(x, bad)
+    late = x[3]  # views of a failed tensor fail with it
+    x.add_(1)  # has no effect: in one process it does not run
+    for each in (x, row, column, late):
+        write(x, bad)
+        with pytest.raises(RemoteException) as caught:
+            value(each, gpus=1)
+        assert caught.value.controller_frames[0].filename == __file__
+        assert torch.equal(value(x), local)
+        assert torch.equal(value(row), local[0])
+        assert torch.equal(value(column, gpus=1), local[:, 1])
+    assert torch.equal(value(late), local[3])
+    row.zero_()
+    assert value(x)[0].tolist() == [0, 0, 0]
+    assert torch.equal(value(other), torch.arange(12.0).view(4, 3))
+
+
+def test_a_change_of_shape_fails_with_its_tensor(pair):
+    x = pair.device_mesh.constant(torch.zeros(2, 3))
+    x.add_(out_of_range(pair))
+    x.t_()
+    with pytest.raises(RemoteException, match="out of bounds"):
+        value(x)
+    assert value(x).tolist() == [[0, 0]] * 3
+
+
+def test_a_reduction_into_a_tensor_that_fails_keeps_it(pair):
+    x = pair.device_mesh.constant(torch.ones(3))
+    out_of_range(pair).sum().expand(3).reduce("gpus", out=x)
+    with pytest.raises(RemoteException, match="out of bounds"):
+        value(x[1])
+    assert value(x).tolist() == [1, 1, 1]
+
+
+def test_a_write_that_fails_in_a_recording_is_raised_outside(pair):
+    x = pair.device_mesh.constant(torch.arange(3.0))
+    write = record(lambda index: x[:2].index_fill_(0, index, 9.0))
+    with pair.activate():
+        good, bad = torch.tensor([1]), torch.tensor([7])
+        write(good)
+        result = write(bad)
+    with pytest.raises(RemoteException):
+        value(x)
+    assert value(x).tolist() == [0, 9, 2]
+    assert value(result).tolist() == [0, 9]
+
+
+def test_a_borrower_that_fails_to_write_gives_the_tensor_back(pair):
+    x, bad = (pair.device_mesh.constant(each) for each in (torch.arange(3.0), torch.tensor([7])))
+    stream = Stream("side")
+    bad_there, index_borrow = stream.borrow(bad)
+    borrowed, borrow = stream.borrow(x, mutable=True)
+    borrowed.index_fill_(0, bad_there, 1.0)
+    borrow.drop()
+    index_borrow.drop()
+    with pytest.raises(RemoteException):
+        value(x)
+    assert value(x).tolist() == [0, 1, 2]
+
+
+# -- checks: operations without a result ----------------------------------------------
+
+
+@pytest.mark.parametrize("function", [torch.linalg.inv, torch.linalg.cholesky, lambda x: torch.linalg.solve(x, x)])
+def test_a_check_of_a_result_fails_the_result(pair, function):
+    mesh = pair.device_mesh
+    with pair.activate():
+        good = torch.ones(2)
+    result = function(mesh.constant(-torch.ones(3, 3)))
+    later = result * 2
+    for each in (later, result):
+        with pytest.raises(RemoteException, match="linalg") as caught:
+            value(each, gpus=1)
+        assert caught.value.controller_frames[0].filename == __file__
+        assert value(good, gpus=1).tolist() == [1, 1]
+
+
+def assert_on(mesh, *ranks):
+    chosen = sum(mesh.rank_tensor("gpus") == rank for rank in ranks)
+    torch._assert_async(chosen == 0, "the assertion")
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+def test_the_next_fetch_raises_an_assertion_once(pair, ranks):
+    mesh = pair.device_mesh
+    good = mesh.constant(torch.ones(2))
+    assert_on(mesh, *ranks)
+    assert_on(mesh, *ranks)  # in one process it does not run
+    with pytest.raises(RemoteException, match="the assertion") as caught:
+        value(good, gpus=1)
+    assert (caught.value.rank, caught.value.controller_frames[0].name) == (1, "assert_on")
+    for rank in range(2):
+        assert value(good, gpus=rank).tolist() == [1, 1]
+
+
+def test_a_fetch_of_another_rank_raises_an_assertion_that_is_known(pair):
+    mesh = pair.device_mesh
+    good = mesh.constant(torch.ones(2))
+    assert_on(mesh, 1)
+    mesh.engine.wait()
+    with pytest.raises(RemoteException, match="the assertion") as caught:
+        value(good, gpus=0)
+    assert caught.value.rank == 1
+    assert value(good, gpus=1).tolist() == [1, 1]
+
+
+def raise_error(*_):
+    raise ValueError("on the rank")
+
+
+def test_a_function_without_results_that_fails_is_raised(pair):
+    run = remote(raise_error, propagate=lambda *_: None)
+    with pair.activate():
+        good = torch.ones(2)
+        run()
+    with pytest.raises(RemoteException, match="on the rank"):
+        value(good)
+    assert value(good).tolist() == [1, 1]
+    bad = out_of_range(pair)
+    with pair.activate():
+        run(bad)
+    with pytest.raises(RemoteException, match="out of bounds"):
+        value(good)
+    assert value(good).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.nonzero(), lambda x: call_on_shard_and_fetch(len, x).get(PATIENCE)])
+def test_all_questions_raise_a_failed_assertion(pair, ask):
+    x = pair.device_mesh.constant(torch.ones(2))
+    assert_on(pair.device_mesh, 0, 1)
+    with pytest.raises(RemoteException, match="the assertion"), pair.activate():
+        ask(x)
+    with pair.activate():
+        ask(x)
+
+
+def test_a_check_in_a_recording_is_raised(pair):
+    mesh = pair.device_mesh
+    inverse = record(torch.linalg.inv)
+    with pair.activate():
+        assert value(inverse(torch.eye(2))).tolist() == [[1, 0], [0, 1]]
+        result = inverse(torch.zeros(2, 2))
+        with pytest.raises(RemoteException, match="singular"):
+            value(result)
+        assert value(inverse(torch.eye(2))).tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(RemoteException, match="singular"):
+        value(result)
+    assert mesh.engine.trouble is None
 
 
 # -- arguments that do not fit together -----------------------------------------------

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -14,6 +20,7 @@ from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
 from meshbook.runtime.tensor.executor import Executor
 from meshbook.runtime.tensor.groups import Groups
 from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.tensor import MeshTensor
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
 
@@ -371,3 +378,76 @@ def test_a_rank_is_asked_about_shapes_that_torch_refuses(pair, strict_operator):
         strict_operator(torch.arange(7.0))  # the rank refuses it as well
     with pair.activate(), pytest.raises(RuntimeError, match="reduction dim"):
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+# -- several threads ------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager_threads():
+    """Let threads take turns after a few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def run_in_threads(work, count=4):
+    """Run `work(index)` in threads that begin together; return the results."""
+    barrier = threading.Barrier(count)
+
+    def begin(index):
+        barrier.wait()
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+class Yielding(Iterator[int]):
+    """Counts, and lets another thread run after each number."""
+
+    def __init__(self, start):
+        self._numbers = itertools.count(start)
+
+    def __next__(self):
+        number = next(self._numbers)
+        time.sleep(0)
+        return number
+
+
+def test_threads_share_a_mesh(make_procs, eager_threads):
+    mesh = make_procs(gpus=2).device_mesh
+    mesh.engine.ids = Yielding(next(mesh.engine.ids))
+
+    def work(index):
+        x = mesh.constant(torch.full((3, 1), float(index)))
+        for size in range(1, 40):  # each size is another template
+            x = x + 1
+            parts = x.expand(3, size).contiguous().split(1)
+            x = torch.cat(parts)[:, :1].add_(1)
+        return value(x, gpus=1)
+
+    for index, result in enumerate(run_in_threads(work)):
+        assert result.flatten().tolist() == [index + 78.0] * 3
+
+
+def test_threads_that_begin_together_have_one_engine(make_procs, eager_threads):
+    procs = make_procs(gpus=1)
+    first, *others = run_in_threads(lambda _: procs.device_mesh)
+    assert all(each is first for each in others)
+
+
+def test_a_recording_is_of_one_thread(pair):
+    mesh = pair.device_mesh
+    x = mesh.constant(torch.ones(2))
+
+    def work(tensor):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="records a function"):
+            pool.submit(lambda: x + 5).result()
+        return tensor + 1
+
+    with mesh.activate():
+        recorded = record(work)
+        assert value(recorded(x)).tolist() == [2, 2]
+        assert value(recorded(x)).tolist() == [2, 2]
