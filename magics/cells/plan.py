@@ -11,7 +11,7 @@ from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.push_pull import CellTransfers
 from meshbook.magics.cells.rank_errors import check_able
 from meshbook.magics.errors import MeshError, UsageError
-from meshbook.magics.meshes.registry import NotebookMesh, format_up
+from meshbook.magics.meshes.registry import DEFAULT_NAME, NotebookMesh, default_extent, format_up
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import publisher_for
@@ -19,8 +19,10 @@ from meshbook.magics.prompts.broker import PromptPolicy
 from meshbook.magics.prompts.keyboard import Keyboard, NoKeyboard, keyboard_for
 from meshbook.magics.shell.cell_interrupts import run_interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
+from meshbook.magics.syntax.selectors import LastCell, parse, resolve
 from meshbook.magics.variables.requests import as_usage_errors
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.resources import count_gpus
 
 
 class CellPlanner:
@@ -29,12 +31,13 @@ class CellPlanner:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
-    async def bring_up_default(self) -> None:
-        """Start a mesh if none is up, and print that."""
+    async def bring_up_default(self, options: CellOptions) -> None:
+        """Start a mesh if none is up, and print that; a cell with a mistake in its line starts none."""
         if len(self._notebook.meshes):
             return
         if self._notebook.meshes.ended_idle:
             self._notebook.meshes.get()  # raises: a cell for other hosts must not run on this machine
+        self._check(options, default_extent(count_gpus()).region)
         started = time.monotonic()
         interrupted = threading.Event()
 
@@ -47,13 +50,29 @@ class CellPlanner:
         print(f"no mesh was up, so one was started: {format_up(mesh, started)}")
         print_detached_runs()
 
-    def plan(self, options: CellOptions, *, by_mode: bool = False) -> PreparedCell:
-        """Return the cell that the options describe, on a mesh that can run it."""
+    def _check(self, options: CellOptions, region: Region) -> None:
+        """Raise the error that `plan` would raise on a new mesh of this region."""
+
+        def ranks_of(selector: str) -> frozenset[int]:
+            parsed = parse(selector)
+            regions = {DEFAULT_NAME: region} if parsed.mesh in (None, DEFAULT_NAME) else {}
+            return frozenset(resolve(parsed, regions, DEFAULT_NAME, LastCell()).region.ranks())
+
+        ranks = ranks_of(options.selection)
+        for selector in filter(None, (options.show, options.breaks)):
+            ranks_of(selector)
+        if options.first is not None:
+            _check_first(options.first, ranks_of(options.first), ranks)
+        with as_usage_errors():
+            self._notebook.values_of(options.push)
+
+    def plan(self, options: CellOptions, *, by_mode: bool = False, is_within: bool = False) -> PreparedCell:
+        """Return the cell that the options describe, on a mesh that can run it; `is_within`: within another cell."""
         session = self._notebook.session()
         mesh, selected = self._notebook.meshes.select(options.selection)
         check_able(mesh, selected.region)
         return PreparedCell(
-            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell)),
+            *(session, mesh, selected.region, options, publisher_for(self._notebook.shell, is_within=is_within)),
             number=self._notebook.cell_number,
             shown=self._ranks_of(options.show, mesh),
             first=self._first(options, mesh, selected.region),
@@ -69,8 +88,6 @@ class CellPlanner:
 
     def _keyboard(self, options: CellOptions) -> Keyboard:
         if not options.block:
-            if options.on_error == "debug":
-                raise UsageError("%%mesh: -a and --on-error debug cannot be combined; use %mesh debug after the cell")
             return NoKeyboard("a cell with -a has no prompt")
         if options.local:
             return NoKeyboard("in a cell with --local, only the code in the notebook has a prompt")
@@ -95,6 +112,10 @@ class CellPlanner:
         if options.first is None:
             return frozenset()
         ranks = frozenset(mesh.resolve(options.first))
-        if not ranks <= set(region.ranks()):
-            raise UsageError(f"%%mesh: --first {options.first} selects ranks that the cell does not run on")
+        _check_first(options.first, ranks, frozenset(region.ranks()))
         return ranks
+
+
+def _check_first(selector: str, first: frozenset[int], ranks: frozenset[int]) -> None:
+    if not first <= ranks:
+        raise UsageError(f"%%mesh: --first {selector} selects ranks that the cell does not run on")

@@ -50,12 +50,12 @@ class CellRunner:
         if isinstance(options, HelpText):
             print(options.text)
             return None
-        await self._planner.bring_up_default()
+        if asked is not None:
+            _check_timed(options, asked)
+        await self._planner.bring_up_default(options)
         if asked is not None:
             return await self._run_timed(options, source, asked)
         cell = self._planner.plan(options, by_mode=by_mode)
-        if options.profile and not options.block:
-            raise UsageError("%%mesh: --profile and -a cannot be combined; use %mesh profile --seconds S")
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return self._show(options, await self._complete(cell, self._run_profiled(cell, source)))
@@ -74,13 +74,9 @@ class CellRunner:
         return result
 
     async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
-        if not options.block:
-            raise UsageError("%%mesh: -a and a timer cannot be combined, since a cell with -a returns at once")
         if not timer.repeats:
             cell = self._planner.plan(options)
             return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
-        if options.push or options.pull or options.local:
-            raise UsageError("%%timeit cannot be combined with --push, --pull or --local; use %%time")
         cell = self._planner.plan(dataclasses.replace(options, quiet=True, show=None))
         result = await time_often(functools.partial(_run_unseen, cell, source), timer)
         if timer.name is not None:
@@ -108,7 +104,7 @@ class CellRunner:
             word = timer.split()[0] if timer else "--local" if options.local else "--profile"
             raise UsageError(f"{word} cannot be used in a %%mesh cell within another cell; move it to a separate cell")
         if not options.block:
-            self._bring_up()
+            self._bring_up(options)
             return self._keep(options, self._notebook.jobs.start(self._planner.plan(options), source))
         return self._show(options, self._run_blocking(options, source))
 
@@ -124,10 +120,10 @@ class CellRunner:
 
     def _run_blocking(self, options: CellOptions, source: str) -> MeshResult:
         """Run it in the loop of the jobs, and wait on this thread."""
-        self._bring_up()
+        self._bring_up(options)
         for stream in (sys.stdout, sys.stderr):  # earlier lines print before the ranks do
             stream.flush()
-        cell = self._planner.plan(options)
+        cell = self._planner.plan(options, is_within=True)
         early = threading.Event()
         with interruptible(early.set):  # ranks may run before there is a cell to interrupt
             running = self._notebook.background.start(cell, source)
@@ -137,9 +133,9 @@ class CellRunner:
                 running.future.exception()
         return wait_for(self._complete(cell, running.future))
 
-    def _bring_up(self) -> None:
+    def _bring_up(self, options: CellOptions) -> None:
         if not len(self._notebook.meshes):
-            wait_for(self._planner.bring_up_default())
+            wait_for(self._planner.bring_up_default(options))
 
     async def _run_profiled(self, cell: PreparedCell, source: str) -> MeshResult:
         """Run a cell, and profile the requested ranks."""
@@ -178,6 +174,14 @@ class CellRunner:
         if options.out:
             self._notebook.shell.user_ns[options.out] = value
         return value
+
+
+def _check_timed(options: CellOptions, timer: Timer) -> None:
+    """Raise UsageError for options that a timer does not support."""
+    if not options.block:
+        raise UsageError("%%mesh: -a and a timer cannot be combined, since a cell with -a returns at once")
+    if timer.repeats and (options.push or options.pull or options.local):
+        raise UsageError("%%timeit cannot be combined with --push, --pull or --local; use %%time")
 
 
 def _shown_value(result: MeshResult) -> MeshResult | None:

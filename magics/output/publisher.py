@@ -10,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
@@ -127,30 +127,53 @@ class TerminalPublisher:
 
 
 class CapturedPublisher:
-    """Publishes into an active `%%capture`, which captures streams, displays or both."""
+    """Publishes where the code around the cell has redirected streams, displays or both; the rest as `others` does."""
 
     updates = False
 
-    def __init__(self, shell: Any) -> None:
-        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._displays = shell.display_pub
+    def __init__(self, others: Publisher, streams: Mapping[StreamName, TextIO], displays: Any = None) -> None:
+        self._others = others
+        self._streams = streams
+        self._displays = displays  # IPython's publisher, or None
 
     def publish(self, publications: Sequence[Publication]) -> None:
         for publication in publications:
             match publication:
                 case StreamText(name, text):
-                    self._streams[name].write(text)
+                    self._write(name, text)
                 case LiveDisplay(data, is_final=True, name=""):  # of a longer cell, as text
-                    self._streams["stdout"].write(data.get("text/plain", ""))
+                    self._write("stdout", data.get("text/plain", ""))
                 case Display(data, metadata) | LiveDisplay(data, is_final=True, metadata=metadata):
-                    self._displays.publish(dict(data), dict(metadata))
+                    if self._displays is not None:
+                        self._displays.publish(dict(data), dict(metadata))
+                    else:
+                        self._others.publish([Display(data, metadata)])
                 case Error(_, _, traceback):
-                    print(*traceback, sep="\n", file=self._streams["stderr"])
+                    self._write("stderr", "".join(f"{line}\n" for line in traceback))
+
+    def _write(self, name: StreamName, text: str) -> None:
+        if name in self._streams:
+            self._streams[name].write(text)
+        else:
+            self._others.publish([StreamText(name, text)])
 
 
-def publisher_for(shell: Any) -> Publisher:
-    """Return a publisher for the cell that runs now."""
-    if isinstance(getattr(shell, "display_pub", None), CapturingDisplayPublisher):
-        return CapturedPublisher(shell)
+def publisher_for(shell: Any, *, is_within: bool = False) -> Publisher:
+    """Return a publisher for the cell that runs now; `is_within`: for a part of it, whose output it may capture."""
     kernel = getattr(shell, "kernel", None)
-    return TerminalPublisher() if kernel is None else KernelPublisher(kernel)
+    plain: Publisher = TerminalPublisher() if kernel is None else KernelPublisher(kernel)
+    displays = getattr(shell, "display_pub", None)
+    captured = displays if isinstance(displays, CapturingDisplayPublisher) else None
+    streams: dict[StreamName, TextIO] = {}
+    if captured is not None or (is_within and kernel is not None):
+        own = getattr(kernel, "iopub_thread", None)
+        given: dict[StreamName, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        # A stream of the kernel is written to through its messages, which name the cell.
+        streams = {
+            name: stream
+            for name, stream in given.items()
+            if own is None or getattr(stream, "pub_thread", None) is not own
+        }
+    if captured is None and (not streams or kernel is None):
+        return plain
+    return CapturedPublisher(plain, streams, captured)

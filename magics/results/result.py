@@ -212,11 +212,11 @@ class MeshResult:
     def __getitem__(self, wanted: int | builtins.slice | Mapping[str, Index]) -> RankResult | MeshResult:
         """Return the result of one rank, or part of this result.
 
-        A negative rank counts from the last; `result[0:4]` selects several ranks. `result[{"gpus": 3}]` selects by
-        dimensions, and returns one rank's result if only one rank matches.
+        A negative rank counts from the last; `result[0:4]` selects the ranks 0 to 3 that are in the result.
+        `result[{"gpus": 3}]` selects by dimensions, and returns one rank's result if only one rank matches.
         """
         if isinstance(wanted, builtins.slice):
-            return MeshResult(self.region.pick(self.ranks[wanted]), self._outcomes, self._sources)
+            return MeshResult(self.region.pick(self._ranks_in(wanted)), self._outcomes, self._sources)
         if isinstance(wanted, Mapping):
             part = self.slice(**wanted)
             return part if len(part.region) > 1 else self[part.region.ranks()[0]]
@@ -228,6 +228,16 @@ class MeshResult:
                 f"not by {wanted!r}"
             ) from None
         return self._of_rank(index)
+
+    def _ranks_in(self, wanted: builtins.slice) -> list[int]:
+        ranks = self.ranks
+        # A slice of a range counts its negative ends from the end of the range, which has to end with the last rank.
+        start, stop = (
+            ranks[max(end, -len(ranks))] if end is not None and end < 0 and ranks else end
+            for end in (wanted.start, wanted.stop)
+        )
+        chosen = range(ranks[-1] + 1 if ranks else 0)[start : stop : wanted.step]
+        return [rank for rank in chosen if rank in self._results]
 
     def _of_rank(self, index: int) -> RankResult:
         ranks = self.ranks

@@ -37,7 +37,7 @@ class HelpText:
 
 def selector(text: str) -> str:
     """A selector, not yet parsed."""
-    return _with_minus(text)
+    return text
 
 
 def mesh_name(text: str) -> str:
@@ -142,6 +142,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {_with_minus(message)}")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        return super()._get_value(action, _with_minus(arg_string))
+
     @property
     def actions(self) -> list[argparse.Action]:
         """Its arguments, in their order."""
@@ -167,7 +170,7 @@ class _HelpAction(argparse.Action):
 
 def parse_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Parse the words of a line. Raises UsageError, or HelpRequested."""
-    if "?" in words:
+    if list(words) == ["?"]:
         raise HelpRequested(parser.format_help())
     found, left = parser.parse_known_args(
         [_HIDDEN_MINUS + word[1:] if re.match("-[0-9]", word) else word for word in words]

@@ -63,8 +63,12 @@ def parse_cell_options(line: str, defaults: tuple[tuple[str, Any], ...] = ()) ->
         found = parse_words(parser, split_words(line))
     except HelpRequested as asked:
         return HelpText(asked.text)
-    if found.local and not found.block:
+    if not found.block and found.local:
         raise UsageError("%%mesh: --local and -a cannot be combined")
+    if not found.block and found.profile:
+        raise UsageError("%%mesh: --profile and -a cannot be combined; use %mesh profile --seconds S")
+    if not found.block and found.on_error == "debug":
+        raise UsageError("%%mesh: -a and --on-error debug cannot be combined; use %mesh debug after the cell")
     return CellOptions(**vars(found))
 
 

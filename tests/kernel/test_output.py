@@ -366,6 +366,16 @@ def test_a_mesh_cell_runs_within_other_cell_magics(notebook: KernelNotebook) -> 
     assert notebook.evaluate("ran[1].value, rank") == (1, [0, 1])
     profiled = notebook.run("%%prun -q\n%%mesh 0\nprint('from a rank')")
     assert profiled.stdout.startswith("[0] from a rank\n")
+    cell = notebook.run(f"%%capture --no-display kept\n%%mesh 0\n{source}")
+    assert (cell.stdout, notebook.evaluate("kept.stdout")) == ("", "[0] kept 0\n")
+    assert any("<b>shown</b>" in display.get("text/html", "") for display in cell.displays)
+    cell = notebook.run(
+        "import contextlib, io, time\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as kept:\n"
+        "    %on 0 import time; time.sleep(2.1); print('kept', rank)"
+    )
+    assert cell.stdout == ""
+    assert "[0] kept 0\n" in notebook.evaluate("kept.getvalue()")
     failed = notebook.run("%%capture\n#mesh: 0\n1 / 0")  # IPython lets a captured cell fail in silence
     assert "[rank 0] ZeroDivisionError" in failed.traceback
     refused = notebook.run("%%capture\n%%mesh --local\n1")

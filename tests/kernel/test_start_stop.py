@@ -148,6 +148,18 @@ def test_without_a_mesh_a_mistake_is_one_clear_line(bare_notebook: KernelNoteboo
     _check_one_clear_line(bare_notebook, line, part)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("%%mesh -a --profile\n1", "%%mesh 9999\n1", "%%mesh other\n1", "%%mesh 0 --first 1\n1", "%%mesh rows=0\n1"),
+        *("%%mesh --push missing\n1", "%%mesh --show 9999\n1", "%%timeit\n%%mesh --pull x\n1", "%on 9999 1"),
+    ],
+)
+def test_a_cell_with_a_mistake_in_its_line_starts_no_mesh(bare_notebook: KernelNotebook, code: str) -> None:
+    bare_notebook.run_failing(code)
+    assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
+
+
 def test_with_a_mesh_a_mistake_is_one_clear_line(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2")
     for code, part in [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from types import SimpleNamespace
@@ -60,6 +61,22 @@ def test_what_is_captured_goes_where_ipython_keeps_it(shell: Any) -> None:
     publisher.publish([StreamText("stdout", "out\n"), Display(TEXT, {"width": 3}), *area])  # from any thread, later
     assert kept.getvalue() == "out\nend\n"
     assert [(each["data"], each["metadata"]) for each in shell.display_pub.outputs] == [(TEXT, {"width": 3})]
+
+
+def test_streams_that_the_code_around_a_cell_has_redirected_get_its_text(
+    kernel: FakeKernel, shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Displays and the other stream go to the front end; a cell at the top does not know the redirected stream."""
+    kernel.iopub_thread = object()  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys.stderr, "pub_thread", kernel.iopub_thread, raising=False)  # type: ignore[attr-defined]
+    with redirect_stdout(StringIO()) as kept:
+        within, top = publisher_for(shell, is_within=True), publisher_for(shell)
+    area = LiveDisplay({"text/plain": "end\n"}, update=False, is_final=True)
+    within.publish([StreamText("stdout", "out\n"), StreamText("stderr", "err\n"), Display(TEXT, {}), area])
+    top.publish([StreamText("stdout", "top\n")])
+    assert kept.getvalue() == "out\nend\n"
+    assert kernel.texts == [("cell 1", "err\n"), ("cell 1", "top\n")]
+    assert [content["data"] for kind, content, _ in kernel.sent if kind == "display_data"] == [TEXT]
 
 
 def test_a_terminal_gets_text(capsys: pytest.CaptureFixture[str]) -> None:

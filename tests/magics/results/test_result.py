@@ -122,6 +122,26 @@ def test_several_ranks():
         squares[9:]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "ranks"),
+    [
+        (slice(4, 6), (4, 5)),
+        (slice(3, None), (4, 5, 7)),
+        (slice(None, 4), (2,)),
+        (slice(-2, None), (5, 7)),
+        (slice(None, -1), (2, 4, 5)),
+        (slice(None, None, 2), (2, 4)),
+        (slice(None), (2, 4, 5, 7)),
+    ],
+)
+def test_a_slice_is_by_rank_as_an_index_is(wanted, ranks):
+    region = Extent.of(gpus=8).region.pick([2, 4, 5, 7])
+    part = MeshResult(region, dict.fromkeys((2, 4, 5, 7), SQUARES[0]), Sources(lambda rank, stream: ""))
+
+    assert part[wanted].ranks == ranks
+    assert [part[rank].rank for rank in ranks] == list(ranks)
+
+
 def test_dimensions():
     squares = result(*SQUARES, hosts=2, gpus=2)
 

@@ -91,7 +91,7 @@ def test_invalid_cell_options(line: str, problem: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help", "-o x ?"])
+@pytest.mark.parametrize("line", ["?", "-h", "--help", "0:4 --help"])
 def test_help_is_a_value_and_prints_nothing(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     asked = parse_cell_options(line)
     assert isinstance(asked, HelpText)
