@@ -152,9 +152,8 @@ def choose_size() -> int:
 
 def begin_session() -> Session:
     """Start the session of this run."""
-    settings = Settings.from_environment()
-    preload = settings.preload.replace("meshbook.runtime.cells.preload", "meshbook.runtime.spmd.spmd_actor")
-    settings = msgspec.structs.replace(settings, stop_timeout=LEAVE_SECONDS, preload=preload)
+    # As under torchrun, nothing is imported before the script: it may set variables above `import torch`.
+    settings = msgspec.structs.replace(Settings.from_environment(preload=""), stop_timeout=LEAVE_SECONDS)
     return replace_session(lambda: Session(settings))
 
 

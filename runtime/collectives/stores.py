@@ -57,14 +57,25 @@ class GroupStores:
 
 def open_store(host: str) -> Any:
     """Open a store at a port of this host that the system picks. Raises OSError if the host is not this one."""
+    with listen(host) as listener:
+        return open_store_at(listener)
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket at such a port. Clients that connect before a store is opened there wait for it."""
+    return socket.create_server((host, 0), backlog=1024)  # torch by itself would listen on all networks
+
+
+def open_store_at(listener: socket.socket) -> Any:
+    """Open a store that accepts connections of a copy of this socket."""
     from torch.distributed import TCPStore  # weight: a second, if the fork server has not imported it
 
-    with socket.create_server((host, 0), backlog=1024) as listener:  # torch by itself would listen on all networks
-        # With `multi_tenant` a later TCPStore of this process at this port uses the same server.
-        return TCPStore(
-            *(host, int(listener.getsockname()[1])),
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=os.dup(listener.fileno()),
-        )
+    host, port = listener.getsockname()[:2]
+    # With `multi_tenant` a later TCPStore of this process at this port uses the same server.
+    return TCPStore(
+        *(host, int(port)),
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=os.dup(listener.fileno()),
+    )

@@ -229,14 +229,15 @@ async def _wait_for(made: Any) -> None:
 def limit_threads(spec: WorkerSpec) -> None:
     """Share the cores among the workers of this mesh on this host; the user's OMP_NUM_THREADS takes precedence.
 
-    torch reads the variable when it is loaded, which may have been in the fork server; so its own call follows. Known
+    torch reads the variable when it is loaded. That may have been in the fork server; then its own call follows. Known
     limit: numpy's OpenBLAS has no such call, and uses all cores if the fork server has loaded it.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sharers = 1 if spec.start.binding.has_own_cores else spec.local_size
     threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // sharers)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
 
 
 def watch_torch(node: Node) -> None:

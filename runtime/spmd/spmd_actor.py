@@ -15,6 +15,8 @@ from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.values import ValueMesh
+from meshbook.runtime.collectives.stores import listen, open_store_at
+from meshbook.runtime.imports import when_imported
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.resources import free_port
@@ -47,6 +49,7 @@ class SPMDActor(Actor):
     """
 
     def __init__(self) -> None:
+        self._store: object = None  # at MASTER_PORT, on rank 0 of a process that belongs to a script
         ignore_interrupts()  # if this is the main thread; a running script receives them
 
     @endpoint
@@ -59,13 +62,22 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_rendezvous(self) -> tuple[str, int]:
-        """Return the address at which the other ranks of its mesh reach this host, and a port that was free just now.
+        """Return the address at which the other ranks of its mesh reach this host, and a port at which a store listens.
 
-        For one host this is the loopback address.
+        For one host this is the loopback address. The store answers once this process has imported torch, which the
+        script does after it has set variables.
         """
         spec = context().actor_instance.spec
         address = LOOPBACK if spec is None else spec.world.rendezvous["MASTER_ADDR"]
-        return address, free_port(address)
+        listener = listen(address)
+        port = int(listener.getsockname()[1])
+
+        def open_store() -> None:
+            with listener:
+                self._store = open_store_at(listener)
+
+        when_imported("torch", open_store)
+        return address, port
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int, hosts: Sequence[int] | None = None) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from meshbook import Actor, ActorError, HostMesh, endpoint, this_host
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.resources import count_cores
 from meshbook.runtime.spmd.run_policy import TERM_SECONDS
 from meshbook.runtime.spmd.spmd_actor import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.support import PATIENCE
@@ -174,9 +175,10 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts the launcher in a folder with these scripts; without torch in the fork server unless they want it."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, preload: str = "", **scripts: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, preload: str | None = "", **scripts: str) -> subprocess.Popen[str]:
         for name, source in scripts.items():
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        given = {name: value for name, value in os.environ.items() if name != "MESHBOOK_PRELOAD"}
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "meshbook.spmd", *arguments],
@@ -184,7 +186,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"MESHBOOK_PRELOAD": preload},
+                env=given | ({} if preload is None else {"MESHBOOK_PRELOAD": preload}),
             )
         )
         return started[-1]
@@ -208,6 +210,29 @@ def test_an_all_reduce(launch: Launch, size: int) -> None:
     run = finish(launch("--procs", str(size), "train.py", train=REDUCE, **TORCH))
     total = float(sum(range(size + 1)))
     assert run.out == [f"[rank {rank}] sum {total} of {size}" for rank in range(size)]
+    assert (run.status, run.told) == (0, [])
+
+
+CLIENT = """
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "2", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
+import torch
+import torch.distributed as dist
+
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
+rank = int(os.environ["RANK"])
+store.set(f"rank {rank}", f"{torch.get_num_threads()} {dist.get_debug_level().name}")
+print("found", *[store.get(f"rank {rank}").decode() for rank in range(2)])
+"""
+
+
+def test_a_store_listens_and_variables_above_the_import_count(launch: Launch) -> None:
+    run = finish(launch("--procs", "2", "train.py", train=CLIENT + REDUCE, preload=None))
+    threads = min(2, count_cores())
+    lines = ("sum 3.0 of 2", f"found {threads} INFO {threads} INFO")
+    assert run.out == sorted(f"[rank {rank}] {line}" for rank in range(2) for line in lines)
     assert (run.status, run.told) == (0, [])
 
 
