@@ -10,9 +10,7 @@ import resource
 import sys
 import threading
 import time
-import weakref
 from bdb import BdbQuit
-from collections import OrderedDict
 from collections.abc import KeysView
 from typing import Any
 
@@ -26,8 +24,9 @@ from meshbook.runtime.cells.displays import Displays, use_text_bars
 from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
 from meshbook.runtime.cells.function_calls import bind
 from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.kept_values import KeptValues
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.cells.packed_values import PackedValues, format_excess, pack
+from meshbook.runtime.cells.packed_values import PackedValues, format_excess
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.shell import LoopRunner, RankShell, RunResult, make_shell
 from meshbook.runtime.cells.thread_stacks import (
@@ -40,18 +39,13 @@ from meshbook.runtime.cells.thread_stacks import (
     stack_of_main,
     stacks_of_others,
 )
-from meshbook.runtime.cells.values import describe, without_graph
+from meshbook.runtime.cells.values import describe
 from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, VariableRequest, VariableTransfer, handle
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 from meshbook.runtime.node.execution import RunningEndpoint
 
-KEPT_VALUES = 16
-_DISCARDED = (
-    "the value was discarded: a rank keeps that of the last cell, and those of the last few results with a name; "
-    "run the cell with -o NAME, or assign the value to a variable on the rank"
-)
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
 
@@ -77,7 +71,7 @@ class CellActor(Actor):
             most_bytes=self._node.settings.max_message_bytes,
         )
         self._reported_names: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
-        self._values: OrderedDict[str, Any] = OrderedDict()
+        self._values = KeptValues()
         self._tasks = table_of(self._node)
         self._reports: list[str] = []  # for the next cell: what was raised while no cell ran
         self._shell.loop_runner.report = self._reports.append
@@ -162,13 +156,7 @@ class CellActor(Actor):
     @endpoint
     def fetch(self, origin: str) -> PackedValues:
         """Return the value that a cell left here because it was large, under the name `value`."""
-        if origin not in self._values:
-            raise KeyError(_DISCARDED)
-        kept = self._values[origin]
-        value = kept() if isinstance(kept, weakref.ref) else kept
-        if value is None:
-            raise KeyError(_DISCARDED)
-        parcel = pack({"value": without_graph(value)})
+        parcel = self._values.pack(origin)
         if excess := format_excess(parcel, self._namespace.most_bytes):
             raise ValueError(excess)
         return parcel
@@ -176,11 +164,7 @@ class CellActor(Actor):
     @endpoint
     def release(self, origin: str) -> None:
         """Keep the value that a cell left here only as long as the user's code does."""
-        if origin in self._values:
-            try:
-                self._values[origin] = weakref.ref(self._values[origin])
-            except TypeError:  # such as text or a list
-                del self._values[origin]
+        self._values.release(origin)
 
     @endpoint
     def handle(self, request: VariableRequest, operation: str) -> Any:
@@ -241,9 +225,7 @@ class CellActor(Actor):
         if ran.rendered:  # one of its other representations failed
             print("\n".join(ran.rendered), file=sys.stderr)
         if value.pickled is None:
-            self._values[origin] = ran.value
-            while len(self._values) > KEPT_VALUES:
-                self._values.popitem(last=False)
+            self._values.add(origin, ran.value)
         return CellOutcome(cost, value=value)
 
     def _end(self, origin: str) -> None:

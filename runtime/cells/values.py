@@ -69,7 +69,7 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     if torch is not None and type(value) is torch.Tensor and value.numel() * value.element_size() > limit:
         return None, f"tensors of more than {limit >> 20} MiB stay on their rank"
     value = without_graph(value)
-    stream = _Bounded(limit)
+    stream = BoundedStream(limit)
     try:
         dump_on_cpu(value, stream)
     except _TooLarge:
@@ -89,7 +89,7 @@ class _TooLarge(Exception):
     pass
 
 
-class _Bounded(io.BytesIO):
+class BoundedStream(io.BytesIO):
     """A stream that stops a pickle above the limit, before it costs more time and memory."""
 
     def __init__(self, limit: int) -> None:

@@ -82,9 +82,12 @@ def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
         raise PickleError(f"{_text_of(what)} cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-def dump_on_cpu(value: Any, stream: IO[bytes]) -> None:
-    """Write the same as one pickle, buffers included, for `pickle.loads`. Raises any error of pickling."""
-    _CpuPickler(stream, 5).dump(value)
+def dump_on_cpu(value: Any, stream: IO[bytes], take: Callable[[pickle.PickleBuffer], object] | None = None) -> None:
+    """Write the same as one pickle for `pickle.loads`, buffers included unless `take` receives them.
+
+    Raises any error of pickling.
+    """
+    _CpuPickler(stream, 5, buffer_callback=take).dump(value)
 
 
 def pass_main_by_value() -> None:

@@ -258,6 +258,7 @@ def test_a_large_value_stays_with_its_rank_until_it_is_wanted(notebook: KernelNo
     assert cell.result is not None
     assert cell.result.startswith("[0-3] ndarray (1024, 1024) float32 cpu\n")
     assert "[2] min 2  mean 2  max 2" in cell.result
+    notebook.run("%%mesh\nfull += 1  # the value is what it was at the end of its cell")
     assert notebook.evaluate("kept[3].outcome.value.pickled is None, kept[3].value.sum().item()") == (True, 3 * 2.0**20)
     assert notebook.evaluate("tuple(kept.stack().shape)") == (4, 1024, 1024)
     cell = notebook.run("%%mesh 0 -o kept\n'x' * 5_000_000")
