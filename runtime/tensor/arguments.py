@@ -49,10 +49,7 @@ def refuse_foreign(operator: Operator, args: Any, kwargs: Any) -> None:
     known = (torch.Tensor, torch.Size, torch.SymInt, int, float, *PLAIN)
     for leaf in leaves(args, kwargs):
         if not isinstance(leaf, known):
-            what = (
-                "generators stay in their process; seed the ranks instead" if isinstance(leaf, torch.Generator) else ""
-            )
-            raise TypeError(f"{operator.name} cannot send {leaf!r} to the ranks of a mesh{what and ': '}{what}")
+            raise TypeError(f"{operator.name} cannot send {leaf!r} to the ranks of a mesh")
 
 
 def refuse(operator: Operator, args: Any, kwargs: Any, place: Place | None) -> NoReturn:

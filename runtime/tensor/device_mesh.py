@@ -210,7 +210,9 @@ class ActiveMesh(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return make_constant(args[0], self.place)
         if _is_factory(func, args, kwargs):
-            if self.place.is_global and self.place.engine.device != "cpu" and kwargs.get("device") is None:
+            is_on_gpu = self.place.is_global and self.place.engine.device != "cpu"
+            # A generator of this process is one of the CPU.
+            if is_on_gpu and kwargs.get("device") is None and kwargs.get("generator") is None:
                 kwargs = {**kwargs, "device": torch.device(self.place.engine.device)}
             return dispatch(func, args, kwargs, self.place)
         if self.place.engine.recorder is not None and operator_of(func).mutated:

@@ -81,9 +81,12 @@ def make_plan(
     meta_args, meta_kwargs = tree_map(
         lambda each: metas[id(each)] if type(each) is tensor_class else each, (tuple(args), kwargs)
     )
-    if not call.tensors and "device" in operator.named_free:
+    if "generator" in meta_kwargs:  # its state is a tensor, and the ranks make a generator of it
+        meta_kwargs["generator"] = None
+    given = [tensor._meta for tensor, name in zip(call.tensors, call.names, strict=True) if name != "generator"]
+    if not given and "device" in operator.named_free:
         meta_kwargs["device"] = META
-    device = target_device(operator.func, args, kwargs, inputs)
+    device = target_device(operator.func, args, kwargs, given)
     try:
         result = infer(operator.func, meta_args, meta_kwargs)
     except Refused as refused:

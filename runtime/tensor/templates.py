@@ -91,7 +91,11 @@ def compile_template(template: Template) -> Build:
     """Return a function from the table of values and a command to the arguments of the call."""
     names: dict[str, Any] = {}
     args = _source((*template.args,), names)
-    kwargs = ", ".join(f"{name!r}: {_source(value, names)}" for name, value in template.kwargs.items())
+    sources = {name: _source(value, names) for name, value in template.kwargs.items()}
+    if isinstance(template.kwargs.get("generator"), Slot):
+        sources["generator"] = f"make_generator({sources['generator']})"
+        names["make_generator"] = _make_generator
+    kwargs = ", ".join(f"{name!r}: {source}" for name, source in sources.items())
     return eval(f"lambda values, command: ({args}, {{{kwargs}}})", names)  # type: ignore[no-any-return]
 
 
@@ -107,6 +111,14 @@ def _source(value: Any, names: dict[str, Any]) -> str:
     name = f"constant_{len(names)}"
     names[name] = value
     return name
+
+
+def _make_generator(state: torch.Tensor) -> torch.Generator:
+    local: torch.Tensor = state.to_local() if hasattr(state, "to_local") else state
+    # The state of a generator of a GPU is a seed and an offset.
+    generator = torch.Generator("cpu" if local.numel() > 16 else "cuda")
+    generator.set_state(local.cpu())
+    return generator
 
 
 def _has_slot(value: Any) -> bool:

@@ -235,6 +235,9 @@ def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place
     found = find_place(args, kwargs, place)
     if found is None or not can_send(operator, args, kwargs, found):
         refuse(operator, args, kwargs, place)
+    if isinstance(generator := kwargs.get("generator"), torch.Generator):
+        state = _state_for_ranks(operator, args, kwargs, generator, found)
+        return dispatch(operator.func, args, {**kwargs, "generator": state}, place)
     refuse_foreign(operator, args, kwargs)
     args, kwargs = tree_map_only(
         torch.Size, tuple, (tuple(args), kwargs), is_leaf=lambda each: type(each) is torch.Size
@@ -244,6 +247,28 @@ def _dispatch_converted(operator: Operator, args: Any, kwargs: Any, place: Place
     )
     args, kwargs = tree_map_only(torch.SymInt, int, (args, kwargs))
     return dispatch(operator.func, args, kwargs, place)
+
+
+def _state_for_ranks(
+    operator: Operator, args: Any, kwargs: Any, generator: torch.Generator, place: Place
+) -> MeshTensor | None:
+    """Return the state of a generator on the ranks, which draw with it. This process draws as many numbers from it.
+
+    None for the default generator, as the ranks have one.
+    """
+    if generator is torch.default_generator:
+        return None
+    if place.engine.recorder is not None:
+        raise RuntimeError("compile() cannot record draws from a generator, since replays would draw the same numbers")
+    with LOCALLY(), torch.no_grad():
+        state = generator.get_state()
+        args, kwargs = tree_map_only(
+            MeshTensor,
+            lambda each: torch.ones(each.shape, dtype=each.dtype, device=generator.device),
+            (tuple(args), kwargs),
+        )
+        operator.func(*args, **kwargs)
+    return make_constant(state, place)
 
 
 def _run_special(

@@ -296,11 +296,6 @@ def test_a_dropped_tensor_is_refused(pair):
         fetch_shard(x)
 
 
-def test_generators_stay_here(pair):
-    with pair.activate(), pytest.raises(TypeError, match="generators stay"):
-        torch.rand(3, generator=torch.Generator())
-
-
 def kill(procs):
     """End processes; when this returns, this node knows it."""
     ended = when_ended(current_node(), [node.node for node in procs.nodes])

@@ -379,3 +379,21 @@ def test_the_default_dtype_of_the_controller_holds_on_ranks(mesh):
     finally:
         torch.set_default_dtype(torch.float32)
     assert [mesh.execute(torch.get_default_dtype), torch.rand(2).dtype] == before
+
+
+def draw_with(generator, probabilities):
+    yield torch.rand(5, generator=generator)
+    yield torch.randperm(5, generator=generator)
+    yield torch.zeros_like(probabilities).normal_(generator=generator)
+    yield torch.bernoulli(probabilities, generator=generator)
+
+
+def test_a_generator_draws_what_it_draws_locally(mesh):
+    local, remote = (torch.Generator().manual_seed(7) for _ in range(2))
+    probabilities = torch.full((5, 3), 0.5)
+    expected = list(draw_with(local, probabilities))
+    with mesh.activate():
+        drawn = list(draw_with(remote, distribute(probabilities, mesh, ["data", None])))
+    assert drawn[2].placements == (Shard(0), Replicate())
+    for each, other in zip(drawn, expected, strict=True):
+        assert torch.equal(each.full_tensor(), other)

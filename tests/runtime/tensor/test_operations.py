@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -15,6 +16,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from meshbook.runtime.tensor.device_mesh import get_active_mesh, no_mesh
 from meshbook.runtime.tensor.executor import Executor
@@ -451,3 +453,41 @@ def test_a_recording_is_of_one_thread(pair):
         recorded = record(work)
         assert value(recorded(x)).tolist() == [2, 2]
         assert value(recorded(x)).tolist() == [2, 2]
+
+
+def draw_with(generator):
+    probabilities = torch.full((3, 4), 0.5)
+    yield torch.rand(2, generator=generator)
+    yield torch.randn(2, 3, generator=generator)
+    yield torch.randperm(5, generator=generator)
+    yield torch.randint(9, (4,), generator=generator)
+    yield torch.empty((), dtype=torch.int64).random_(generator=generator)
+    yield torch.nn.init.xavier_uniform_(torch.empty(3, 4), generator=generator)
+    yield torch.bernoulli(probabilities, generator=generator)
+    yield torch.multinomial(probabilities, 2, generator=generator)
+    yield torch.normal(probabilities, 1.0, generator=generator)
+
+
+def test_a_generator_draws_what_it_draws_locally(pair):
+    local, remote = (torch.Generator().manual_seed(7) for _ in range(2))
+    expected = list(draw_with(local))
+    with pair.activate():
+        drawn = list(draw_with(remote))
+    for each, other in zip(drawn, expected, strict=True):
+        assert torch.equal(value(each, gpus=1), other)
+    assert torch.equal(remote.get_state(), local.get_state())
+    with pair.activate():
+        assert sorted(torch.randperm(5, generator=torch.default_generator).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_a_data_loader_shuffles(pair):
+    data = TensorDataset(torch.arange(8.0))
+    orders = []
+    for place in (contextlib.nullcontext(), pair.activate()):
+        with place:
+            generator = torch.Generator().manual_seed(1)
+            batches = list(DataLoader(data, batch_size=4, shuffle=True, generator=generator))
+            orders.append([each for (batch,) in batches for each in batch.tolist()])
+            assert len(list(DataLoader(data, batch_size=4, shuffle=True))) == 2
+            assert [len(each) for each in torch.utils.data.random_split(data, [3, 5])] == [3, 5]
+    assert orders[0] == orders[1]
