@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import logging
 import os
 import re
 import shlex
 import signal
+import symtable
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, CellTimeoutError, DeadKernelError
@@ -36,6 +37,7 @@ from meshbook.cli.kernelspecs import KERNELSPEC
 
 RECORD = "meshbook_run"  # in the metadata of the executed copy
 MESH_TAG = "injected-mesh"  # of the cell that starts the mesh
+PARAMETERS = "parameters"  # papermill's tag of the cell below which it sets them
 CHECKPOINT_DIR = "MESHBOOK_CHECKPOINT_DIR"
 START_SECONDS = 180  # of the kernel, on a busy machine
 SAVE_SECONDS = 10.0  # between two saves while a cell runs
@@ -98,13 +100,8 @@ def prepare(job: BatchJob) -> Any:
         notebook = load_notebook_node(str(job.source))
     except (OSError, ValueError, nbformat.ValidationError) as error:
         raise BatchError(f"cannot read {job.source}: {error}") from error
-    known = parameters_of(notebook)
-    if known is not None and (unknown := [name for name in job.parameters if name not in known]):
-        names = ", ".join(known) or "none"
-        raise BatchError(f"{job.source.name} has no parameter {unknown[0]!r}; its parameters: {names}")
     if job.parameters:
-        if known is None:
-            print_note(f"{job.source.name} has no cell with the tag `parameters`: they are set before its first cell")
+        _choose_parameters_cell(notebook, job)
         logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of the same, without our prefix
         notebook = parameterize_notebook(notebook, dict(job.parameters), kernel_name="meshbook", language="python")
     notebook.cells = [cell for cell in notebook.cells if MESH_TAG not in cell.metadata.get("tags", ())]
@@ -118,14 +115,33 @@ def prepare(job: BatchJob) -> Any:
     return notebook
 
 
-def parameters_of(notebook: Any) -> list[str] | None:
-    """Return the names that the cell tagged `parameters` assigns; None if there is no such cell."""
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", ()):
-            with contextlib.suppress(SyntaxError):
-                names = [node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
-                return list(dict.fromkeys(names))
-    return None
+def _choose_parameters_cell(notebook: Any, job: BatchJob) -> None:
+    """Tag the first cell that assigns all parameters, unless one is tagged. BatchError if it does not assign them."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    tagged = [cell for cell in cells if PARAMETERS in cell.metadata.get("tags", ())]
+    if found := next((cell for cell in tagged or cells if job.parameters.keys() <= set(assigned_by(cell))), None):
+        if not tagged:
+            found.metadata["tags"] = [*found.metadata.get("tags", ()), PARAMETERS]
+            print_note(f"the parameters are set below the first cell that assigns them: {first_line(found)}")
+        return
+    known = dict.fromkeys(name for cell in tagged or cells for name in assigned_by(cell))
+    unknown = next((name for name in job.parameters if name not in known), None)
+    if unknown is None:
+        raise BatchError(
+            f"no cell of {job.source.name} assigns all of {', '.join(job.parameters)}; assign them in one cell, which "
+            f"has the tag `{PARAMETERS}`"
+        )
+    names = f"its parameters: {', '.join(known) or 'none'}" if tagged else "no cell assigns it"
+    raise BatchError(f"{job.source.name} has no parameter {unknown!r}; {names}")
+
+
+def assigned_by(cell: Any) -> list[str]:
+    """Return the variables of the notebook that a cell assigns."""
+    try:
+        table = symtable.symtable(TransformerManager().transform_cell(cell.source), "cell", "exec")
+    except SyntaxError:
+        return []
+    return [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()]
 
 
 def choose_checkpoints(job: BatchJob) -> Path:

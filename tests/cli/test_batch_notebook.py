@@ -14,7 +14,7 @@ import nbformat
 import psutil
 import pytest
 
-from meshbook.cli.batch_notebook import BatchError, BatchJob, choose_checkpoints, parameters_of, prepare
+from meshbook.cli.batch_notebook import BatchError, BatchJob, choose_checkpoints, prepare
 from tests.kernel.conftest import Signs, processes_with, without_torch
 from tests.support import PATIENCE
 
@@ -204,26 +204,38 @@ def test_nothing_to_resume(tmp_path: Path, text: str | None) -> None:
         choose_checkpoints(job(tmp_path, resume=True))
 
 
-def test_an_unknown_parameter_is_rejected(tmp_path: Path) -> None:
-    make_notebook(tmp_path / "a.ipynb", "lr = 0.1\nsteps: int = 3", parameters=0)
-    with pytest.raises(BatchError, match="no parameter 'rl'; its parameters: lr, steps"):
-        prepare(job(tmp_path, parameters={"rl": 1}))
+@pytest.mark.parametrize(
+    ("parameters", "tagged", "said"),
+    [
+        ({"rl": 1}, 0, "no parameter 'rl'; its parameters: lr, steps"),
+        ({"base": 1}, 0, "no parameter 'base'; its parameters: lr, steps"),
+        ({"rl": 1}, None, "no parameter 'rl'; no cell assigns it"),
+        ({"inner": 1}, None, "no parameter 'inner'; no cell assigns it"),
+        ({"on_ranks": 1}, None, "no parameter 'on_ranks'; no cell assigns it"),
+        ({"lr": 1, "later": 1}, None, "assigns all of lr, later"),
+    ],
+)
+def test_a_parameter_that_no_cell_assigns_is_rejected(
+    tmp_path: Path, parameters: dict[str, Any], tagged: int | None, said: str
+) -> None:
+    sources = ("lr = base * 2\nsteps: int = 3", "later = 1\ndef f(): inner = 1", "%%mesh\non_ranks = 1")
+    make_notebook(tmp_path / "a.ipynb", *sources, parameters=tagged)
+    with pytest.raises(BatchError, match=said):
+        prepare(job(tmp_path, parameters=parameters))
 
 
-def test_parameters_of_a_notebook_without_their_cell_come_first(
+def test_parameters_of_a_notebook_without_their_cell_come_below_the_one_that_assigns_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_notebook(tmp_path / "a.ipynb", "lr")
+    make_notebook(tmp_path / "a.ipynb", "%matplotlib inline", "%mesh up\nlr = 2", "lr")
     notebook = prepare(job(tmp_path, parameters={"lr": 1}, mesh=("--hosts", "ssh:a,b")))
     assert [cell.source for cell in notebook.cells] == [
-        "%mesh up --hosts ssh:a,b --fixed",
-        "# Parameters\nlr = 1\n",
-        "lr",
+        *("%mesh up --hosts ssh:a,b --fixed", "%matplotlib inline", "%mesh up\nlr = 2"),
+        *("# Parameters\nlr = 1\n", "lr"),
     ]
-    assert parameters_of(notebook) is None
     assert caplog.records == []  # papermill's warning would have no prefix
     assert capsys.readouterr().err == (
-        "meshbook: a.ipynb has no cell with the tag `parameters`: they are set before its first cell\n"
+        "meshbook: the parameters are set below the first cell that assigns them: %mesh up\n"
     )
 
 
