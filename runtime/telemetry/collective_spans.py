@@ -40,7 +40,7 @@ def watch_collectives(recorder: Recorder, status: StatusWriter) -> bool:
             if not hasattr(wrapped, _MARK):
                 cell.cell_contents = _recorded(wrapped, name, recorder, status)
     _watch_waits(c10d, recorder, status)
-    _watch_backward(recorder)
+    _watch_backward(recorder, status)
     return True
 
 
@@ -104,8 +104,12 @@ def _watch_waits(c10d: Any, recorder: Recorder, status: StatusWriter) -> None:
     c10d.Work.wait = wait
 
 
-def _watch_backward(recorder: Recorder) -> None:
-    """Record backward passes; the model's reducer marks beforehand those that reduce gradients."""
+def _watch_backward(recorder: Recorder, status: StatusWriter) -> None:
+    """Record backward passes; the model's reducer marks beforehand those that reduce gradients.
+
+    Such a pass counts as a collective on the status page once this rank has computed its gradients: from then on it
+    waits for the other ranks.
+    """
     autograd, reducer = sys.modules["torch.autograd"], getattr(sys.modules["torch.distributed"], "Reducer", None)
     run, prepare = getattr(autograd, _RUN, None), getattr(reducer, _PREPARE, None)
     if run is None or prepare is None or hasattr(run, _MARK):  # another version of torch
@@ -118,14 +122,27 @@ def _watch_backward(recorder: Recorder) -> None:
         return prepare(self, *args, **kwargs)
 
     @functools.wraps(run)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        start, thread = now(), get_ident()
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        start, thread, origin = now(), get_ident(), current_origin()
         link = ("",) if thread in reducing else ()
         reducing.discard(thread)
+
+        def begin_wait() -> None:
+            recorder.open[thread] = ("backward", start, 0, thread, "backward", origin)
+            status.collectives(len(recorder.open))
+
+        # The first hook of the pass queues this callback before the reducer queues its own, which waits.
+        node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
+        queue = autograd.Variable._execution_engine.queue_callback
+        hook = node.register_prehook(lambda gradients: queue(begin_wait)) if link and node is not None else None
         try:
-            return run(*args, **kwargs)
+            return run(roots, *args, **kwargs)
         finally:
-            recorder.add(("backward", start, now(), thread, "backward", current_origin(), *link))
+            if hook is not None:
+                hook.remove()
+                recorder.open.pop(thread, None)
+                status.collectives(len(recorder.open))
+            recorder.add(("backward", start, now(), thread, "backward", origin, *link))
 
     setattr(run_backward, _MARK, True)
     setattr(reducer, _PREPARE, prepare_for_backward)

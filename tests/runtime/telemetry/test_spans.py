@@ -184,7 +184,11 @@ dist.all_gather_object([None], "x")
 dist.all_reduce(torch.ones(1), async_op=True).wait()
 linear = torch.nn.Linear(2, 2)
 linear(torch.ones(2)).sum().backward()
+before, while_computing = len(signs.counts), []
+linear.weight.register_hook(lambda gradient: while_computing.append(len(signs.counts)))
 torch.nn.parallel.DistributedDataParallel(linear)(torch.ones(2)).sum().backward()
+assert while_computing == [before] and signs.counts[before:] == [1, 0], "it waits once it has computed"
+del signs.counts[before:]
 try:
     dist.broadcast(torch.ones(1), src=7)
 except Exception:
