@@ -13,7 +13,7 @@ import numpy as np
 
 from meshbook.widgets.curve_bands import Band
 from meshbook.widgets.curve_charts import CurvesRequest, band_of
-from meshbook.widgets.snapshot import StaticPicture
+from meshbook.widgets.snapshot import StaticPicture, embed_svg
 from meshbook.widgets.source import CurveSource
 
 MOST_CHARTS = 12
@@ -198,13 +198,14 @@ def _svg(chart: _Chart) -> str:
     plane = _plane_of(chart)
     parts = [] if plane is None else [*_axes(plane), *_lines(chart, plane)]
     title = f"{chart.metric} · {chart.run}"
-    label = html.escape(f"{chart.metric}, {_summary(chart)}")
+    label = f"{chart.metric}, {_summary(chart)}"
     width, height, _ = chart.size
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}" style="max-width:100%;display:block"'
+    return embed_svg(
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(label)}"'
+        f' width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%;display:block"'
         f' font-family="system-ui,sans-serif" font-size="10" fill="currentColor">'
-        f'<text x="2" y="11" font-size="11" font-weight="600">{html.escape(title)}</text>{"".join(parts)}</svg>'
+        f'<text x="2" y="11" font-size="11" font-weight="600">{html.escape(title)}</text>{"".join(parts)}</svg>',
+        *(label, width),
     )
 
 

@@ -5,7 +5,10 @@ The HTML has its own styles. Where these are removed, as on GitHub, it stays rea
 
 from __future__ import annotations
 
+import base64
 import html
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,6 +42,21 @@ _HIDDEN = (
     f".jp-OutputArea-child:has(> .jp-OutputArea-output:is({_WIDGET}))"
     ":not(:has(.meshbook-dashboard[data-connected])):has(+ * .meshbook-picture){display:none}"
 )
+
+
+def embed_svg(svg: str, alt: str, width: int) -> str:
+    """Return the HTML of a picture of this width in pixels, for notebooks that are trusted and for those that are not.
+
+    From the latter JupyterLab removes SVG and style sheets, but not the text in an SVG. So the text has no size there,
+    and an image takes the place of the SVG. It has no tooltips, and colours for light and dark ground.
+    """
+    still = re.sub("<title>[^<]*</title>", "", svg).replace("currentColor", "#808080")
+    data, name = base64.b64encode(still.encode()).decode(), f"meshbook-svg-{zlib.crc32(svg.encode()):08x}"
+    return (
+        f'<style>.{name}{{display:none}}</style><div style="font-size:0">{svg}</div>'
+        f'<img class="{name}" alt="{html.escape(alt)}" style="width:100%;max-width:{width}px"'
+        f' src="data:image/svg+xml;base64,{data}"/>'
+    )
 
 
 class StaticPicture(NamedTuple):

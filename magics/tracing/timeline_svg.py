@@ -29,6 +29,7 @@ from meshbook.runtime.telemetry.timeline_lanes import (
     thin_out,
     totals_of,
 )
+from meshbook.widgets.snapshot import embed_svg
 
 MOST_LANES = 32  # that are drawn; of more, those that worked longest, and those that worked least
 MOST_BARS = 240  # in a lane
@@ -224,12 +225,14 @@ class Timeline:
             f'<span style="color:{_COLOURS[state]}">■</span> {_WORDS[state]}' for state in _used_states(self.shown)
         )
         notes = "".join(f"<div>{_escape(note)}</div>" for note in self.notes())
-        return (
-            f'<div style="{_STYLE}"><div>{_escape(self.title)}</div>'
+        width = _WIDTH + label_width
+        picture = embed_svg(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_escape(self.title)}" width="100%"'
-            f' style="max-width:{_WIDTH + label_width}px" viewBox="0 0 {_WIDTH + label_width} {height}">'
-            f"{lanes}{axis}</svg><div>{legend}</div>{notes}{self._table()}</div>"
+            f' style="max-width:{width}px" viewBox="0 0 {width} {height}">{lanes}{axis}</svg>',
+            *(self.title, width),
         )
+        title = f"<div>{_escape(self.title)}</div>"
+        return f'<div style="{_STYLE}">{title}{picture}<div>{legend}</div>{notes}{self._table()}</div>'
 
     def _table(self) -> str:
         rows = self._rows()

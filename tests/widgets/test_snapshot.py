@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from meshbook.testing import fake_mesh
 from meshbook.widgets.protocol import RankState
-from meshbook.widgets.snapshot import snapshot_html, snapshot_text
+from meshbook.widgets.snapshot import embed_svg, snapshot_html, snapshot_text
 from meshbook.widgets.source import CellFacts, MeshFacts, MeshSnapshot, PausedRanks, RankConditions
 from meshbook.widgets.states import picture_of
 from tests.widgets.conftest import facts, snapshot, vitals
@@ -132,3 +133,17 @@ def test_a_mesh_that_is_down_says_so() -> None:
     down = MeshFacts("gpus", (("gpus", 1),), ("node0",), (0,), alive=False)
     text = snapshot_text(snapshot(1, mesh=down, conditions=RankConditions(dead={0})))
     assert re.match(r"gpus · gpus=1 · 1 rank · down\n  1 dead", text)
+
+
+def test_an_svg_has_an_image_in_its_place_where_notebooks_are_not_trusted() -> None:
+    """JupyterLab removes the SVG and the style sheet from these, and leaves the text of the SVG."""
+    svg = '<svg fill="currentColor"><title>tip</title><text>label</text></svg>'
+    page = embed_svg(svg, "a <curve>", 90)
+    untrusted = re.sub("<style>.*?</style>|</?(svg|title|text)[^>]*>", "", page)
+    rest, image = untrusted.split("<img ")
+    assert rest == '<div style="font-size:0">tiplabel</div>'
+    assert 'alt="a &lt;curve&gt;"' in image
+    assert "max-width:90px" in image
+    data = image.split("base64,")[1].split('"')[0]
+    assert base64.b64decode(data).decode() == '<svg fill="#808080"><text>label</text></svg>'
+    assert page.startswith(f"<style>.{image.split('class=')[1].split()[0].strip(chr(34))}{{display:none}}</style>")
