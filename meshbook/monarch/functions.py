@@ -47,7 +47,7 @@ def hosts_from_config(name: str) -> HostMesh:
     """
     if name in hosts.setup_names():
         return hosts.start(name)
-    return hosts.command({f"{name}-{number}": [] for number in range(2)})
+    return hosts.local(2)
 
 
 def proc_mesh(

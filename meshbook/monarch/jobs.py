@@ -11,6 +11,7 @@ functions that run programs on the hosts of a job.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import re
@@ -261,8 +262,10 @@ class ProcessJob(JobTrait):
 class SlurmJob(JobTrait):
     """A Slurm job with a worker loop on each node: so many nodes for each mesh.
 
-    `slurm_args` are further options of sbatch, as ["--exclusive"]. The loops listen at `monarch_port` of their nodes,
-    which must share the home directory with this machine, or have a copy of its key (`worker_key`).
+    A node belongs to the job alone unless `exclusive` is False. `slurm_args` are further options of sbatch. The loops
+    listen at `monarch_port` of their nodes, which must share the home directory with this machine, or have a copy of
+    its key (`worker_key`). `state` raises LaunchError if the job waits for more than `job_start_timeout` seconds; it
+    then still waits, until `kill`.
     """
 
     def __init__(
@@ -277,13 +280,32 @@ class SlurmJob(JobTrait):
         partition: str | None = None,
         gpus_per_node: int | None = None,
         log_dir: str | None = None,
+        exclusive: bool = True,
+        ntasks_per_node: int = 1,
+        cpus_per_task: int | None = None,
+        mem: str | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        job_start_timeout: float | None = None,
     ) -> None:
         super().__init__()
         self._sizes = dict(meshes)
         self._python = python_exe or sys.executable
         self._port = monarch_port
-        named = {"job-name": job_name, "time": time_limit, "partition": partition, "gpus-per-node": gpus_per_node}
+        self._start_timeout = math.inf if job_start_timeout is None else job_start_timeout
+        named = {
+            "job-name": job_name,
+            "time": time_limit,
+            "partition": partition,
+            "gpus-per-node": gpus_per_node,
+            "ntasks-per-node": ntasks_per_node,
+            "cpus-per-task": cpus_per_task,
+            "mem": mem,
+            "account": account,
+            "qos": qos,
+        }
         self._options = [f"--{name}={value}" for name, value in named.items() if value is not None]
+        self._options += ["--exclusive"] if exclusive else []
         self._options += [*slurm_args, f"--output={Path(log_dir) / 'slurm-%j.log' if log_dir else '/dev/null'}"]
         self._job = ""
 
@@ -297,12 +319,13 @@ class SlurmJob(JobTrait):
     def _start(self, client_script: str | None) -> None:
         worker_key()
         loop = shlex.join([self._python, *COMMAND, "serve", f"tcp://0.0.0.0:{self._port}"])
-        script = f"#!/bin/sh\nsrun --ntasks-per-node=1 --overlap {loop}"
+        nodes = sum(self._sizes.values())
+        # One loop on each node, whatever number of tasks the job has.
+        script = f"#!/bin/sh\nsrun --ntasks={nodes} --ntasks-per-node=1 --overlap {loop}"
         if client_script is not None:
             script += f" &\n{shlex.quote(self._python)} {shlex.quote(client_script)}"
-        nodes = sum(self._sizes.values())
         hold = [] if client_script is None else ["--hold"]
-        command = ["sbatch", "--parsable", *hold, f"--nodes={nodes}", "--ntasks-per-node=1", *self._options]
+        command = ["sbatch", "--parsable", *hold, f"--nodes={nodes}", *self._options]
         self._job = _run(command, script + "\n").strip().partition(";")[0]
         if client_script is not None:
             self.dump(CACHE)  # where its client finds the job
@@ -317,10 +340,16 @@ class SlurmJob(JobTrait):
         return found
 
     def _wait_for_nodes(self) -> list[str]:
-        """Wait until the job runs; return the addresses of its loops. LaunchError if it ends before."""
+        """Wait until the job runs; return the addresses of its loops. LaunchError if it ends before, or waits on."""
+        end = time.monotonic() + self._start_timeout
         while (state := self._query("%T")) != "RUNNING":
             if state not in LIVING:
                 raise LaunchError(f"Slurm job {self._job} is not running: {state or 'unknown'}")
+            if time.monotonic() >= end:
+                raise LaunchError(
+                    f"Slurm job {self._job} has not started in {self._start_timeout:g} s: {state}; "
+                    "wait on by state(), or end it by kill()"
+                )
             time.sleep(LOOK_SECONDS)
         names = _run(["scontrol", "show", "hostnames", self._query("%N")]).split()
         return [f"tcp://{self._address_of(name)}:{self._port}" for name in names]

@@ -82,7 +82,6 @@ _NAMES = {
     "OpaqueRef": ("lanes", "OpaqueRef"),
     "RemoteException": ("failures", "RemoteException"),
     "RemoteProcessGroup": ("device_mesh", "RemoteProcessGroup"),
-    "Simulator": ("simulator", "Simulator"),
     "Stream": ("device_mesh", "Stream"),
     "Tensor": ("tensor", "MeshTensor"),
     "cached_remote_function": ("opaque", "cached_remote_function"),
@@ -114,6 +113,8 @@ class RootModule(AliasModule):
     """`monarch`, whose names of the tensor engine are loaded when a program asks for them."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "Simulator":
+            return importlib.import_module("monarch.simulator").Simulator
         if name not in _NAMES:
             return super().__getattr__(name)
         module, found = _NAMES[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -31,10 +32,18 @@ from meshbook.runtime.tensor.streams import MAIN, Stream
 from meshbook.runtime.tensor.templates import FIRST_SLOT, Command
 from meshbook.runtime.traces import Place, SourceLine
 
-TRACE_MODES: Final = ("everything", "streams", "controller", "disabled")
 _LABEL: ContextVar[str] = ContextVar("label", default="")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _DEFINITIONS: Final = frozenset({"template", "forget", "function", "group", "record", "forget_recording", "delete"})
+
+
+class SimulatorTraceMode(Enum):
+    """What a trace has: all, the ranks' streams alone, the controller alone, or nothing. The values are texts."""
+
+    EVERYTHING = "everything"
+    STREAM_ONLY = "streams"
+    CONTROLLER_ONLY = "controller"
+    DISABLED = "disabled"
 
 
 @contextlib.contextmanager
@@ -48,7 +57,7 @@ def set_meta(label: Any) -> Iterator[None]:
 
 
 class Simulator:
-    """A simulated mesh of `hosts` times `gpus` ranks, in the per-rank view.
+    """A simulated mesh of `hosts` times `gpus` ranks, in the per-rank view; `dims` are its dimensions.
 
         simulator = Simulator(hosts=2, gpus=8, trace_path="trace.json")
         with simulator.mesh.activate():
@@ -66,14 +75,17 @@ class Simulator:
         gpus: int = 1,
         *,
         costs: Costs | None = None,
-        trace_mode: str = "everything",
+        trace_mode: SimulatorTraceMode | str = SimulatorTraceMode.EVERYTHING,
         trace_path: str | Path | None = None,
+        dims: tuple[str, str] = ("hosts", "gpus"),
     ) -> None:
-        if trace_mode not in TRACE_MODES:
-            raise ValueError(f"trace_mode is one of {', '.join(TRACE_MODES)}, not {trace_mode!r}")
-        self._mode = trace_mode
+        try:
+            self._mode = SimulatorTraceMode(trace_mode)
+        except ValueError:
+            known = ", ".join(mode.value for mode in SimulatorTraceMode)
+            raise ValueError(f"trace_mode is one of {known}, not {trace_mode!r}") from None
         self._path = trace_path
-        ranks = SimulatedRanks(Extent.of(hosts=hosts, gpus=gpus).region)
+        ranks = SimulatedRanks(Extent(dims, (hosts, gpus)).region)
         self.schedule = Schedule(costs or Costs(), [rank // gpus for rank in range(hosts * gpus)])
         self._engine = SimulatedEngine(ranks, self.schedule)
         self._engine.at_close = self._write
@@ -97,11 +109,13 @@ class Simulator:
             rank: f"rank {rank} ({', '.join(f'{dim}={at}' for dim, at in point.items())})"
             for rank, point in points.items()
         }
-        has_ranks, has_controller = self._mode in ("everything", "streams"), self._mode in ("everything", "controller")
+        is_whole = self._mode is SimulatorTraceMode.EVERYTHING
+        has_ranks = is_whole or self._mode is SimulatorTraceMode.STREAM_ONLY
+        has_controller = is_whole or self._mode is SimulatorTraceMode.CONTROLLER_ONLY
         return chrome_trace(self.schedule, names, ranks=has_ranks, controller=has_controller)
 
     def _write(self) -> None:
-        if self._path is not None and self._mode != "disabled":
+        if self._path is not None and self._mode is not SimulatorTraceMode.DISABLED:
             Path(self._path).write_text(self.trace(), encoding="utf-8")
 
 

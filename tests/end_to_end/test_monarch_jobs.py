@@ -107,7 +107,7 @@ def test_what_is_no_job(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a dict, not a job"):
         job_loads(pickle.dumps({}))
     assert not hasattr(JobState({}), "__wrapped__")
-    one, other = SlurmJob({"a": 2}), SlurmJob({"a": 2}, slurm_args=["--exclusive"])
+    one, other = SlurmJob({"a": 2}), SlurmJob({"a": 2}, slurm_args=["--signal=USR1"])
     assert (one.can_run(SlurmJob({"a": 2})), one.can_run(other), one.active) == (True, False, False)
 
 

@@ -143,10 +143,10 @@ def test_hosts_of_a_named_set_up_are_two_local_ones_if_it_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hosts, "command", lambda commands: commands)
+    monkeypatch.setattr(hosts, "local", lambda count: f"{count} local hosts")
     monkeypatch.setattr(hosts, "start", lambda name: f"hosts of {name}")
-    found: Any = functions.hosts_from_config("lab")
-    assert found == {"lab-0": [], "lab-1": []}
+    found: Any = functions.hosts_from_config("MONARCH_HOSTS")
+    assert found == "2 local hosts"
     (tmp_path / "hosts.toml").write_text('[lab]\nlauncher = "local"\n')
     found = functions.hosts_from_config("lab")
     assert found == "hosts of lab"

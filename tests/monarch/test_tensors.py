@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from meshbook.monarch import modules
 from meshbook.runtime.hosts import session as sessions
@@ -54,7 +56,7 @@ def test_monarch_has_its_names(alias):
         ("monarch.common._coalescing", "compile", recordings.compile),
         ("monarch.opaque_module", "OpaqueModule", opaque.OpaqueModule),
         ("monarch.common.opaque_ref", "OpaqueRef", lanes.OpaqueRef),
-        ("monarch.simulator", "Simulator", simulator.Simulator),
+        ("monarch.simulator", "SimulatorTraceMode", simulator.SimulatorTraceMode),
         ("monarch.exceptions", "DeviceMeshError", failures.DeviceMeshError),
     ],
 )
@@ -83,7 +85,7 @@ NAMES = {
     "monarch.gradient": ["grad_function", "grad_generator"],
     "monarch.mesh_controller": ["RemoteException", "spawn_tensor_engine"],
     "monarch.random": ["get_state", "make_deterministic", "new_state", "set_state"],
-    "monarch.simulator": ["Costs", "Simulator", "set_meta"],
+    "monarch.simulator": ["Costs", "Simulator", "SimulatorBackendMode", "SimulatorTraceMode", "set_meta"],
     "monarch.timer": [
         *("ExecutionTimer", "execution_timer_start", "execution_timer_stop", "get_execution_timer_average_ms"),
     ],
@@ -96,6 +98,19 @@ def test_each_name_of_the_per_rank_view_can_be_imported(alias, module):
     exec(f"from {module} import {', '.join(NAMES[module])}", names)
     assert set(NAMES[module]) <= set(names)
     assert importlib.import_module(module).__doc__
+
+
+def test_a_simulator_has_its_dimensions_and_trace_modes(alias):
+    from monarch import Simulator
+    from monarch.simulator import SimulatorBackendMode, SimulatorTraceMode
+
+    options = {"trace_mode": SimulatorTraceMode.CONTROLLER_ONLY, "simulate_mode": SimulatorBackendMode.SIMPLE}
+    simulated = Simulator(hosts=2, gpus=3, **options)
+    with simulated.mesh.activate():
+        torch.ones(2).reduce("gpu")
+    assert dict(simulated.mesh.extent) == {"host": 2, "gpu": 3}
+    assert {event["pid"] for event in json.loads(simulated.trace())["traceEvents"]} == {-1}
+    simulated.mesh.exit()
 
 
 def test_a_world_mesh_has_the_processes_of_all_hosts(alias, world):
