@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Sized
 from typing import Generic, TypeVar
 
+from meshbook.runtime.interrupts import holds_interrupts
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SIGNAL_CHECK_SECONDS = 1.0  # after this time the main thread interrupts a wait to notice a Ctrl-C; later less often
@@ -64,7 +66,10 @@ class Latch:
 
 
 class HighWaterMark:
-    """Makes senders wait while a queue is longer than its limit. An I/O thread never waits here."""
+    """Makes senders wait while a queue is longer than its limit.
+
+    An I/O thread never waits here, and no operation that changes a run (`runtime.interrupts`): it sends few messages.
+    """
 
     __slots__ = ("_items", "_waiting", "limit")
 
@@ -75,7 +80,7 @@ class HighWaterMark:
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until the queue is short enough, or `is_over`."""
-        while len(self._items) > self.limit and not is_over() and may_block():
+        while len(self._items) > self.limit and not is_over() and may_block() and not holds_interrupts():
             latch = Latch()
             # Add the latch, then check again: otherwise a `notify` between check and wait would be missed.
             self._waiting.append(latch)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import linecache
 import os
+import signal
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -20,6 +22,7 @@ import psutil
 import pytest
 from jupyter_client.connect import LocalPortCache
 
+from meshbook.runtime import threads
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ProcessDied
@@ -49,6 +52,56 @@ class Probe(Actor):
     @endpoint
     def noted(self) -> list[Any]:
         return self.notes
+
+
+class Interrupts:
+    """Interrupts an operation at each statement that the main thread runs in turn, at one in each run of it.
+
+        interrupts = Interrupts()
+        while interrupts.are_left:
+            interrupts.run(operation)
+
+    SIGINT is raised there, so that its handler decides whether KeyboardInterrupt is. The statements are the lines of
+    the modules that change a run, and the entries of all other functions of the package: code of the core is correct
+    because threads do not change within some lines, and they may where these are traced. `stride` leaves out all but
+    every so many.
+    """
+
+    PACKAGE = Path(threads.__file__).parents[1]
+    PARTS = "runtime/hosts", "runtime/mesh", "runtime/interrupts.py", "magics", "hosts.py", "runs.py"
+
+    def __init__(self, stride: int = 1) -> None:
+        self._lines = tuple(str(self.PACKAGE / part) for part in self.PARTS)
+        self._stride = stride
+        self._seen: set[tuple[str, int]] = set()
+        self.where: tuple[str, int] | None = None  # the statement that was interrupted in the last run
+        self.are_left = True  # the last run has met a statement for the first time
+
+    def run(self, operation: Callable[[], object]) -> KeyboardInterrupt | None:
+        """Run it and return the KeyboardInterrupt that left it."""
+        self.where = None
+        before = sys.gettrace()
+        try:
+            sys.settrace(self._trace)
+            operation()
+        except KeyboardInterrupt as interrupt:
+            return interrupt
+        finally:
+            sys.settrace(before)
+            self.are_left = self.where is not None
+        return None
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(str(self.PACKAGE)):
+            return None
+        place = file, frame.f_lineno
+        if event in ("call", "line") and self.where is None and place not in self._seen:
+            self._seen.add(place)
+            if len(self._seen) % self._stride == 0:
+                self.where = place
+                signal.raise_signal(signal.SIGINT)
+        return self._trace if file.startswith(self._lines) else None
 
 
 def wait_forever() -> None:

@@ -56,6 +56,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
     "meshbook.runtime.threads": 0,
+    "meshbook.runtime.interrupts": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring
 }
 
@@ -72,6 +73,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("meshbook.runtime.actor", "meshbook.runtime.geometry"): (
         "authors of actors use points and value meshes, which have a shape"
     ),
+    ("meshbook.runtime.threads", "meshbook.runtime.interrupts"): "a full queue holds up no sender that holds SIGINT",
 }
 
 
