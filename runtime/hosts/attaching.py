@@ -31,6 +31,7 @@ from meshbook.runtime.hosts.lifeline import (
     send_request,
 )
 from meshbook.runtime.hosts.session import Session, replace_session
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.handover_state import restore_meshes
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.node.node import Node
@@ -97,8 +98,7 @@ class AttachedSession(Session):
             self._replay()
         finally:
             CURRENT.reset(token)
-        assert self._agent.stdin is not None
-        self._agent.stdin.write(msgspec.json.encode(RunTaken()) + b"\n")
+        self._send_line(msgspec.json.encode(RunTaken()) + b"\n")
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
         self.remote.watch_adopted()
@@ -127,7 +127,7 @@ class AttachedSession(Session):
 
     def give_back(self) -> None:
         """Leave the run as it was: the takeover failed."""
-        self._has_left = True
+        self.has_left = True
         self.node.close()
         self.curves.close()
         self._hang_up()
@@ -160,23 +160,26 @@ def attach(run: Status, label: str, prepare: Prepare, settings: Settings | None 
 
 
 def _take(folder: Path, label: str, prepare: Prepare) -> AttachedSession:
-    try:
-        answer, connection = send_request(folder, RunRequest("attach", label))
-    except RunUnreachable as error:
-        raise DetachError(f"cannot attach to run {folder.name}: {error}") from error
-    if answer.run_state is None:
-        connection.close()
-        raise DetachError(answer.error)
-    try:
-        session = AttachedSession(folder, load((folder / STATE_FILE).read_bytes()), answer.run_state, connection)
-    except BaseException:
-        connection.close()
-        raise
-    try:
-        session.take_over(prepare)
-    except BaseException:
-        session.give_back()
-        raise
+    with hold_interrupts(f"run {folder.name} was not attached") as hold:
+        connection: socket.socket | None = None
+        try:
+            with allow_interrupts():
+                answer, connection = send_request(folder, RunRequest("attach", label))
+            if answer.run_state is None:
+                raise DetachError(answer.error)
+            session = AttachedSession(folder, load((folder / STATE_FILE).read_bytes()), answer.run_state, connection)
+        except RunUnreachable as error:
+            raise DetachError(f"cannot attach to run {folder.name}: {error}") from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        try:
+            session.take_over(prepare)
+        except BaseException:
+            session.give_back()
+            raise
+        hold.note = f"run {folder.name} was attached"
     return session
 
 

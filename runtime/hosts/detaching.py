@@ -6,6 +6,7 @@ peers hold their messages -> state saved to a file -> the node closes -> RunDeta
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import pickle
@@ -29,6 +30,7 @@ from meshbook.runtime.hosts.lifeline import (
     wait_until_attachable,
 )
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.handover_state import CLIENT, OwnedMeshes, owned_meshes_of
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.telemetry.logbook import LogState
@@ -73,7 +75,7 @@ class ControllerState:
     output: dict[str, LogState]
     meshes: OwnedMeshes
     hosts: RemoteHostsState
-    part: bytes
+    part: bytes = b""
 
 
 def detach(session: Session, seconds: float, contribute: Contribute = nothing_more) -> RunDetached:
@@ -92,35 +94,39 @@ def detach(session: Session, seconds: float, contribute: Contribute = nothing_mo
 def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDetached:
     check(session, seconds)
     _wait_until_up(session)
-    session.stop_actors()
     node = session.node
     peers = node.peers.known()
-    wait_for_silence(node, peers)
-    try:
-        part = contribute(session)
-        left = _gather(session, part)
-        with open(session.folder.path / STATE_FILE, "wb", opener=open_private) as run_state:
-            run_state.write(pickle.dumps(left))
-    except BaseException:
-        node.peers.greet(peers)
-        raise
-    order = RunDetached(
-        incarnation=node.incarnation,
-        seconds=seconds,
-        version=present_version(),
-        meshes=tuple(MeshSummary(mesh.name, tuple(mesh.ranks)) for mesh in left.meshes.procs),
-        calls=part.calls,
-        peers=tuple(peer for peer in peers if host_of(peer) != host_of(node.address)),
-        lifelines=lifelines(left.hosts),
-    )
-    why = f"run {session.run} was detached; its calls continue without their caller"
-    session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
-    try:
-        wait_until_attachable(session.folder.path)
-    except RunUnreachable as error:
-        raise DetachError(f"run {session.run} was detached, but no process can attach to it: {error}") from error
-    finally:
-        session.remote.hang_up()  # only now: the agent holds the lifelines
+    with hold_interrupts(f"run {session.run} was not detached") as hold:
+        try:
+            with allow_interrupts():  # a rank that is stopped does not answer
+                wait_for_silence(node, peers)
+            left = _gather(session)
+            part = contribute(session)
+            with open(session.folder.path / STATE_FILE, "wb", opener=open_private) as run_state:
+                run_state.write(pickle.dumps(dataclasses.replace(left, part=part.data)))
+        except BaseException:
+            node.peers.greet(peers)
+            raise
+        order = RunDetached(
+            incarnation=node.incarnation,
+            seconds=seconds,
+            version=present_version(),
+            meshes=tuple(MeshSummary(mesh.name, tuple(mesh.ranks)) for mesh in left.meshes.procs),
+            calls=part.calls,
+            peers=tuple(peer for peer in peers if host_of(peer) != host_of(node.address)),
+            lifelines=lifelines(left.hosts),
+        )
+        session.stop_actors()  # only now: from here on the run is detached
+        why = f"run {session.run} was detached; its calls continue without their caller"
+        hold.note = f"run {session.run} was detached"
+        session.leave(msgspec.json.encode(order) + b"\n", lambda: DetachError(why))
+        try:
+            with allow_interrupts():
+                wait_until_attachable(session.folder.path)
+        except RunUnreachable as error:
+            raise DetachError(f"run {session.run} was detached, but no process can attach to it: {error}") from error
+        finally:
+            session.remote.hang_up()  # only now: the agent holds the lifelines
     return order
 
 
@@ -153,7 +159,7 @@ def _wait_until_up(session: Session) -> None:
                 owned_mesh.handle().ask_whether_ready().get(seconds)  # not `initialized`: a resize may have failed
 
 
-def _gather(session: Session, part: ClientState) -> ControllerState:
+def _gather(session: Session) -> ControllerState:
     node = session.node
     return ControllerState(
         run=session.run,
@@ -166,7 +172,6 @@ def _gather(session: Session, part: ClientState) -> ControllerState:
         output=session.output.log_states(),
         meshes=owned_meshes_of(node),
         hosts=save(session.remote),
-        part=part.data,
     )
 
 

@@ -33,6 +33,7 @@ from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
 from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
 from meshbook.runtime.node.call_table import PerRank, Target
@@ -77,8 +78,9 @@ class InProcessSession(Session):
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
         """End the run and release its threads; a thread that user code blocks is left behind."""
-        super().close(seconds)
-        self.agent.release()
+        with hold_interrupts():
+            super().close(seconds)
+            self.agent.release()
 
 
 class PatientSwitchboard(Switchboard):

@@ -28,6 +28,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome, decode_welcome
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.lifeline import present_version
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh import foreign_handles as foreign_handles  # registers the handles of other runs
 from meshbook.runtime.mesh.handle_pickling import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -212,11 +213,12 @@ def has_ended(run: str) -> bool:
 
 def leave_runs() -> bool:
     """Leave all other runs; return whether a failure there reached no caller. The next use joins again."""
-    with _Joined.lock:
-        left = list(_Joined.runs.values())
-        _Joined.runs = {}
-    for each in left:
-        each.leave()
+    with hold_interrupts():
+        with _Joined.lock:
+            left = list(_Joined.runs.values())
+            _Joined.runs = {}
+        for each in left:
+            each.leave()
     return any(each.has_unreceived_faults for each in left)
 
 

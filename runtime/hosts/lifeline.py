@@ -122,9 +122,11 @@ def send_request(folder: Path, request: RunRequest, seconds: float = REPLY_SECON
         connection.sendall(msgspec.json.encode(request) + b"\n")
         with connection.makefile("rb") as answers:
             return _decode_reply(answers.readline()), connection
-    except (OSError, msgspec.DecodeError) as error:
-        connection.close()
-        raise RunUnreachable(f"its host agent does not answer: {error}") from None
+    except BaseException as error:
+        connection.close()  # also after Ctrl-C: the agent would offer the run to nobody else
+        if isinstance(error, OSError | msgspec.DecodeError):
+            raise RunUnreachable(f"its host agent does not answer: {error}") from None
+        raise
 
 
 def wait_until_attachable(folder: Path) -> None:

@@ -33,6 +33,7 @@ from meshbook.runtime.hosts.metrics import export_of
 from meshbook.runtime.hosts.process_sampler import VITALS_SENDER
 from meshbook.runtime.hosts.remote_hosts import RemoteHosts
 from meshbook.runtime.hosts.script_debugger import ScriptDebugger
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -94,7 +95,7 @@ class Session:
         self._faults = UnhandledFaults()
         self._agent_address = Address(AGENT, f"{self._inbox_prefix()}{AGENT}")
         self._closing = threading.Lock()  # acquired once, by the first call that closes or leaves; never released
-        self._has_left = False  # the run continues without this session
+        self.has_left = False  # the run continues without this session
         self._trouble = "the host agent ended, and its workers with it; call close_session() to start again"
         try:
             # First: the agent removes the folder if this process is killed before it has sent the agent's spec.
@@ -148,10 +149,8 @@ class Session:
             settings=self.settings,
             is_warm=is_agent_warm(self.settings),
         )
-        assert self._agent.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the agent has already ended; the watcher reports it
-            self._agent.stdin.write(msgspec.json.encode(spec) + b"\n")
-            self._agent.stdin.flush()
+            self._send_line(msgspec.json.encode(spec) + b"\n")
 
     # -- connections between nodes and the agent process; `in_process` and `attaching` override these --
 
@@ -202,7 +201,7 @@ class Session:
         # The wait has no timeout: with one, `Popen.wait` polls 20 times a second.
         self.node.loop.call_later(self.settings.launch_timeout, end_late_agent)
         returncode = self._agent.wait()
-        if self._has_left:  # the run continues without this session
+        if self.has_left:  # the run continues without this session
             return
         lines = last_lines(self.folder.path / "agent.log", self.settings.stderr_lines or AGENT_LINES)
         stopped = "its host was shut down" if self.host.is_shut_down else ""
@@ -275,26 +274,33 @@ class Session:
     # -- the end -----------------------------------------------------------------
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the run: workers have `seconds` to leave, then every process is killed. Idempotent."""
-        if not self._closing.acquire(blocking=False):
-            return
-        self._faults.close()  # from now on, the end of a process is not a fault
-        self.debugger.close()
-        self.metrics.close()
-        self.stop_actors()
-        self.host.note_end()
-        self._stop_workers(seconds)
-        self.remote.hang_up()
-        self.remote.close(STOP_SECONDS)
-        self._hang_up()
-        self._watcher.join(STOP_SECONDS)
-        self._agent.kill()
-        self._watcher.join()
-        self.node.data_plane.close()
-        self.node.close((lambda: SupervisionError(_format_fault(self.ended_by))) if self.ended_by else None)
-        self.forwarder.close()  # nothing more can arrive
-        self.curves.discard()
-        self.folder.close()
+        """End the run: workers have `seconds` to leave, then every process is killed. Idempotent.
+
+        Ctrl-C ends the wait for the workers, which are then killed.
+        """
+        with hold_interrupts(f"run {self.run} has ended"):
+            if not self._closing.acquire(blocking=False):
+                return
+            self._faults.close()  # from now on, the end of a process is not a fault
+            why = (lambda: SupervisionError(_format_fault(self.ended_by))) if self.ended_by else None
+            _run_each(
+                self.debugger.close,
+                self.metrics.close,
+                self.stop_actors,
+                self.host.note_end,
+                lambda: self._stop_workers(seconds),
+                self.remote.hang_up,
+                lambda: self.remote.close(STOP_SECONDS),
+                self._hang_up,
+                lambda: self._watcher.join(STOP_SECONDS),
+                self._agent.kill,
+                self._watcher.join,
+                self.node.data_plane.close,
+                lambda: self.node.close(why),
+                self.forwarder.close,  # nothing more can arrive
+                self.curves.discard,
+                self.folder.close,
+            )
 
     @property
     def ended_by(self) -> str:
@@ -314,31 +320,38 @@ class Session:
         reason = self._reason
         stopping = [self._ask_agent("stop_all", reason), *self.remote.begin_to_stop(reason)]
         end = time.monotonic() + seconds
-        for future in stopping:
-            with contextlib.suppress(TimeoutError, MeshbookError):
-                future.get(timeout=max(0.0, end - time.monotonic()))
+        with allow_interrupts():
+            for future in stopping:
+                with contextlib.suppress(TimeoutError, MeshbookError):
+                    future.get(timeout=max(0.0, end - time.monotonic()))
 
     def leave(self, order: bytes, why: Callable[[], BaseException]) -> None:
         """Leave the run without ending it. `order` is the message for its agent; pending calls fail with `why()`.
 
         By then the run sends nothing more to this process (`hosts.detaching`).
         """
-        if not self._closing.acquire(blocking=False):
-            return
-        self._has_left = True
-        self._faults.close()
-        self.metrics.close()
-        self.host.note_end()
-        self.remote.leave()
-        self.node.data_plane.close()
-        self.node.close(why)
-        self.curves.close()  # before the agent lets another controller read the files
+        with hold_interrupts():
+            if not self._closing.acquire(blocking=False):
+                return
+            self.has_left = True
+            self._faults.close()
+            _run_each(
+                self.metrics.close,
+                self.host.note_end,
+                self.remote.leave,
+                self.node.data_plane.close,
+                lambda: self.node.close(why),
+                self.curves.close,  # before the agent lets another controller read the files
+                lambda: self._send_line(order),
+                self._hang_up,
+                self.forwarder.close,
+                self.folder.close,
+            )
+
+    def _send_line(self, line: bytes) -> None:
         assert self._agent.stdin is not None
-        self._agent.stdin.write(order)
+        self._agent.stdin.write(line)
         self._agent.stdin.flush()
-        self._hang_up()
-        self.forwarder.close()
-        self.folder.close()
 
     def stop_actors(self) -> None:
         """End the actors of this process, so that they can clean up."""
@@ -388,6 +401,18 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def _run_each(*steps: Callable[[], object]) -> None:
+    """Run all steps, also if some raise; raise the first error at the end."""
+    errors: list[BaseException] = []
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 def _format_fault(failure: str) -> str:
     return f"an unhandled failure ends this process: {failure}"
 
@@ -406,7 +431,7 @@ def current_session() -> Session:
     """Return the session of this process; the first use starts it. RuntimeError after `shutdown_context()`."""
     if (session := _Current.session) is not None:
         return session  # without the lock: every call looks this up
-    with _Current.lock:
+    with _Current.lock, hold_interrupts():
         _check_not_shut_down()
         if _Current.session is None:
             if _Current.starting:
@@ -422,7 +447,7 @@ def current_session() -> Session:
 
 def replace_session(make: Callable[[], S]) -> S:
     """Replace the session of this process. RuntimeError if the present session owns processes."""
-    with _Current.lock:
+    with _Current.lock, hold_interrupts():
         _check_not_shut_down()
         before = _Current.session
         if before is not None and len(before.node.ledger):
@@ -430,21 +455,23 @@ def replace_session(make: Callable[[], S]) -> S:
         session = make()
         _Current.session = session
         atexit.register(_close_at_exit)
-    if before is not None:
-        # In a thread: an agent that is still starting does not leave at once.
-        threading.Thread(target=before.close, name="meshbook session's end").start()
+        if before is not None:
+            # In a thread: an agent that is still starting does not leave at once.
+            threading.Thread(target=before.close, name="meshbook session's end").start()
     return session
 
 
 def leave_session(leave: Callable[[Session], T]) -> T:
     """Call `leave` with the session, and remove it from this process. RuntimeError if there is no session."""
-    with _Current.lock:
-        if _Current.session is None:
+    with _Current.lock, hold_interrupts():
+        if (session := _Current.session) is None:
             raise RuntimeError("no session to detach: this process has not started one")
-        left = leave(_Current.session)
-        _Current.session = None
-        atexit.unregister(_close_at_exit)
-        return left
+        try:
+            return leave(session)
+        finally:
+            if session.has_left:
+                _Current.session = None
+                atexit.unregister(_close_at_exit)
 
 
 def running_session() -> Session | None:
@@ -470,13 +497,15 @@ def close_session() -> None:
 
 
 def _close_current() -> Session | None:
-    with _Current.lock:
-        session, _Current.session = _Current.session, None
-        if session is not None and session.ended_by:
-            _Current.ended_by = session.ended_by
-    if session is not None:
-        atexit.unregister(_close_at_exit)
-        session.close()
+    with hold_interrupts() as hold:
+        with _Current.lock:
+            session, _Current.session = _Current.session, None
+            if session is not None and session.ended_by:
+                _Current.ended_by = session.ended_by
+        if session is not None:
+            hold.note = f"run {session.run} has ended"
+            atexit.unregister(_close_at_exit)
+            session.close()
     return session
 
 
@@ -496,7 +525,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """
     check_timeout(host_timeout, "host_timeout")
     leave_runs()
-    with _Current.lock:
+    with _Current.lock, hold_interrupts("the run is being shut down"):
         session, _Current.session = _Current.session, None
         if session is not None:
             _Current.shutdown = _close_in_background(session, host_timeout)

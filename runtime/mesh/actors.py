@@ -22,6 +22,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import CallError, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.tensors import TensorEndpoint, through_engine
 from meshbook.runtime.node.call_table import (
@@ -240,9 +241,10 @@ class ActorMesh(MeshTrait):
         """End the actors of this mesh or slice after the messages that were already sent to them."""
         node = current_node()
         reply_handler = Endings(self._region, lambda index: node.routes.has_ended(self._picked[index].address))
-        for key in self._keys:
-            node.ledger.end(key, {target.address.node for target in self._picked})
-        node.calls.stop(self._picked, reason, reply_handler)
+        with hold_interrupts("the actors are being stopped"):
+            for key in self._keys:
+                node.ledger.end(key, {target.address.node for target in self._picked})
+            node.calls.stop(self._picked, reason, reply_handler)
         return reply_handler.future.then(lambda _: None)
 
     def reload(self, cls: type[Actor] | None = None) -> Future[None]:

@@ -82,6 +82,8 @@ def when_ended(node: Node, names: Sequence[str]) -> Future[None]:
 
 def report_unstarted(asked: Future[None], specs: Sequence[WorkerSpec]) -> None:
     """If the request to the agent fails, announce its workers as ended, so that calls to them fail everywhere."""
+    if not specs:
+        return
     node = current_node()
 
     def look() -> None:

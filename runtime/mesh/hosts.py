@@ -22,6 +22,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.errors import LaunchError, SupervisionError
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
 from meshbook.runtime.mesh.commands import Commands, Start, plan_starts, start_of_spares
@@ -226,7 +227,7 @@ class HostMesh(MeshTrait):
         return self._of(stays)
 
     def joined(self, more: HostMesh) -> HostMesh:
-        """Return these hosts and more, whose owner is from now on that of these hosts.
+        """Return these hosts and more, which `take_over` gives the owner of these hosts.
 
         RuntimeError for hosts that are not owned, or are shut down; ValueError for hosts that are among these already.
         """
@@ -236,12 +237,15 @@ class HostMesh(MeshTrait):
             raise RuntimeError(monarch_texts.HOSTS_SHUT_DOWN)
         if not more.names or not set(more.agents).isdisjoint(self.agents):
             raise ValueError("join: the hosts are part of the mesh already, or are this machine's own")
+        return self._of([*self.agents, *more.agents])
+
+    def take_over(self, more: HostMesh) -> None:
+        """Make the owner of these hosts that of more hosts, which end with them from now on."""
         if more._ownership is not self._ownership:  # of two meshes that share hosts, the second joins hosts of theirs
             for mesh in more._ownership.meshes.values():
                 self._ownership.add(mesh)
             self._ownership.agents += more._ownership.agents
             more._ownership = self._ownership
-        return self._of([*self.agents, *more.agents])
 
     def check_elastic(self, what: str) -> None:
         """Raise ValueError unless hosts can be removed and added: they have one dimension, as a launcher's have."""
@@ -318,11 +322,7 @@ class HostMesh(MeshTrait):
             world = self._world(mesh, extent, agent, bootstrap, env, is_warm=is_warm)
             worker_specs += [self._spec(world, index * local + place, place, local, starts) for place in range(local)]
         specs, nodes = WorkerSpecs(worker_specs, ask_for, plan), [spec.address for spec in worker_specs]
-        specs.start(range(len(nodes)))
         ownership = Ownership(specs)
-        if spare_start is not None:
-            ownership.spares = Spares(spares, spare_start)
-            self.keep_spares(worker_specs[::local], ownership.spares)
         procs = ownership.current = ProcMesh(
             *(mesh, nodes, extent.region, self),
             ownership=ownership,
@@ -331,9 +331,25 @@ class HostMesh(MeshTrait):
             policy=policy,
         )
         ranks = {node.node: rank for rank, node in enumerate(nodes)}
-        own(mesh, name or "procs", ranks, ownership.handle, specs.start_again, are_processes=True, policy=policy)
-        self._ownership.add(procs)
-        return procs
+        try:
+            with hold_interrupts(f"the processes of {mesh} are stopped again"):
+                specs.start(range(len(nodes)))
+                if spare_start is not None:
+                    ownership.spares = Spares(spares, spare_start)
+                    self.keep_spares(worker_specs[::local], ownership.spares)
+                own(
+                    *(mesh, name or "procs", ranks, ownership.handle, specs.start_again),
+                    are_processes=True,
+                    policy=policy,
+                )
+                self._ownership.add(procs)
+            return procs
+        except BaseException:
+            # No handle reaches the caller, who could not stop them.
+            with hold_interrupts():
+                current_node().ledger.end(mesh, ranks)
+                self.stop_procs(nodes, "its spawn was interrupted")
+            raise
 
     def keep_spares(self, firsts: Sequence[WorkerSpec], spares: Spares) -> None:
         """Keep spares on the hosts of these workers, which are the first ones there."""
@@ -441,10 +457,11 @@ class HostMesh(MeshTrait):
         if (known := self._ownership.shutdown) is not None:
             return known if self._ownership.is_over else Future.failed(RuntimeError(monarch_texts.HOSTS_SHUT_DOWN))
         agents = self._ownership.agents  # also hosts that have joined
-        self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in agents])
-        self._ownership.end_meshes(self._ownership.shutdown)
-        for agent in agents:
-            _on_agent(agent).shutdown.broadcast("its host was shut down")
+        with hold_interrupts("the hosts are being shut down"):
+            self._ownership.shutdown = when_ended(current_node(), [agent.node for agent in agents])
+            self._ownership.end_meshes(self._ownership.shutdown)
+            for agent in agents:
+                _on_agent(agent).shutdown.broadcast("its host was shut down")
         return self._ownership.shutdown
 
     def release(self, agents: Sequence[Address]) -> Future[None]:

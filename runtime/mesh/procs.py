@@ -17,6 +17,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.errors import BootstrapFailed, LaunchError, ProcessDied
 from meshbook.runtime.geometry import Extent, MeshTrait, Region
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.mesh.handle_pickling import Made, reduce_for_message, reduce_for_program, run_of
 from meshbook.runtime.mesh.healing import heal
@@ -219,13 +220,17 @@ class ProcMesh(TensorMesh, MeshTrait):
         mesh = ActorMesh(name, cls, targets, self.extent.region, reply_handler.future.then(lambda _: None))
         ranks = {address.node: rank for rank, address in enumerate(self.nodes)}
         spawned = Spawned(node, name, cls, creation)
-        own(actor, name, ranks, spawned.handle, spawned.recreate, policy=self._policy, spawned=spawned)
         try:
-            node.calls.create(creation, range(len(targets)), reply_handler)
+            with hold_interrupts(f"the actors {name!r} are stopped again"):
+                own(actor, name, ranks, spawned.handle, spawned.recreate, policy=self._policy, spawned=spawned)
+                node.calls.create(creation, range(len(targets)), reply_handler)
+            return mesh
+        except KeyboardInterrupt:
+            mesh.stop("its spawn was interrupted")  # no handle reaches the caller, who could not stop them
+            raise
         except BaseException:
             node.ledger.end(actor, ranks)
             raise
-        return mesh
 
     def spawn_on_main(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Like `spawn`, for the one actor of each process on its main thread (the cell actor of notebooks)."""
@@ -278,7 +283,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         """
         if not self._owned:
             raise ValueError(monarch_texts.PROCS_NOT_OWNED)
-        with self._ownership.changing:
+        with self._ownership.changing, hold_interrupts(f"{self._name} is being stopped"):
             if self._ownership.stopped is None:
                 self._ownership.stopped = self._ownership.current._end(reason)
         return self._ownership.stopped
@@ -317,7 +322,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         return self.heal_ranks()
 
     def heal_ranks(self, only: Collection[int] | None = None) -> Future[list[int]]:
-        with self._ownership.changing:
+        with self._ownership.changing, hold_interrupts(f"the heal of {self._name} continues"):
             current, owned_mesh = self._to_change("healed")
             self._ownership.heals += 1
             healed = heal(current_node(), owned_mesh, current._nodes, _ask_ready, current._follow_up, only=only)
@@ -355,7 +360,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         callbacks of `after_heal` are done. Raises ValueError for invalid sizes, on a slice and on a received reference;
         RuntimeError once the mesh was stopped.
         """
-        with self._ownership.changing:
+        with self._ownership.changing, hold_interrupts(f"the resize of {self._name} continues"):
             current, owned_mesh = self._to_change("resized")
             after = check_sizes(current.extent, current._hosts.extent, sizes)
             if current.extent == after or self._ownership.specs is None:
@@ -373,7 +378,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         The new handle's `initialized` resolves when the hosts have ended. Raises ValueError for an unknown host, and if
         none would stay; else as `resize`.
         """
-        with self._ownership.changing:
+        with self._ownership.changing, hold_interrupts(f"the drain of {self._name} continues"):
             current, owned_mesh = self._to_change("drained")
             before = current._hosts
             rest = before.without(hosts)
@@ -395,7 +400,7 @@ class ProcMesh(TensorMesh, MeshTrait):
         Raises ValueError for hosts that are in the mesh already, RuntimeError for hosts that are a reference or have
         been shut down; else as `resize`.
         """
-        with self._ownership.changing:
+        with self._ownership.changing, hold_interrupts(f"the hosts join {self._name}"):
             current, owned_mesh = self._to_change("joined")
             present = current._hosts
             more = present.joined(hosts)
@@ -403,6 +408,7 @@ class ProcMesh(TensorMesh, MeshTrait):
             was, per_host = current.size(), current.size() // len(present)
             stays = [*range(was), *[None] * (extent.nelements - was)]
             joined = current._change(owned_mesh, NewShape(extent, stays, more))
+            present.take_over(hosts)
             specs, spares = self._ownership.specs, self._ownership.spares
             if specs is not None and spares is not None:
                 more.keep_spares(specs.all[was::per_host], spares)

@@ -230,9 +230,16 @@ class WorkerSpecs:
 
     def start(self, ranks: Sequence[int]) -> None:
         """Start these processes through their agents. If a request fails, the processes are reported as ended."""
-        for agent, group in itertools.groupby((self._specs[rank] for rank in ranks), lambda spec: spec.world.agent):
-            specs = list(group)
-            report_unstarted(self._ask(agent, specs), specs)
+        left = [self._specs[rank] for rank in ranks]
+        try:
+            for agent, group in itertools.groupby(list(left), lambda spec: spec.world.agent):
+                specs = list(group)
+                asked = self._ask(agent, specs)
+                del left[: len(specs)]
+                report_unstarted(asked, specs)
+        except BaseException as error:
+            report_unstarted(Future.failed(error), left)
+            raise
 
     def start_again(self, ranks: Sequence[int]) -> None:
         """Start these dead processes again, as new incarnations."""

@@ -22,12 +22,12 @@ from meshbook import Actor, close_session, concurrent_endpoint, endpoint, metric
 from meshbook.__main__ import main
 from meshbook.runs import DetachError, attach, detach, detached_runs, end
 from meshbook.runtime.errors import ProcessDied, SupervisionError
-from meshbook.runtime.hosts import attaching
+from meshbook.runtime.hosts import attaching, detached_controller
 from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
-from meshbook.runtime.hosts.session import current_session
+from meshbook.runtime.hosts.session import current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, still_running
+from tests.support import PATIENCE, Interrupts, still_running
 
 pytestmark = pytest.mark.process
 
@@ -318,8 +318,8 @@ def wait_until_happened(*kinds: str) -> None:
 
 
 def wait_until_free(run: str) -> None:
-    """Wait until the agent has noticed the end of the client; each status request is a round trip."""
-    while detached.choose(run).held_by:
+    """Wait until the agent has noticed the end of the controller; each status request is a round trip."""
+    while not any(each.run == run and not each.held_by for each in detached_runs()):
         continue
 
 
@@ -347,6 +347,71 @@ def test_what_cannot_be(trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> 
         match=r"was started by meshbook 0.0.1 on Python 3.7, but this is meshbook ",
     ):
         attaching.attach(status, "a test", lambda session: None)
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+def notes(interrupt: BaseException) -> str:
+    return "".join(getattr(interrupt, "__notes__", ()))
+
+
+@pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_interrupt_at_any_statement_leaves_it_detached_or_attached(trainers: ProcMesh, stride: int) -> None:
+    """And the error says which; no call is lost, and both can be repeated."""
+    leaving, coming = Interrupts(stride), Interrupts(stride)
+    found, count, run = trainers, 0, current_session().run
+    while leaving.are_left or coming.are_left:
+        if leaving.are_left:
+            interrupt = leaving.run(lambda: detach(60))
+            if running_session() is not None:
+                assert interrupt is not None
+                assert f"run {run} was detached" not in notes(interrupt), leaving.where
+        else:
+            detach(60)
+        if running_session() is None:
+            wait_until_free(run)
+            if coming.are_left:
+                interrupt = coming.run(lambda: attach(run))
+                if running_session() is None:
+                    assert interrupt is not None
+                    assert "was attached" not in notes(interrupt), coming.where
+                    wait_until_free(run)
+            if running_session() is None:
+                attach(run)
+            found = current_session().meshes()["trainers"]
+        count += 1
+        assert counted(found) == [count, count], (leaving.where, coming.where)
+
+
+def test_an_interrupt_while_it_waits_for_a_stopped_rank_leaves_all_as_it_was(
+    trainers: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own actors too: they end once nothing can fail any more."""
+    monkeypatch.setattr(detached_controller, "HOLD_SECONDS", PATIENCE)
+    own = this_proc().spawn("own", Counter)
+    assert own.add.call_one().get(PATIENCE) == 1
+    stopped = psutil.Process(pids(trainers)[1])
+    stopped.suspend()
+    peers = current_session().node.peers
+    ask_to_hold = peers.ask_to_hold
+
+    def ask_and_interrupt(*arguments: Any) -> Any:
+        asked = ask_to_hold(*arguments)
+        asked[0].exception(PATIENCE)
+        signal.raise_signal(signal.SIGINT)
+        return asked
+
+    monkeypatch.setattr(peers, "ask_to_hold", ask_and_interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        detach(60)
+    assert notes(caught.value) == f"run {current_session().run} was not detached"
+    stopped.resume()
+    assert counted(trainers) == [1, 1]
+    assert own.add.call_one().get(PATIENCE) == 2
+    monkeypatch.undo()
+    detach(60)
+    assert counted(attach()["trainers"]) == [2, 2]
 
 
 def test_its_time_is_limited(trainers: ProcMesh) -> None:
