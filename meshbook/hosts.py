@@ -40,6 +40,7 @@ from meshbook.runtime.hosts.remote_hosts import Progress
 from meshbook.runtime.hosts.session import Session, current_session, running_session
 from meshbook.runtime.hosts.slurm_launcher import SlurmLauncher, can_request_gpus
 from meshbook.runtime.hosts.worker_loop import AttachLauncher
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.hosts import HostMesh
 
 __all__ = ["attach", "command", "load", "local", "ray", "slurm", "ssh", "start"]
@@ -312,23 +313,32 @@ def _start(
     if context().actor_instance.node.place is not None:
         raise RuntimeError("only the client can start hosts; pass their HostMesh to this actor instead")
     session = current_session()
-    launcher, names = launch(session)
+    hosts: HostMesh | None = None
     try:
-        pythons = _by_host("python", python if isinstance(python, Mapping) else dict.fromkeys(names, python), names)
-        variables = _variables_by_host(environment or {}, names)
-        _by_host("addresses", addresses or {}, names)
-        paths = {name: os.fspath(path) for name, path in pythons.items()}
-    except (TypeError, ValueError):
-        launcher.close()
+        with hold_interrupts("the hosts are ended again"):
+            launcher, names = launch(session)
+            try:
+                given = python if isinstance(python, Mapping) else dict.fromkeys(names, python)
+                pythons = _by_host("python", given, names)
+                variables = _variables_by_host(environment or {}, names)
+                _by_host("addresses", addresses or {}, names)
+                paths = {name: os.fspath(path) for name, path in pythons.items()}
+            except (TypeError, ValueError):
+                launcher.close()
+                raise
+            hosts = session.remote.start(
+                launcher,
+                names,
+                addresses=addresses or {},
+                python=paths,
+                environment=variables,
+                progress=progress,
+            )
+        return hosts  # noqa: RET504 - the handler below uses it
+    except KeyboardInterrupt:
+        if hosts is not None:  # no handle reaches the caller, who could not end them
+            hosts.shutdown()
         raise
-    return session.remote.start(
-        launcher,
-        names,
-        addresses=addresses or {},
-        python=paths,
-        environment=variables,
-        progress=progress,
-    )
 
 
 def _by_host(argument: str, values: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

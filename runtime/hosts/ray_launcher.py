@@ -18,6 +18,7 @@ from typing import Any
 from meshbook.runtime.config import open_private
 from meshbook.runtime.errors import LaunchError
 from meshbook.runtime.hosts.launchers import AgentProcess, agent_environment
+from meshbook.runtime.interrupts import allow_interrupts
 
 KILLED = -9
 LOOK_SECONDS = 0.1  # polling interval for a kill
@@ -69,7 +70,9 @@ class RayLauncher:
             if gpus_if_any and ray.cluster_resources().get("GPU"):
                 bundle["GPU"] = gpus_if_any
             self._group = placement_group([bundle] * num_hosts, strategy="STRICT_SPREAD")
-            if not self._group.wait(timeout):
+            with allow_interrupts():
+                is_granted = self._group.wait(timeout)
+            if not is_granted:
                 raise LaunchError(
                     f"Ray has no {num_hosts} nodes with {bundle} each within {timeout:g} s; free in the cluster: "
                     f"{ray.available_resources()}"
@@ -88,7 +91,8 @@ class RayLauncher:
                 ).remote()
                 for index in range(num_hosts)
             ]
-            names = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
+            with allow_interrupts():
+                names = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             limit = f"{timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"

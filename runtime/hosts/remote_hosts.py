@@ -30,6 +30,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WorkerRegistry
 from meshbook.runtime.hosts.launch import AgentSpec, RemoteAgentSpec, decode_agent_answer
 from meshbook.runtime.hosts.launchers import UNKNOWN, AgentProcess, Launcher
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
 from meshbook.runtime.node.call_table import PerRank, Target
@@ -114,9 +115,9 @@ class RemoteHosts:
         """Start these hosts, wait until all are linked with each other, and return their mesh.
 
         The interpreter and the variables of a host are looked up by its name. Raises LaunchError with the name of the
-        host if one does not come up in time; then all of them are ended.
+        host if one does not come up in time; then all of them are ended. So they are after Ctrl-C.
         """
-        with self._starting:
+        with self._starting, hold_interrupts("the hosts were ended again"):
             begun: list[RemoteHost] = []
             try:
                 own = {**self._addresses_of(launcher, names), **(addresses or {})}
@@ -132,8 +133,9 @@ class RemoteHosts:
                         environment=(environment or {}).get(name, {}),
                     )
                     begun.append(self._launch(launcher, away, (python or {}).get(name, "")))
-                self._wait_for_answers(begun, progress or _nothing)
-                self._link(begun)
+                with allow_interrupts():
+                    self._wait_for_answers(begun, progress or _nothing)
+                    self._link(begun)
             except BaseException:
                 self._give_up(begun)
                 launcher.close()
@@ -167,7 +169,8 @@ class RemoteHosts:
     def _open_gateway(self) -> KeyPair:
         if self._keys is None:
             keys = KeyPair.generate()
-            self._ask(self._first, "open_gateway", keys).get(self._settings.launch_timeout)
+            with allow_interrupts():
+                self._ask(self._first, "open_gateway", keys).get(self._settings.launch_timeout)
             self._keys = keys
         return self._keys
 

@@ -28,6 +28,7 @@ from meshbook.runtime.hosts.launchers import (
     agent_environment,
     start_process,
 )
+from meshbook.runtime.interrupts import allow_interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ class SlurmLauncher:
         # Otherwise the copy of a forked child would hold the allocation.
         os.register_at_fork(after_in_child=functools.partial(_close_copy, weakref.ref(self._holder.stdin)))
         assert self._holder.stdout is not None
-        job, _, node_list = self._holder.stdout.readline().decode().strip().partition(" ")
+        with allow_interrupts():
+            granted = self._holder.stdout.readline()
+        job, _, node_list = granted.decode().strip().partition(" ")
         if not node_list:
             self._holder.wait()
             said = log.read_text(errors="replace").strip()
