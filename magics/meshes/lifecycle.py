@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from meshbook.magics.results.error_groups import AGAIN
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import name_ranks
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import HostMesh
@@ -49,7 +51,10 @@ def heal(mesh: NotebookMesh) -> str:
     """Restart the dead ranks. Raises MeshError if that fails."""
     started = time.monotonic()
     try:
-        healed = mesh.procs.heal().get()
+        with hold_interrupts(f"the heal of {mesh.name} continues"):
+            healing = mesh.procs.heal()
+            with allow_interrupts():
+                healed = healing.get()
     except (MeshbookError, RuntimeError) as error:
         raise MeshError(f"{mesh.name} could not be healed: {error}") from error
     if not healed and mesh.stuck:
@@ -75,7 +80,8 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
     """
     started = time.monotonic()
     try:
-        _wait_for_resize(mesh, mesh.procs.resize(**sizes).initialized, follow)
+        with hold_interrupts(f"the resize of {mesh.name} continues"):
+            _wait_for_resize(mesh, mesh.procs.resize(**sizes).initialized, follow)
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name} could not be resized: {error}") from error
     follow()
@@ -85,11 +91,12 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
 def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
     """Wait, and after a second print what for: each rank is resized between two cells."""
     try:
-        with contextlib.suppress(TimeoutError):
-            resized.get(MOMENT)
-        if not resized.done() and (working := "; ".join(mesh.at_work())):
-            print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not the resize)")
-        resized.get()
+        with allow_interrupts():
+            with contextlib.suppress(TimeoutError):
+                resized.get(MOMENT)
+            if not resized.done() and (working := "; ".join(mesh.at_work())):
+                print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not the resize)")
+            resized.get()
     except KeyboardInterrupt:
         print(f"the resize of {mesh.name} continues; see %mesh status")
         resized.when_done(follow)
@@ -113,7 +120,8 @@ def drain(mesh: NotebookMesh, hosts: Sequence[str], *, now: bool, follow: Callab
         if now and ranks:
             wait_for(_interrupt(mesh, ranks))
         _wait_idle(mesh, {node for node, rank in nodes if rank in ranks}, ENDS_WITHIN if now else math.inf)
-        _wait_for_resize(mesh, mesh.procs.drain(*hosts).initialized, follow)
+        with hold_interrupts(f"the drain of {mesh.name} continues"):
+            _wait_for_resize(mesh, mesh.procs.drain(*hosts).initialized, follow)
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name}: {error}") from error
     follow()
@@ -132,13 +140,25 @@ def _wait_idle(mesh: NotebookMesh, nodes: set[str], seconds: float) -> None:
         time.sleep(PAUSE)
 
 
-def join(mesh: NotebookMesh, machines: HostMesh, follow: Callable[[], None]) -> None:
-    """Add these hosts to the mesh. Raises MeshError if that fails."""
+def join(meshes: Sequence[NotebookMesh], machines: HostMesh, follow: Callable[[NotebookMesh], None]) -> None:
+    """Add these hosts to meshes that share theirs, and then call `follow` with each, even if the caller waits no more.
+
+    Raises MeshError if that fails. Ctrl-C ends the waiting, not the join.
+    """
+    names = ", ".join(mesh.name for mesh in meshes)
     try:
-        _wait_for_resize(mesh, mesh.procs.join(machines).initialized, follow)
+        with hold_interrupts(f"the hosts join {names}"):
+            begun = [(mesh, mesh.procs.join(machines).initialized) for mesh in meshes]
+            try:
+                for mesh, joined in begun:
+                    _wait_for_resize(mesh, joined, functools.partial(follow, mesh))
+                    follow(mesh)
+            except KeyboardInterrupt:
+                for mesh, joined in begun:
+                    joined.when_done(functools.partial(follow, mesh))
+                raise
     except (MeshbookError, RuntimeError, ValueError) as error:
-        raise MeshError(f"{mesh.name}: {error}") from error
-    follow()
+        raise MeshError(f"{names}: {error}") from error
 
 
 def interrupt(mesh: NotebookMesh, ranks: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from meshbook.runtime.errors import LaunchError, MeshbookError
 from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.hosts.remote_hosts import Progress
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.interrupts import allow_interrupts
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 
@@ -46,11 +47,12 @@ class MeshHosts:
         return self.machines.count_gpus().get()
 
     def close(self) -> None:
-        """Return the hosts to where they come from, unless the user has started them."""
+        """Return the hosts to where they come from, unless the user has started them. Ctrl-C ends the wait."""
         if self.is_started_here and not self.machines.is_shut_down:
+            closed = self.machines.shutdown()
             # Lost hosts do not answer; their end is known.
-            with contextlib.suppress(TimeoutError, MeshbookError):
-                self.machines.shutdown().get(RETURN_SECONDS)
+            with contextlib.suppress(TimeoutError, MeshbookError), allow_interrupts():
+                closed.get(RETURN_SECONDS)
 
 
 def open_hosts(

@@ -22,6 +22,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.formats import format_elapsed, name_ranks
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session, close_session, current_session, running_session
+from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
 from meshbook.runtime.resources import count_cores, count_gpus
@@ -277,24 +278,33 @@ class MeshRegistry:
         """Start a mesh and wait until every rank is ready to run cells; its `spares` may become ready later.
 
         `open_hosts` starts or finds its hosts, each of which then has `extent` ranks; they end with their last mesh.
-        Raises MeshError for a name in use. If a rank does not start, the error contains what it left on stderr.
+        Raises MeshError for a name in use. If a rank does not start, the error contains what it left on stderr. Ctrl-C
+        ends what has been started.
         """
         name = name or DEFAULT_NAME
         self._check_name(name)
         session = _session_with_agent()
-        if open_hosts is None:
-            gpus = count_gpus()
-            return self._up_on(session, None, extent or default_extent(gpus), name, progress, spares, gpus)
-        hosts = open_hosts()
-        try:
-            gpus = hosts.count_gpus()
-            extent = extent or Extent.of(gpus=max(1, gpus))
-            if shared := set(extent) & set(hosts.machines.extent):
-                raise MeshError(f"the hosts have the dimension {shared.pop()!r} already; --shape is that on each host")
-            return self._up_on(session, hosts, extent, name, progress, spares, gpus)
-        except BaseException:
-            self._close_unused(hosts)
-            raise
+        with hold_interrupts(f"{name} was not started") as hold:
+            if open_hosts is None:
+                gpus = count_gpus()
+                mesh = self._up_on(session, None, extent or default_extent(gpus), name, progress, spares, gpus)
+            else:
+                hosts = open_hosts()
+                try:
+                    with allow_interrupts():
+                        gpus = hosts.count_gpus()
+                    extent = extent or Extent.of(gpus=max(1, gpus))
+                    if shared := set(extent) & set(hosts.machines.extent):
+                        dimension = shared.pop()
+                        raise MeshError(
+                            f"the hosts have the dimension {dimension!r} already; --shape is that on each host"
+                        )
+                    mesh = self._up_on(session, hosts, extent, name, progress, spares, gpus)
+                except BaseException:
+                    self._close_unused(hosts)
+                    raise
+            hold.note = f"{name} is up"
+        return mesh
 
     def _up_on(
         self,
@@ -308,15 +318,16 @@ class MeshRegistry:
     ) -> NotebookMesh:
         machines = session.host if hosts is None else hosts.machines
         procs = machines.spawn_procs(per_host=dict(extent), name=name, spares=spares)
-        cells = procs.spawn_on_main("cells", CellActor)
-        control = procs.spawn("cell control", CellControl)
-        inspection = procs.spawn("cell inspection", CellInspection)
-        for part in (procs, cells, control, inspection):
-            handle_failures(part, lambda failure: True)  # running and later cells report the failure
-        mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares, hosts)
-        self._watch(mesh)
         try:
-            wait_ready(mesh, progress)
+            cells = procs.spawn_on_main("cells", CellActor)
+            control = procs.spawn("cell control", CellControl)
+            inspection = procs.spawn("cell inspection", CellInspection)
+            for part in (procs, cells, control, inspection):
+                handle_failures(part, lambda failure: True)  # running and later cells report the failure
+            mesh = NotebookMesh(name, procs, cells, control, inspection, session, gpus > 0, spares, hosts)
+            self._watch(mesh)
+            with allow_interrupts():
+                wait_ready(mesh, progress)
         except BaseException:
             # Also for Ctrl-C: a mesh that is half up is of no use.
             procs.stop("it did not start")
@@ -401,14 +412,24 @@ class MeshRegistry:
         mesh.procs.after_heal(go_on)
 
     def down(self, name: str | None = None, *, now: bool = False) -> NotebookMesh:
-        """Stop a mesh; `now` kills its ranks instead of letting them finish what they run."""
+        """Stop a mesh; `now` kills its ranks instead of letting them finish what they run.
+
+        Ctrl-C ends the wait: the mesh stays in the registry until its ranks have ended, and then its hosts end.
+        """
         mesh = self.get(name)
-        if now:
-            mesh.procs.kill(sender="%mesh down --now")
-        mesh.procs.stop("%mesh down").get()
-        self._remove(mesh)  # needed if all ranks had died: no event follows
-        if mesh.closing is not None:
-            mesh.closing.join()
+        with hold_interrupts(f"{mesh.name} is being stopped; %mesh down {mesh.name} waits for its end") as hold:
+            if now:
+                mesh.procs.kill(sender="%mesh down --now")
+            stopped = mesh.procs.stop("%mesh down")
+            try:
+                with allow_interrupts():
+                    stopped.get()
+            finally:
+                stopped.when_done(lambda: self._remove(mesh))  # needed if all ranks had died: no event follows
+            hold.note = f"{mesh.name} is down"
+            if mesh.closing is not None:
+                with allow_interrupts():
+                    mesh.closing.join()
         return mesh
 
     def _remove(self, mesh: NotebookMesh) -> None:

@@ -17,6 +17,7 @@ from meshbook.runtime.formats import name_ranks
 from meshbook.runtime.hosts.attaching import AttachedSession, attach
 from meshbook.runtime.hosts.detached_runs import choose, clock, detached_runs, format_runs
 from meshbook.runtime.hosts.detaching import DetachError
+from meshbook.runtime.interrupts import hold_interrupts
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,11 @@ class AttachVerb(Verb):
         # Flushed, so that it precedes the output of the run's jobs.
         print(f"attaching to run {status.run}, detached since {clock(status.since)}", flush=True)
         # The label of this process, which other notebooks show as the holder of the run.
-        session = attach(status, f"a notebook (pid {os.getpid()})", attached.prepare)
-        CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
-        session.forwarder.screen = notebook.screen
-        attached.bind()
+        with hold_interrupts():
+            session = attach(status, f"a notebook (pid {os.getpid()})", attached.prepare)
+            CURRENT.set(Context(session.context.actor_instance, origin=current_origin()))
+            session.forwarder.screen = notebook.screen
+            attached.bind()
         print("\n".join(_format_attached(session, attached)))
         if notebook.detaches_for is not None:
             print("  detached again when this notebook ends (%mesh detach --at-exit off prevents this)")

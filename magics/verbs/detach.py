@@ -14,6 +14,7 @@ from meshbook.magics.syntax.argparsing import Parser
 from meshbook.magics.verbs import Verb
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.hosts.detaching import DAY, DetachError
+from meshbook.runtime.hosts.session import running_session
 
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
 
@@ -76,7 +77,9 @@ class DetachVerb(Verb):
             run = detach_meshes(notebook, self.seconds)
         except DetachError as error:
             raise MeshError(str(error)) from error
-        CURRENT.set(None)  # it belongs to the session that was detached
+        finally:
+            if running_session() is None:
+                CURRENT.set(None)  # it belongs to the session that was detached
         going = "" if not jobs else "; 1 job continues" if len(jobs) == 1 else f"; {len(jobs)} jobs continue"
         ends = time.strftime("%b %d, %H:%M", time.localtime(time.time() + self.seconds))
         print(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshbook.magics.errors import MeshError
@@ -14,6 +14,7 @@ from meshbook.magics.notebook import Notebook
 from meshbook.magics.syntax.argparsing import Parser, host_name, hosts_text, mesh_name
 from meshbook.magics.verbs import Verb
 from meshbook.magics.verbs.start_stop import StartProgress
+from meshbook.runtime.interrupts import hold_interrupts
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class DrainVerb(Verb):
         # After an interrupt, some may have been drained before.
         left = [each for each in sharing if not set(self.hosts).isdisjoint(each.procs.host_mesh.names)] or [mesh]
         for each in left:
-            lifecycle.drain(each, self.hosts, now=self.now, follow=_follow(notebook, each))
+            follow = functools.partial(_follow, notebook, each)
+            lifecycle.drain(each, self.hosts, now=self.now, follow=follow)
         for each in sharing:
             print(f"{each.format_summary()}; drained in {time.monotonic() - started:.2f} s")
 
@@ -79,18 +81,24 @@ class JoinVerb(Verb):
         started = time.monotonic()
         bar = StartProgress(notebook.shell)
         try:
-            bar.count_hosts(0, 0)
-            more = open_hosts(
-                self.added,
-                in_use={},
-                variables=notebook.shell.user_ns,
-                gpus_per_host=mesh.per_host.nelements,
-                progress=bar.count_hosts,
-            )
-            sharing = notebook.meshes.sharing(hosts)
-            hosts.joined.append(self.added)
-            for each in sharing:
-                lifecycle.join(each, more.machines, _follow(notebook, each))
+            with hold_interrupts():
+                bar.count_hosts(0, 0)
+                more = open_hosts(
+                    self.added,
+                    in_use={},
+                    variables=notebook.shell.user_ns,
+                    gpus_per_host=mesh.per_host.nelements,
+                    progress=bar.count_hosts,
+                )
+                sharing = notebook.meshes.sharing(hosts)
+                try:
+                    lifecycle.join(sharing, more.machines, functools.partial(_follow, notebook))
+                finally:
+                    # From then on they end with the others.
+                    if more.machines.ownership is hosts.machines.ownership:
+                        hosts.joined.append(self.added)
+                    else:
+                        more.close()
         except BaseException:
             bar.stop()
             raise
@@ -111,13 +119,9 @@ def _mesh_with_hosts(notebook: Notebook, name: str | None) -> tuple[NotebookMesh
     return mesh, mesh.hosts
 
 
-def _follow(notebook: Notebook, mesh: NotebookMesh) -> Callable[[], None]:
-    """Return what to do once the mesh has changed, even if the verb was interrupted."""
-
-    def follow() -> None:
-        if mesh.hosts is not None:
-            mesh.hosts.note_change(mesh.procs.host_mesh)
-        if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
-            notebook.bind(mesh)
-
-    return follow
+def _follow(notebook: Notebook, mesh: NotebookMesh) -> None:
+    """Do what is due once the mesh has changed, even if the verb was interrupted."""
+    if mesh.hosts is not None:
+        mesh.hosts.note_change(mesh.procs.host_mesh)
+    if any(known is mesh for known in notebook.meshes):  # the mesh may have gone down meanwhile
+        notebook.bind(mesh)

@@ -20,6 +20,7 @@ from meshbook.magics.syntax.argparsing import Parser, count, hosts_text, mesh_na
 from meshbook.magics.verbs import Verb, add_mesh_name, add_selection, add_size
 from meshbook.magics.verbs.detach import duration
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.interrupts import hold_interrupts
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,14 @@ class UpVerb(Verb):
         bar = StartProgress(notebook.shell)
         try:
             open_hosts = functools.partial(self._open_hosts, notebook, bar) if self.hosts is not None else None
-            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
+            with hold_interrupts():
+                mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
+                notebook.bind(mesh)
+                if mesh.hosts is not None:
+                    self._limit_idleness(notebook, mesh.hosts, session.settings.host_idle)
         except BaseException:
             bar.stop()
             raise
-        notebook.bind(mesh)
-        if mesh.hosts is not None:
-            self._limit_idleness(notebook, mesh.hosts, session.settings.host_idle)
         current = notebook.meshes.get().name
         also = f"\nthe current mesh is {current}; choose this one with %mesh use {mesh.name}"
         bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
