@@ -304,7 +304,7 @@ class MeshRegistry:
                     self._close_unused(hosts)
                     raise
             hold.note = f"{name} is up"
-        return mesh
+            return mesh
 
     def _up_on(
         self,

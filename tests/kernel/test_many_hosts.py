@@ -147,6 +147,38 @@ def test_hosts_that_do_not_come_up_leave_nothing(bare_notebook: KernelNotebook) 
     assert psutil.wait_procs([agent], timeout=PATIENCE)[1] == []
 
 
+def test_an_interrupted_verb_leaves_no_hosts_behind(bare_notebook: KernelNotebook, signs: Signs) -> None:
+    """In a join in which a host does not come up, and in a `%mesh down` that waits for a stopped rank."""
+    waits = signs.path.with_name("waits")
+    wait = f"slow = ['sh', '-c', 'touch {waits}; exec sleep 600', 'sh']"
+    for name, commands in (("one", "first = ['env']"), ("two", f"second = ['env'], {wait}")):
+        text = f"[lab]\nlauncher = 'command'\ncommands = {{{commands}}}\n"
+        bare_notebook.run(f"from pathlib import Path\n_ = Path('{name}.toml').write_text({text!r})")
+    bare_notebook.run("%mesh up --hosts one.toml --gpus 2")
+    [first] = agents(bare_notebook)
+    joined = bare_notebook.start("%mesh join two.toml")
+    bare_notebook.wait_until(waits.exists)
+    bare_notebook.interrupt()
+    bare_notebook.wait_failed(joined)
+    assert joined.error["ename"] == "KeyboardInterrupt"
+    assert "the hosts were ended again" in "\n".join(joined.error["traceback"])
+    assert agents(bare_notebook) == [first]
+    assert "mesh: 2 ranks (hosts=1, gpus=2)" in bare_notebook.run("%mesh").stdout
+
+    pids = bare_notebook.run("%%mesh\nimport os\nos.getpid()").result
+    rank, stopped = (psutil.Process(int(line.split()[1])) for line in (pids or "").splitlines())
+    stopped.suspend()
+    down = bare_notebook.start("%mesh down")
+    bare_notebook.wait_until(lambda: not rank.is_running())
+    bare_notebook.interrupt()
+    bare_notebook.wait_failed(down)
+    assert down.error["ename"] == "KeyboardInterrupt"
+    assert "%mesh down mesh waits for its end" in "\n".join(down.error["traceback"])
+    assert first.is_running()
+    stopped.resume()
+    assert psutil.wait_procs([first], timeout=PATIENCE)[1] == []
+
+
 def test_idle_hosts_are_returned_with_a_line_that_starts_them_again(bare_notebook: KernelNotebook) -> None:
     assert "needs --hosts" in bare_notebook.run_failing("%mesh up --idle 30m").error["evalue"]
     up = bare_notebook.start("%mesh up --hosts local:1 --gpus 1 --idle 2s")

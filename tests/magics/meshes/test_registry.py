@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.wire.messages import Address
+from tests.support import PATIENCE, Interrupts
 
 
 class FakeSession:
@@ -31,6 +33,9 @@ class FakeSession:
     def __init__(self) -> None:
         self.answers: list[Future[bool]] | None = None
         self.ended: list[str] = []
+        self.spawned = 0
+        self.stopped: Future[None] = Future.completed(None)
+        self.when_stopped: Callable[[], object] = lambda: None
         self.forgotten: list[str] = []
         self.node = SimpleNamespace(peers=SimpleNamespace(when_down=[], when_restarted=[]))
         self.output = SimpleNamespace(forget=self.forgotten.append)
@@ -41,6 +46,7 @@ class FakeSession:
         self.context = SimpleNamespace(actor_instance=None)
 
     def spawn_procs(self, per_host: dict[str, int], name: str, spares: int) -> FakeProcs:
+        self.spawned += 1
         return FakeProcs(self, Extent.of(**per_host), name)
 
     def report(self, report: ExitReport) -> None:
@@ -82,7 +88,8 @@ class FakeProcs:
 
     def stop(self, reason: str) -> Future[None]:
         self._session.ended.append(f"{self.name} stopped: {reason}")
-        return Future.completed(None)
+        self._session.when_stopped()
+        return self._session.stopped
 
 
 @pytest.fixture
@@ -272,6 +279,45 @@ def test_an_interrupt_ends_the_start(meshes: MeshRegistry, session: FakeSession)
     assert session.ended == ["mesh-0a1b stopped: it did not start"]
     session.answers = None
     up(meshes)
+
+
+def test_an_interrupted_down_keeps_the_mesh_until_its_ranks_have_ended(
+    meshes: MeshRegistry, session: FakeSession
+) -> None:
+    """Then its hosts end, which may be an allocation that is paid for; and it can be repeated."""
+    ended = threading.Event()
+    machines = SimpleNamespace(spawn_procs=session.spawn_procs, extent=Extent.of(hosts=1))
+    hosts: Any = SimpleNamespace(machines=machines, count_gpus=lambda: 0, close=ended.set)
+    mesh = meshes.up(Extent.of(gpus=2), open_hosts=lambda: hosts)
+    stopped = session.stopped = Future[None].pending()
+    session.when_stopped = lambda: signal.raise_signal(signal.SIGINT)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            meshes.down()
+        assert caught.value.__notes__ == ["mesh is being stopped; %mesh down mesh waits for its end"]
+        assert list(meshes) == [mesh]
+        assert not ended.is_set()
+    stopped.resolve(lambda: None)
+    assert list(meshes) == []
+    assert ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("line", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_mesh_is_up_or_not_after_an_interrupt_at_any_statement(
+    meshes: MeshRegistry, session: FakeSession, line: int
+) -> None:
+    interrupts = Interrupts(line)
+    while interrupts.are_left:
+        session.ended.clear()
+        interrupt = interrupts.run(lambda: up(meshes))
+        if len(meshes):
+            assert interrupt is None or interrupt.__notes__ == ["mesh is up"], interrupts.where
+            meshes.down()
+        elif getattr(interrupt, "__notes__", ()):
+            assert interrupt is not None
+            assert interrupt.__notes__ == ["mesh was not started"]
+            assert len(session.ended) == session.spawned, interrupts.where
+        session.spawned = 0
 
 
 def test_progress_counts_the_ranks_that_are_ready(meshes: MeshRegistry, session: FakeSession) -> None:
