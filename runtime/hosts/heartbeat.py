@@ -1,7 +1,7 @@
 """The heartbeat of a worker: the one thread that wakes while the worker is idle.
 
 Once a second, and less often while the worker is idle, it writes the status page's fields that no other thread keeps up
-to date, and checks whether C code or a subprocess has written output.
+to date, checks whether C code or a subprocess has written output, and ends a worker whose descriptors were closed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.telemetry.stderr_tail import leave_last_words
 from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, ProcessReport
 
 logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 100  # of a name
+LOST_DESCRIPTORS = (
+    "meshbook: code of this process has closed descriptors that it did not open (os.closerange, as daemonizing code "
+    "does). The process receives no more messages, and so it ends. Close only what your code has opened, or do so in "
+    "a child process."
+)
 
 
 class Heartbeat:
@@ -27,6 +33,8 @@ class Heartbeat:
         self._changed = threading.Event()
         self._closed = False
         self._has_failed = False
+        self._folder = folder
+        node.loop.when_deaf = self._end_if_deaf  # at once, if it sends or receives
         node.status.open(folder, node.address.node, incarnation)
         node.status.when_changed = self._changed.set
         self._beat()
@@ -45,11 +53,19 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._closed:
             is_idle = self._node.status.activity == Activity.IDLE
-            if self._node.capture is not None:
-                self._node.capture.poll(is_idle=is_idle)
+            try:
+                if self._node.capture is not None:
+                    self._node.capture.poll(is_idle=is_idle)
+            finally:  # its descriptors may be closed as well
+                self._end_if_deaf()
             self._changed.wait(IDLE_BEAT_SECONDS if is_idle else SECONDS)
             self._changed.clear()
             self._beat()
+
+    def _end_if_deaf(self) -> None:
+        if self._node.loop.has_lost_descriptors():
+            leave_last_words(self._folder, self._node.address.node, LOST_DESCRIPTORS)
+            os._exit(1)
 
     def _beat(self) -> None:
         try:

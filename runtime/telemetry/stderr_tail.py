@@ -51,6 +51,12 @@ class StderrTail:
             os.write(self._file, end)
 
 
+def leave_last_words(folder: Path, node: str, text: str) -> None:
+    """Add a line to what a process has written to stderr, whatever its descriptor refers to by now."""
+    with contextlib.suppress(OSError), open(folder / f"{node}.err", "a") as file:
+        file.write(f"{text}\n")
+
+
 def read_last_lines(folder: Path, node: str, count: int) -> tuple[str, ...]:
     """Return the last lines of a process: first those written through Python, then those written to the descriptor.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.threads import IO_THREADS, Latch
+from meshbook.runtime.threads import IO_THREADS, Latch, items_of
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ class IoLoop:
         self._bell: _Bell | None = _Bell()
         self._handlers: dict[int, Handler] = {}
         self._callbacks: deque[Callback] = deque()
+        self.when_deaf: Callback = _nothing  # called before the error is raised if a descriptor of the loop fails
+        self._kept_open: dict[int, str] = {}  # what these descriptors refer to until they are closed here
         self._timers: list[tuple[float, int, Timer]] = []  # a heap, for the I/O thread only
         self._most_timers = FEW_TIMERS  # when there are more, the cancelled ones are removed
         self._new_timers: deque[tuple[float, int, Timer]] = deque()
@@ -102,6 +104,8 @@ class IoLoop:
         # A debugger that stops all threads must not stop the heartbeats of this process.
         self._thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
         self.register(self._bell.descriptor, IN, self._bell.clear)
+        self.keep_open(self._epoll.fileno())
+        self.keep_open(self._bell.descriptor)
         _loops.add(self)
 
     def start(self) -> None:
@@ -173,7 +177,11 @@ class IoLoop:
         # The I/O thread sets `_asleep`, then checks its queues; other threads append, then check `_asleep`. So no item
         # is missed, and no system call is needed while the I/O thread is awake, or about to be.
         if (wait := self._asleep) and (bell := self._bell) is not None:
-            bell.ring()
+            try:
+                bell.ring()
+            except OSError:
+                self.when_deaf()
+                raise
             # Only now, as a Ctrl-C may stop this thread at any point. Each wait has a number: by now the I/O thread may
             # be in the next one, which needs a ring of its own. There is no call between the check and the assignment.
             if self._asleep == wait:
@@ -191,6 +199,19 @@ class IoLoop:
         if self._handlers.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
+    def keep_open(self, descriptor: int) -> None:
+        """Make `has_lost_descriptors` check this descriptor, until `end_keeping`."""
+        self._kept_open[descriptor] = _describe(descriptor)
+
+    def end_keeping(self, descriptor: int) -> None:
+        """Stop to check a descriptor, which is about to be closed."""
+        self._kept_open.pop(descriptor, None)
+
+    def has_lost_descriptors(self) -> bool:
+        """Whether other code has closed descriptors of this loop (`os.closerange`): nothing arrives any more."""
+        lost = [each for each, target in items_of(self._kept_open) if _describe(each) != target]
+        return any(each in self._kept_open for each in lost) and not self._is_closing and not self._has_ended
+
     # -- the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -203,7 +224,11 @@ class IoLoop:
                 self._asleep = self.wakeups + 1
                 if callbacks or new_timers:
                     timeout = 0.0
-                events = poll(timeout)
+                try:
+                    events = poll(timeout)
+                except OSError:
+                    self.when_deaf()
+                    raise
                 self._asleep = 0
                 self.wakeups += 1
                 for descriptor, flags in events:
@@ -269,6 +294,14 @@ class IoLoop:
             self._bell.descriptor = -1
             self._bell = None
         self._handlers.clear()
+
+
+def _describe(descriptor: int) -> str:
+    """Return what a descriptor refers to, such as `socket:[4711]`; empty if it is closed, or there is no /proc."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - no path object each second
+    except OSError:
+        return ""
 
 
 def _run_safely(callback: Callback) -> None:

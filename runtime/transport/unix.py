@@ -334,6 +334,7 @@ class Listener:
         self._socket.bind(str(path))
         path.chmod(0o600)
         self._socket.listen(1024)
+        loop.keep_open(self._socket.fileno())
         self._inode = path.stat().st_ino
 
     def start(self) -> None:
@@ -364,6 +365,7 @@ class Listener:
         if self._socket.fileno() < 0:
             return
         self._loop.unregister(self._socket.fileno())
+        self._loop.end_keeping(self._socket.fileno())
         self._socket.close()
         for reader in list(self.readers):
             reader.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -262,3 +265,26 @@ def test_an_exit_while_a_message_is_pickled_or_unpickled_is_an_error_and_ends_no
     with pytest.raises(ActorError, match="cannot be pickled: SystemExit: 3"):
         probe.run.call_one(Unsent).get(PATIENCE)
     assert probe.run.call_one(os.getpid).get(PATIENCE)
+
+
+def close_all_later() -> None:
+    """Close the descriptors of this process once no endpoint runs, and use their numbers for others."""
+
+    def close() -> None:
+        os.closerange(3, 256)
+        for _ in range(200):
+            os.open("/dev/null", os.O_RDWR)
+
+    threading.Timer(0.01, close).start()
+
+
+@pytest.mark.parametrize("close", [functools.partial(os.closerange, 3, 256), close_all_later], ids=["reply", "idle"])
+def test_a_worker_whose_descriptors_were_closed_is_reported_and_healed(spawn_procs, faults, close):
+    procs = spawn_procs(2)
+    probe = procs.spawn("probe", Probe)
+    first = probe.slice(gpus=0)
+    with contextlib.suppress(SupervisionError):
+        first.run.call_one(close).get(PATIENCE)
+    assert "has closed descriptors" in str(died(first.run.call_one(wait_forever)))
+    assert procs.heal().get(PATIENCE) == [0]
+    assert first.run.call_one(abs, -1).get(PATIENCE) == 1
