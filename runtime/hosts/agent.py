@@ -133,7 +133,9 @@ def serve(
     home = Home.of_first_host(folder.path)
     if gateway is not None:
         home = Home(folder.path, gateway.prefix, host_of(spec.controller))
-    node = Node(UnixTransport(spec.node, home, spec.settings, loop), spec.run, spec.settings)
+    # The agent waits for no peer: a worker that is stopped must not delay the reports of other deaths.
+    without_limit = msgspec.structs.replace(spec.settings, high_water_mark=sys.maxsize)
+    node = Node(UnixTransport(spec.node, home, without_limit, loop), spec.run, spec.settings)
     provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
     others = RemoteAgents(node, home)
 
@@ -186,12 +188,15 @@ def attend(
 
     started: set[str] = set()
     host = spec.away.host if spec.away is not None else ""
+    remains_seconds = REMAINS_SECONDS
 
     def on_exit(ended: Sequence[EndedWorker], living: list[Address]) -> None:
+        nonlocal remains_seconds
         for each in ended:
             others.forget(each.report)
             if each.remains is not None:  # before the report of its end, which fails the cell that shows the output
-                send_remains(node, each.remains)
+                is_sent = send_remains(node, each.remains, within=remains_seconds)
+                remains_seconds = REMAINS_SECONDS if is_sent else 0.0  # no wait while the controller receives nothing
         reports = [dataclasses.replace(each.report, host=host) for each in ended]
         with notice_lock:
             node.peers.announce_all_down(reports, [spec.controller, *others.agents, *living, *clients.addresses()])
@@ -217,7 +222,8 @@ def attend(
             others.run(tell)
 
     def on_spare(kind: Kind, mesh: str, ranks: Sequence[int], text: str) -> None:
-        node.send_event(kind, mesh, mesh, ranks, text)
+        # On the I/O thread, which does not wait for a controller that receives nothing.
+        node.loop.call_soon(functools.partial(node.send_event, kind, mesh, mesh, ranks, text))
 
     workers = make_workers(ask_to_leave, on_exit, on_spare)
     clients = Clients(node, folder, on_client_end)
@@ -238,14 +244,16 @@ def attend(
     return workers, clients
 
 
-def send_remains(node: Node, remains: UnsentOutput) -> None:
-    """Send the controller the output that a process had written but not sent when it ended."""
+def send_remains(node: Node, remains: UnsentOutput, *, within: float) -> bool:
+    """Send the controller the output that a process had not sent when it ended; return whether that was possible."""
     telemetry = Target(node.controller, TELEMETRY)
     try:
         # A controller that receives nothing must not block this thread, which watches all workers.
-        node.calls.send([telemetry], "output", ((remains,), {}), NOWHERE, None, within=REMAINS_SECONDS)
+        node.calls.send([telemetry], "output", ((remains,), {}), NOWHERE, None, within=within)
     except (MeshbookError, TimeoutError) as error:
         logger.warning("the last output of %s could not be sent: %s", remains.node, error)
+        return False
+    return True
 
 
 class Agent(HostActor):
@@ -343,7 +351,11 @@ class Agent(HostActor):
     @endpoint(explicit_response_port=True)
     def link(self, port: Port[None], agent: Address, dial: bool) -> None:
         """Link to the host of this agent. Answers once the link is up, or at once if the other side dials."""
-        self._others.link(agent, dial=dial, linked=(lambda: port.send(None)) if dial else _nothing)
+        with self._notice_lock:  # so that the other agent gets each end once: now, or when it happens
+            self._others.link(agent, dial=dial, linked=(lambda: port.send(None)) if dial else _nothing)
+            ended = self._node.peers.ended.values()
+            if reports := [report for report in ended if self._others.knows_end_of(report.node)]:
+                self._node.peers.announce_all_down(reports, [agent])
         if not dial:
             port.send(None)
 

@@ -114,6 +114,11 @@ class RemoteAgents:
         if self._gateway is not None:
             self._gateway.remove_host(host, why)
 
+    def knows_end_of(self, node: str) -> bool:
+        """Whether this agent reports the end of a node to agents that join later; the first host's reports all."""
+        address = self._node.routes.find(node)
+        return not self._is_away or (address is not None and host_of(address) == self._home.prefix)
+
     def hand_over(self, incarnation: int) -> None:
         """Forward the frames for the controller to the incarnation after this one."""
         if self._gateway is not None:

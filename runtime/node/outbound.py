@@ -131,7 +131,7 @@ class Outbound:
 
         With a port, each target replies there; the port gets no error if a process dies meanwhile. If the queue of a
         target is full, the thread waits for room, for `within` seconds at most. Raises PickleError and MessageTooLarge
-        before anything is sent; QueueFull, DeadlockError.
+        before anything is sent; QueueFull, DeadlockError; without a reply, also CallTimeout.
         """
         started = now()
         body = pickling.dumps(arguments, functools.partial(_format_argument, targets[0].actor, endpoint))
@@ -474,6 +474,8 @@ class Outbound:
         try:
             sent = self._flow.find_room(target, request.endpoint, size, deadline)
         except CallTimeout as error:
+            if not request.call:
+                raise
             if (found := self._withdraw(request)) is not None:
                 found[0].refuse(found[1], error)
             return None

@@ -387,6 +387,26 @@ def _agent_name(session: Session, agent: psutil.Process) -> str:
     return found.node
 
 
+def test_a_host_that_joins_later_knows_which_processes_have_ended(
+    hosts: HostMesh, session: Session, spawn, spawn_procs
+):
+    """Of the controller's host and of another one. Its workers call one of each without a time limit."""
+    dead = [spawn_procs().spawn("here", Probe), spawn()[1].slice(hosts=0)]
+    for probe in dead:
+        died(probe.run.call_one(os._exit, 3))
+    late = meshbook.hosts.command({"late": []})
+    procs = late.spawn_procs()
+    caller = procs.spawn("caller", Probe)
+
+    def ask(probe: Any) -> str:
+        return str(probe.run.call_one(os.getpid).exception())
+
+    for probe in dead:
+        assert "exit code 3" in caller.run.call_one(ask, probe).get(PATIENCE)
+    procs.stop().get(PATIENCE)
+    late.shutdown().get(PATIENCE)
+
+
 def test_hosts_that_are_shut_down(session: Session):
     hosts = meshbook.hosts.command({"s1": []})
     agent = agent_of("s1", session)

@@ -288,3 +288,22 @@ def test_a_worker_whose_descriptors_were_closed_is_reported_and_healed(spawn_pro
     assert "has closed descriptors" in str(died(first.run.call_one(wait_forever)))
     assert procs.heal().get(PATIENCE) == [0]
     assert first.run.call_one(abs, -1).get(PATIENCE) == 1
+
+
+def test_a_worker_that_is_stopped_delays_no_reports_of_deaths(monkeypatch, request):
+    """Its connection and its queue in the agent are full of reports that it does not read."""
+    monkeypatch.setenv("MESHBOOK_HIGH_WATER_MARK", "2")
+    monkeypatch.setenv("MESHBOOK_STDERR_LINES", "100")
+    monkeypatch.setenv("MESHBOOK_PRELOAD", "")
+    session = request.getfixturevalue("own_session")
+    stopped = session.host.spawn_procs(per_host={"gpus": 1}).spawn("stopped", Probe)
+    others = session.host.spawn_procs(per_host={"gpus": 24}).spawn("others", Probe)
+    [pid] = pids(stopped)
+    os.kill(pid, signal.SIGSTOP)
+
+    def end() -> None:
+        os.write(2, b"\n".join([b"x" * 390] * 40))
+        os._exit(3)
+
+    for rank in range(24):
+        assert "exit code 3" in str(died(others.slice(gpus=rank).run.call_one(end)))
