@@ -19,6 +19,7 @@ from meshbook.magics.introspection.ranks import RankNames
 from meshbook.magics.meshes.registry import MeshRegistry
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.actor_output import ActorOutputRouter
+from meshbook.magics.output.publisher import send_any_text
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.cell_interrupts import CellInterrupts
 from meshbook.magics.shell.local_cells import LocalCells, UnhandledFaultDisplay, trim_tracebacks
@@ -94,6 +95,7 @@ def load(shell: Any) -> Notebook:
     NotebookCompleter(notebook, ranks).install()
     trim_tracebacks(shell)
     if getattr(shell, "kernel", None) is not None:
+        send_any_text(shell.kernel.session)
         CellInterrupts(shell).install()
         Inspector(notebook, ranks).install()
         if (channel := shell.kernel.shell_channel_thread) is not None:  # a kernel within another process has none

@@ -7,6 +7,7 @@ here imports what only its verb needs.
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ from meshbook.runtime.error_page import WIDTH, format_list, sections
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # texts of users and ours must not end a command that runs for hours
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["lab"] and words[1:] not in (["-h"], ["--help"]):  # argparse would look for its options
         kernelspecs.lab(words[1:])

@@ -76,3 +76,10 @@ def _format_run(first: int, last: int) -> str:
 def mesh_name(mesh: str) -> str:
     """Return the name that the user gave a mesh: `trainers` of `trainers-3f9c01aa`, which is unique in the run."""
     return mesh.rpartition("-")[0] or mesh
+
+
+def whole(text: str) -> str:
+    """Return text that UTF-8 can encode: join adjacent surrogate halves, and replace single ones with U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

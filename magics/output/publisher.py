@@ -15,6 +15,8 @@ from typing import Any, Protocol, TextIO, TypeAlias
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from meshbook.magics.output.grouping import StreamName
+from meshbook.runtime.formats import whole
+from meshbook.runtime.telemetry.forwarding import encodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,14 @@ class TerminalPublisher:
         for publication in publications:
             match publication:
                 case StreamText(name, text):
-                    (sys.stderr if name == "stderr" else sys.stdout).write(text)
-                case Display(data, _):
-                    print(data.get("text/plain", ""))
-                case LiveDisplay(data, is_final=is_final):
-                    if is_final:
-                        print(data.get("text/plain", ""))
+                    self._write(text, sys.stderr if name == "stderr" else sys.stdout)
+                case Display(data, _) | LiveDisplay(data, is_final=True):
+                    self._write(f"{data.get('text/plain', '')}\n", sys.stdout)
                 case Error(_, _, traceback):
-                    print(*traceback, sep="\n", file=sys.stderr)
+                    self._write("\n".join((*traceback, "")), sys.stderr)
+
+    def _write(self, text: str, file: TextIO) -> None:
+        file.write(encodable(text, file))
 
 
 class CapturedPublisher:
@@ -156,6 +158,30 @@ class CapturedPublisher:
             self._streams[name].write(text)
         else:
             self._others.publish([StreamText(name, text)])
+
+
+def send_any_text(session: Any) -> None:
+    """Make a kernel send messages with any text. One that UTF-8 cannot encode would cost a cell its output or reply.
+
+    Surrogates come from names of files, from broken JSON and from errors that quote such a text.
+    """
+    pack = session.pack
+
+    def pack_any_text(content: Any) -> Any:
+        try:
+            return pack(content)
+        except UnicodeEncodeError:
+            return pack(_with_whole_text(content))
+
+    session.pack = pack_any_text
+
+
+def _with_whole_text(content: Any) -> Any:
+    if isinstance(content, str):
+        return whole(content)
+    if isinstance(content, Mapping):
+        return {_with_whole_text(key): _with_whole_text(value) for key, value in content.items()}
+    return [*map(_with_whole_text, content)] if isinstance(content, list | tuple) else content
 
 
 def publisher_for(shell: Any, *, is_within: bool = False) -> Publisher:

@@ -18,6 +18,7 @@ from meshbook.runtime.actor.context import CURRENT, context, current_origin, nam
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import CallTimeout
+from meshbook.runtime.formats import whole
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.bulk import Bulk
 from meshbook.runtime.node.call_table import (
@@ -246,6 +247,7 @@ class Outbound:
 
     def stop(self, targets: Sequence[Target], reason: str, reply_handler: CallHandler) -> None:
         """Stop the actors after the messages sent to them so far."""
+        reason = whole(reason)  # the text of an error, for example, which may quote anything
 
         def make(call: int, index: int) -> Stop:
             return Stop(self._node, call, targets[index].actor, reason)

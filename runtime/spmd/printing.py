@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from meshbook.runtime.telemetry.forwarding import encodable
 from meshbook.runtime.telemetry.output import Chunk, OutputChunk, StreamName
 
 REDRAW_SECONDS = 1.0  # between two states of a progress bar, which would otherwise be a line each
@@ -90,7 +91,7 @@ class Printer:
         if not text or self._is_broken:
             return
         try:
-            self._files[stream].write(text)
+            self._files[stream].write(encodable(text, self._files[stream]))
             self._files[stream].flush()
         except OSError:  # a closed pipe, a full disk
             self._is_broken = True

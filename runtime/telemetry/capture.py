@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from meshbook.runtime.clock import monotonic, sleep
+from meshbook.runtime.formats import whole
 from meshbook.runtime.telemetry.follower import Follower
 from meshbook.runtime.telemetry.output import SHOWN, LogOptions, OutputChunk, SentMark, StreamName
 from meshbook.runtime.telemetry.rank_streams import RankStream
@@ -428,10 +429,3 @@ class Capture:
         else:
             self._reply_output.send()
             self._send_chunk(chunk)
-
-
-def whole(text: str) -> str:
-    """Return text that UTF-8 can encode: join adjacent surrogate halves, and replace single ones with U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.formats import format_ranks, mesh_name
@@ -143,8 +143,18 @@ class ScriptScreen:
         ):
             file = sys.stderr if stream == "stderr" else sys.stdout
             if file is not None:  # a process may have none
-                file.write("".join(map(_labelled, some)))
+                file.write(encodable("".join(map(_labelled, some)), file))
                 file.flush()
+
+
+def encodable(text: str, file: TextIO) -> str:
+    """Return the text with escapes for the characters that this file cannot encode."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def _labelled(shown: Shown) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
+from meshbook.runtime.formats import whole
 from meshbook.runtime.telemetry.curves import CurveStore
 from meshbook.runtime.telemetry.events import EventLog, RunEvent
 from meshbook.runtime.telemetry.logbook import Logbook, LogState
@@ -122,7 +123,7 @@ class UnsentOutput(msgspec.Struct, frozen=True, array_like=True):
             unseen.append((self.origin, stream, text))
         for (origin, stream), group in itertools.groupby(unseen, key=lambda piece: piece[:2]):
             if text := "".join(text for _, _, text in group):
-                yield origin, stream, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                yield origin, stream, whole(text)
 
 
 Chunk = OutputChunk | DisplayChunk | ClearChunk

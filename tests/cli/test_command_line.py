@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_explain_prints_a_section(capsys: pytest.CaptureFixture[str], monkeypatc
     heading, empty, *lines = capsys.readouterr().out.splitlines()
     assert (heading, empty) == ("GroupError", "")
     assert 40 < max(map(len, lines)) <= 60
+
+
+def test_a_stream_that_is_ascii_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data := io.BytesIO(), encoding="ascii"))
+    assert main(["explain", "GroupError"]) == 0
+    print("caf\xe9", flush=True)
+    assert data.getvalue().endswith(rb"caf\xe9" + b"\n")
 
 
 def test_explain_without_a_name_lists_the_sections(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,16 @@ def test_one_traceback_with_the_cells_own_lines(notebook: KernelNotebook) -> Non
     assert "local.py" not in notebook.run_failing("%%mesh\nimport meshbook\nmeshbook.RDMABuffer('text')").traceback
 
 
+@pytest.mark.parametrize("magic", ["", "%%mesh 0\n"], ids=["in the notebook", "on a rank"])
+def test_text_that_utf_8_cannot_encode_ends_no_cell_and_no_kernel(notebook: KernelNotebook, magic: str) -> None:
+    text = r"'a\ud800b'"
+    assert "a\ufffdb" in notebook.run(f"{magic}print({text})").stdout
+    assert "a\ufffdb" in notebook.run_failing(f"{magic}raise ValueError({text})").traceback
+    shown = notebook.run(f"{magic}from IPython.display import Markdown, display\ndisplay(Markdown({text}))")
+    assert shown.displays
+    assert notebook.run(f"{magic}{text}").result is not None
+
+
 def test_lines_count_as_in_any_cell(notebook: KernelNotebook) -> None:
     # IPython itself drops them, so that they count in no cell.
     assert ":2)" in notebook.run_failing("\n\n%%mesh\n1 / 0").error["evalue"]

@@ -72,6 +72,14 @@ def test_each_stream_goes_to_its_file() -> None:
     assert files["stderr"].getvalue() == "[rank 0] err\n"
 
 
+def test_a_file_that_is_ascii_gets_escapes() -> None:
+    file = io.TextIOWrapper(data := io.BytesIO(), encoding="ascii")
+    printer = Printer(1, {"stdout": file, "stderr": file}, broken=lambda: None)
+    printer.take(chunk("caf\xe9\n"))
+    printer.close()
+    assert data.getvalue() == rb"[rank 0] caf\xe9" + b"\n"
+
+
 class Closed(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError

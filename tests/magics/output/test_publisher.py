@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
+from jupyter_client.session import Session
 
 from meshbook.magics.output.model import CellOutput
-from meshbook.magics.output.publisher import Display, LiveDisplay, StreamText, TerminalPublisher, publisher_for
+from meshbook.magics.output.publisher import (
+    Display,
+    LiveDisplay,
+    StreamText,
+    TerminalPublisher,
+    publisher_for,
+    send_any_text,
+)
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel
@@ -77,6 +85,15 @@ def test_streams_that_the_code_around_a_cell_has_redirected_get_its_text(
     assert kept.getvalue() == "out\nend\n"
     assert kernel.texts == [("cell 1", "err\n"), ("cell 1", "top\n")]
     assert [content["data"] for kind, content, _ in kernel.sent if kind == "display_data"] == [TEXT]
+
+
+def test_text_that_utf_8_cannot_encode_is_sent_with_replacements() -> None:
+    session = Session(key=b"")
+    sent = session.pack(content := {"text": ["caf\xe9", 1.5]})
+    send_any_text(session)
+    assert session.pack(content) == sent
+    broken = {"a\ud800": ("b\udcff", {"c": "\ud83d\ude00", "d": [None, True]})}
+    assert session.unpack(session.pack(broken)) == {"a\ufffd": ["b\ufffd", {"c": "\U0001f600", "d": [None, True]}]}
 
 
 def test_a_terminal_gets_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def stopped(future: Any, reason: str) -> None:
 def test_14_calls_after_the_stop_of_an_actor_mesh_say_so(world: Any, kind: type[Actor]) -> None:
     """With the reason, for every verb; nothing hangs."""
     members: Any = world.spawn(kind, name="member")
-    members.stop("enough for today").get(PATIENCE)
+    members.stop("enough for today: \ud800").get(PATIENCE)  # as in the text of an error
     stopped(members.note.call("late"), "enough for today")
     stopped(members.slice(gpus=1).note.call_one("late"), "enough for today")
     stopped(members.note.choose("late"), "enough for today")

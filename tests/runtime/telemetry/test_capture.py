@@ -17,8 +17,9 @@ import pytest
 
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
+from meshbook.runtime.formats import whole
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.telemetry.capture import FLUSH_SECONDS, IDLE_SECONDS, Capture, ReplyOutput, whole
+from meshbook.runtime.telemetry.capture import FLUSH_SECONDS, IDLE_SECONDS, Capture, ReplyOutput
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.rank_streams import RankStream
 from meshbook.runtime.telemetry.stderr_tail import read_last_lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -138,6 +139,13 @@ def test_a_script_shows_lines_with_mesh_and_ranks(capsys: pytest.CaptureFixture[
         "[the-trainers 0-2,5] all",
     ]
     assert err == "[the-trainers 0] careful\n"
+
+
+def test_a_stream_that_is_ascii_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data, encoding="ascii"))
+    ScriptScreen().show([CompleteLines("", "m-1", (0,), "stdout", "caf\xe9 \ud800\n")])
+    assert data.getvalue() == rb"[m 0] caf\xe9 \ud800" + b"\n"
 
 
 def test_a_script_without_streams_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
