@@ -50,7 +50,7 @@ from meshbook.runtime.hosts.workers import Ask, EndedWorker, OnExit, Workers
 from meshbook.runtime.memory.process_identity import RunMembership
 from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
-from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec
+from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, is_import_alike
 from meshbook.runtime.mesh.workspaces import WORKSPACE, WorkspaceActor
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
@@ -305,9 +305,7 @@ class Agent(HostActor):
 
     def _inform(self, spec: WorkerSpec, rendezvous: dict[str, str], incarnations: dict[str, int]) -> WorkerSpec:
         """Return the worker spec completed with the values that only its agent has."""
-        world = msgspec.structs.replace(
-            spec.world, rendezvous=rendezvous, environment=_environment_here(spec.world, self._away)
-        )
+        world = msgspec.structs.replace(_world_here(spec.world, self._away), rendezvous=rendezvous)
         return msgspec.structs.replace(spec, world=world, incarnations=incarnations)
 
     def _notify_restarted(self, spec: WorkerSpec) -> None:
@@ -377,8 +375,7 @@ class Agent(HostActor):
 
     @endpoint
     def keep_spares(self, like: WorkerSpec, count: int) -> None:
-        world = msgspec.structs.replace(like.world, environment=_environment_here(like.world, self._away))
-        like = msgspec.structs.replace(like, world=world)
+        like = msgspec.structs.replace(like, world=_world_here(like.world, self._away))
         self._workers.keep_spares(like, count)
 
     @endpoint
@@ -420,6 +417,13 @@ class Agent(HostActor):
 
 def _nothing() -> None:
     """Do nothing: no caller waits for the link."""
+
+
+def _world_here(world: MeshSpec, away: RemoteAgentSpec | None) -> MeshSpec:
+    """Return the data of a mesh with the environment of its workers on this host, and the fork server that suits it."""
+    environment = _environment_here(world, away)
+    is_warm = world.is_warm and is_import_alike(environment, os.environ)
+    return msgspec.structs.replace(world, environment=environment, is_warm=is_warm)
 
 
 def _environment_here(world: MeshSpec, away: RemoteAgentSpec | None) -> dict[str, str]:

@@ -4,7 +4,8 @@
 
 Workers start warm if they are forked from the server that has imported torch: they share it and need not import it. A
 program without torch would wait a second or two for nothing. So a script gets warm workers only if it uses torch, as
-far as that is known at the spawn.
+far as that is known at the spawn. Workers import torch themselves if a variable that its import reads, such as
+TORCH_LOGS, has been set since that server started.
 """
 
 from __future__ import annotations
@@ -269,6 +270,16 @@ def starts_warm(settings: Settings, workers: int) -> bool:
 def is_agent_warm(settings: Settings) -> bool:
     """Return whether an agent that is started now starts with the warm fork server."""
     return not settings.preload_for_torch or "torch" in sys.modules
+
+
+# Not those that torch reads later, when it makes a process group, compiles a function or allocates on a GPU.
+_READ_BY_IMPORT = re.compile(r"(PY)?TORCH_(?!NCCL_|COMPILE_|HOME$|.*ALLOC_CONF$)\w+")
+
+
+def is_import_alike(environment: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether torch is the same after its import in these environments: it reads some variables only then."""
+    names = filter(_READ_BY_IMPORT.fullmatch, {*environment, *other})
+    return all(environment.get(name) == other.get(name) for name in names)
 
 
 def imports_torch_later(modules: Iterable[ModuleType]) -> bool:

@@ -232,6 +232,21 @@ def test_the_plain_server_is_started_again(tell):
     assert script.importers() == []
 
 
+def test_a_variable_that_the_import_of_torch_reads(tell):
+    """A worker imports torch itself if such a variable was set after the warm fork server had started."""
+    script = tell("""
+        import torch
+
+        tell(looks(spawn(1)))
+        os.environ["TORCH_LOGS"] = "+dynamo"
+        tell(looks(spawn(1)))
+        os.environ["TORCH_NCCL_DEBUG"] = os.environ["TORCH_HOME"] = "x"
+        del os.environ["TORCH_LOGS"]
+        tell(looks(spawn(1)))
+    """)
+    assert [have_torch(script.hear()[0]) for _ in range(3)] == [{True}, {False}, {True}]
+
+
 @pytest.mark.parametrize(("workers", "is_warm"), [(1, False), (2, True)])
 def test_an_import_in_a_function(tell, workers, is_warm):
     """The number of cores decides whether the workers import it themselves."""
