@@ -138,6 +138,7 @@ class CellExecution:
     def begin(self, source: str) -> None:
         """Send the source to the ranks whose turn has come."""
         self._source = source
+        self._mesh.share_path()
         self.cell.session.output.open(self.origin, self._output.take)
         self.cell.session.questions.open(self.origin, self._prompting)
         try:

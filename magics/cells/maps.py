@@ -31,6 +31,7 @@ class CellItemRunner:
     def __init__(self, mesh: NotebookMesh, ranks: Sequence[int], name: str) -> None:
         if mesh.dead.keys() >= set(ranks):
             raise MeshError(format_dead(mesh, ranks))
+        mesh.share_path()
         self.key = uuid.uuid4().hex
         self.nodes: Mapping[int, Address] = {rank: mesh.procs.nodes[rank] for rank in ranks}
         self._mesh = mesh

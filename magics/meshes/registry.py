@@ -25,6 +25,7 @@ from meshbook.runtime.hosts.session import Session, close_session, current_sessi
 from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
+from meshbook.runtime.mesh.worker_specs import inherited_path
 from meshbook.runtime.resources import count_cores, count_gpus
 
 DEFAULT_NAME = "mesh"
@@ -66,6 +67,9 @@ class NotebookMesh:
     lost: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fresh: dict[int, int] = field(default_factory=dict)  # restarted rank -> the serial of the last cell before
     added: dict[int, int] = field(default_factory=dict)  # rank added by a resize -> the serial of the last cell before
+    # The import path of the notebook when the mesh began, and what of it the ranks have by now.
+    first_path: tuple[str, ...] = field(default_factory=inherited_path)
+    shared_path: frozenset[str] = frozenset()
     breaks: int = 0  # how often its process groups were broken by command
     broken: dict[int, str] = field(default_factory=dict)  # rank -> by what its process groups were broken last
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
@@ -154,6 +158,19 @@ class NotebookMesh:
         stayed = set(before.values())
         self.added |= {rank: self.last.serial for node, rank in self.rank_of.items() if node not in stayed}
         self.last = LastCell()
+
+    def share_path(self) -> None:
+        """Add the folders to the import path of the ranks that the notebook has added to its own since they began."""
+        path = inherited_path()
+        new = [entry for entry in path if entry not in self.shared_path and entry not in self.first_path]
+        living = [rank for rank in self.rank_of.values() if rank not in self.dead]
+        if not new or not living or self.is_stopped:
+            return
+        place = next((index for index, entry in enumerate(path) if entry in self.first_path), 0)
+        first = [entry for entry in new if entry in path[:place]]
+        # On the main thread of a rank, as cells: those that follow have the folders.
+        self.pick(self.cells, living).add_to_path.broadcast(first, [entry for entry in new if entry not in first])
+        self.shared_path = self.shared_path.union(new)
 
     def note_lost(self, rank: int, names: Iterable[str]) -> None:
         """Record names that a rank lacks after a restart."""
@@ -406,6 +423,8 @@ class MeshRegistry:
 
         def go_on(procs: ProcMesh, ranks: Sequence[int]) -> Future[Any] | None:
             followed = mesh.follow(procs)
+            mesh.shared_path = frozenset()
+            mesh.share_path()
             mesh.note_broken("the restart or resize of ranks", others_than=ranks)
             return followed
 

@@ -61,6 +61,8 @@ class LocalCells:
         session = running_session()
         if session is not None:
             session.forwarder.flush(self._origin)
+            for mesh in self._notebook.meshes:
+                mesh.share_path()
         waits, self._waits = self._waits, None
         if waits is not None and waits.cancelled and isinstance(result.error_in_exec, asyncio.CancelledError):
             print(waits.format_cancelled(), end="")

@@ -48,6 +48,7 @@ class RankRequest:
 
     def __init__(self, mesh: NotebookMesh, requests: Mapping[int, VariableRequest], what: str) -> None:
         check_able(mesh, mesh.procs.region.pick(requests))
+        mesh.share_path()
         self._mesh = mesh
         self._what = what
         self._operation = f"{what} {next(_serial)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import importlib
 import os
 import resource
 import sys
@@ -106,6 +107,13 @@ class CellActor(Actor):
         self._shell.predefined = self._predefined
         names = self._shell.user_ns
         names.update({name: value for name, value in self._predefined.items() if names.get(name) is before[name]})
+
+    @endpoint
+    def add_to_path(self, first: list[str], last: list[str]) -> None:
+        """Add these folders to the beginning and to the end of the import path."""
+        sys.path[:0] = [entry for entry in first if entry not in sys.path]
+        sys.path.extend(entry for entry in last if entry not in sys.path)
+        importlib.invalidate_caches()
 
     @endpoint
     def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,3 +43,25 @@ def test_a_class_that_is_defined_again_in_a_cell(notebook: KernelNotebook) -> No
     notebook.run("def label(count):\n    return f'third {count}'\nawait first.reload()")
     assert notebook.evaluate("list(first.add.call().get().values())") == ["third 3"] * 4
     notebook.run("first.stop().get(); second.stop().get()")
+
+
+def test_folders_that_the_notebook_adds_to_its_import_path(notebook: KernelNotebook, tmp_path: Path) -> None:
+    """They are on that of the ranks as well: in the same cell, at the same end, and after a restart."""
+    last, first = tmp_path / "last", tmp_path / "first"
+    for folder in (last, first):
+        folder.mkdir()
+        (folder / f"helper_in_{folder.name}.py").write_text("def double(x):\n    return 2 * x\n")
+    notebook.run("%mesh up --gpus 2 --name other")
+    notebook.run(
+        f"import sys\nsys.path.append({str(last)!r})\nimport helper_in_last\n"
+        "doubled = list(other.map(helper_in_last.double, [1, 2]))"
+    )
+    assert notebook.evaluate("doubled") == [2, 4]
+    notebook.run(f"sys.path.insert(0, {str(first)!r})")
+    look = "%%mesh other\nimport sys\nimport helper_in_first, helper_in_last\nends = sys.path[0], sys.path[-1]"
+    notebook.run(look)
+    assert notebook.evaluate("other.pull('ends')") == [(str(first), str(last))] * 2
+    notebook.run("%mesh restart other[1]")
+    notebook.run(look)
+    assert notebook.evaluate("other.pull('ends')") == [(str(first), str(last))] * 2
+    notebook.run("%mesh down other\nsys.path.pop(0), sys.path.pop()")
