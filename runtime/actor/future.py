@@ -169,6 +169,12 @@ class Future(Generic[T]):
         if self._done:
             self._run_callbacks()
 
+    def _forget(self, callback: Callable[[], object]) -> None:
+        """Remove a callback that no thread or task waits for any more."""
+        if not self._done and self._callbacks:
+            with contextlib.suppress(ValueError):  # it is called just now
+                self._callbacks.remove(callback)
+
     def then(self, make: Callable[[T], U]) -> Future[U]:
         """Return a future of `make(value)`. It fails with the same error as this future."""
         twin: Future[U] = Future.pending()
@@ -237,16 +243,15 @@ class Future(Generic[T]):
         latch = Latch()
         self.when_done(latch.release)
         try:
-            is_released = latch.wait(timeout)
+            latch.wait(timeout)
         except KeyboardInterrupt as interrupt:
             if what := self.describe():
                 interrupt.add_note(f"{what} goes on; {HOW_TO_CANCEL}")
             raise
-        if not is_released:
-            with contextlib.suppress(ValueError):  # released just now
-                (self._callbacks or []).remove(latch.release)
-            if not self._done:
-                raise TimeoutError(f"{self.describe() or 'the future'} did not answer within {timeout:g} s")
+        finally:
+            self._forget(latch.release)
+        if not self._done:
+            raise TimeoutError(f"{self.describe() or 'the future'} did not answer within {timeout:g} s")
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the value and return it, like `get`."""
@@ -300,6 +305,12 @@ class Future(Generic[T]):
 
     def as_asyncio(self) -> asyncio.Future[T]:
         """Return the same answer as an `asyncio.Future` of the running loop. RuntimeError if no loop runs."""
+        twin, wake = self._twin()
+        twin.add_done_callback(lambda _: self._forget(wake))
+        return twin
+
+    def _twin(self) -> tuple[asyncio.Future[T], Callable[[], object]]:
+        """Return the same answer as an `asyncio.Future`, and the callback here that settles it."""
         loop = asyncio.get_running_loop()
         twin: asyncio.Future[T] = loop.create_future()
 
@@ -318,7 +329,14 @@ class Future(Generic[T]):
                 loop.call_soon_threadsafe(copy)
 
         self.when_done(wake)
-        return twin
+        return twin, wake
+
+    def _wait_on_loop(self) -> Generator[Any, None, T]:
+        twin, wake = self._twin()
+        try:
+            return (yield from twin.__await__())
+        finally:
+            self._forget(wake)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._done:
@@ -328,9 +346,9 @@ class Future(Generic[T]):
         here = CURRENT.get()
         waiter: Waiter | None = here.waiter if here is not None else None
         if waiter is None or not waiter.begin_wait(self, blocking=False, bounded=False):
-            return (yield from self.as_asyncio().__await__())
+            return (yield from self._wait_on_loop())
         try:
-            return (yield from self.as_asyncio().__await__())
+            return (yield from self._wait_on_loop())
         finally:
             waiter.end_wait()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshbook.runtime.actor.context import name_of
 from meshbook.runtime.actor.failure import Receipt
-from meshbook.runtime.actor.future import Future
+from meshbook.runtime.actor.future import Future, when_settled
 from meshbook.runtime.actor.values import LazyValue, ValueMesh
 from meshbook.runtime.errors import CallCancelled, CallError, CallTimeout, SupervisionError
 from meshbook.runtime.formats import name_ranks
@@ -478,10 +478,21 @@ ANSWER_SECONDS = 0.5  # time limit for the ranks without a reply to report where
 
 
 class TimeLimit:
-    """Fails a call after `seconds`. `name` is the called endpoint, for the error; `first` is the first called rank."""
+    """Fails a call after `seconds`, unless all of its futures are settled before.
+
+    `name` is the called endpoint, for the error; `first` is the first called rank.
+    """
 
     def __init__(
-        self, calls: Outbound, pending_call: PendingCall, seconds: float, *, name: str, count: int, first: int
+        self,
+        calls: Outbound,
+        pending_call: PendingCall,
+        futures: Sequence[Future[Any]],
+        seconds: float,
+        *,
+        name: str,
+        count: int,
+        first: int,
     ) -> None:
         self._calls = calls
         self._pending_call = pending_call
@@ -489,7 +500,7 @@ class TimeLimit:
         self._name = name
         self._count = count
         self._first = first
-        calls.call_later(seconds, self._expire)
+        when_settled(futures, calls.call_later(seconds, self._expire).cancel)
 
     def _expire(self) -> None:
         """Request the whereabouts of the ranks that have not replied, after the time limit."""
@@ -514,14 +525,13 @@ def ask_places(
     reply_handler = PerRank(len(silent))
     calls.ask_where(silent, reply_handler)
     places = reply_handler.futures
+    timer = calls.call_later(ANSWER_SECONDS, lambda: take(places))
 
-    def look() -> None:
-        if all(place.done() for place in places):
-            take(places)
+    def take_all() -> None:
+        timer.cancel()
+        take(places)
 
-    for place in places:
-        place.when_done(look)
-    calls.call_later(ANSWER_SECONDS, lambda: take(places))
+    when_settled(places, take_all)
 
 
 def format_place(place: Future[CallPlace]) -> str:

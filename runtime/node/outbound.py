@@ -274,7 +274,7 @@ class Outbound:
         """Set a time limit for a call, of which these are the futures; the pending ones then fail with CallTimeout."""
         for future in futures:
             if isinstance(pending_call := future.pending_call, PendingCall):  # else this reply is here already
-                TimeLimit(self, pending_call, seconds, name=name, count=count, first=first)
+                TimeLimit(self, pending_call, futures, seconds, name=name, count=count, first=first)
                 return
 
     def ask_where(self, silent: Sequence[Unanswered], reply_handler: PerRank) -> None:

@@ -105,7 +105,8 @@ class Broadcast:
             reply_handler = PerRank(1)
             self._node.calls.send([Target(each.address, RECEIVER)], "receive", ((order,), {}), NOWHERE, reply_handler)
             self._futures.append(reply_handler.futures[0])
-        self._node.loop.call_later(self._seconds + GRACE, self._time_out)
+        timer = self._node.loop.call_later(self._seconds + GRACE, self._time_out)
+        when_settled(self._futures, timer.cancel)
         when_settled(self._futures, self._settle)
         return self._done
 

@@ -235,6 +235,7 @@ def test_ctrl_c_ends_the_wait_and_spoils_nothing(session: Any, threads: Threads,
         wait_and_be_interrupted()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not held.done()
+    assert not held._callbacks
     gate.open()
     assert way(held) == "answer"
     threads.join()

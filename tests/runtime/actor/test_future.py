@@ -272,3 +272,21 @@ def test_a_ctrl_c_that_came_just_before_the_wait_ends_it(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         Future.pending().get()
     taker.join()
+
+
+@pytest.mark.parametrize("as_twin", [False, True])
+def test_a_task_that_gives_up_leaves_nothing_in_the_future(as_twin: bool) -> None:
+    """A program that looks at a pending future again and again."""
+    future: Future[int] = Future.pending()
+
+    async def look() -> None:
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(future.as_asyncio() if as_twin else future, 0.0)
+        await asyncio.sleep(0)
+        assert not future._callbacks
+        twin = future.as_asyncio()
+        future.resolve(lambda: 1)
+        assert await twin == 1
+
+    asyncio.run(look())

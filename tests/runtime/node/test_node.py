@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.node.call_table import PerRank, Target
@@ -513,6 +515,20 @@ def test_a_time_limit_where_one_rank_has_failed_already(session: Any, gate: Gate
     assert isinstance(futures.futures[0].exception(PATIENCE), ProcessDied)
     assert isinstance(futures.futures[1].exception(PATIENCE), CallTimeout)
     gate.open()
+
+
+def test_an_answered_call_leaves_no_timer_and_an_answer_that_was_dropped_no_memory(session: Any) -> None:
+    """Its time limit is long; the loop may keep some cancelled timers, but not what they refer to."""
+    probe, loop = session.spawn_probe(), session.controller.loop
+    answers: list[weakref.ref[Future[int]]] = []
+    for number in range(2000):
+        future = probe.run.within(1000).call_one(abs, -number)
+        assert future.get(PATIENCE) == number
+        answers.append(weakref.ref(future))
+    del future
+    loop.run(lambda: None)
+    assert not [answer for answer in answers if answer() is not None]
+    assert len(loop._timers) + len(loop._new_timers) < 500
 
 
 def test_a_reply_has_left_before_the_next_message_begins(session: Any, gate: Gate) -> None:

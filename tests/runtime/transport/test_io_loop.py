@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,33 @@ def test_a_timer_may_be_set_before_the_start(happened: queue.SimpleQueue[str]) -
     loop.start()
     assert next_of(happened) == "timer"
     loop.close()
+
+
+def test_a_cancelled_timer_does_not_run_and_keeps_nothing(loop: IoLoop, happened: queue.SimpleQueue[str]) -> None:
+    class Large:
+        def note(self) -> None:
+            happened.put("cancelled")
+
+    large = Large()
+    timer, kept = loop.call_later(0.02, large.note), weakref.ref(large)
+    timer.cancel()
+    timer.cancel()
+    del large
+    assert kept() is None
+    loop.call_later(0.03, lambda: happened.put("last"))
+    assert next_of(happened) == "last"
+    assert happened.empty()
+
+
+def test_cancelled_timers_do_not_pile_up(loop: IoLoop) -> None:
+    kept = [loop.call_later(NEVER, print) for _ in range(100)]
+    for _ in range(20_000):
+        loop.call_later(NEVER, print).cancel()
+        loop.call_soon(lambda: None)
+    loop.run(lambda: None)
+    loop.run(lambda: None)
+    assert len(loop._timers) + len(loop._new_timers) < 500
+    assert sum(timer.callback is not None for _, _, timer in loop._timers) == len(kept)
 
 
 # -- callbacks ---------------------------------------------------------------------
