@@ -24,6 +24,7 @@ from meshbook.runtime.errors import format_help
 from meshbook.runtime.hosts.faults import is_default, set_unhandled_fault_hook, unhandled_fault_hook
 from meshbook.runtime.hosts.session import running_session
 from meshbook.runtime.traces import without_ours
+from meshbook.runtime.wire.module_edits import expect_edits, note_modules
 
 
 class LocalCells:
@@ -42,6 +43,7 @@ class LocalCells:
 
     def before_cell(self, info: Any) -> None:
         """Show the output of actors on behalf of this cell in it."""
+        expect_edits()
         session, self._origin = running_session(), f"local {_number_of_next(self._notebook.shell)}"
         if session is None:
             CURRENT.set(None)  # a value left here belongs to a closed session
@@ -58,6 +60,7 @@ class LocalCells:
 
         Batch runs (nbclient) read nothing after the reply.
         """
+        note_modules()
         session = running_session()
         if session is not None:
             session.forwarder.flush(self._origin)

@@ -46,6 +46,7 @@ from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 from meshbook.runtime.node.execution import RunningEndpoint
+from meshbook.runtime.wire.module_edits import note_modules
 
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
@@ -237,6 +238,7 @@ class CellActor(Actor):
         return CellOutcome(cost, value=value)
 
     def _end(self, origin: str) -> None:
+        note_modules()
         if self._node.capture is not None:
             self._node.capture.end(origin, self._node.cast_call())
 

@@ -45,6 +45,11 @@ def note_worker() -> None:
     _Process.has_program = False
 
 
+def has_program() -> bool:
+    """Return whether a program runs in this process, a notebook or a script, and not only actors of others."""
+    return _Process.has_program
+
+
 def namespace_here() -> Names | None:
     """Return the variables in whose world an arriving value is: those of the program, or on a rank of its cells.
 

@@ -22,6 +22,7 @@ from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.definitions import digest_of, find_class, note_digest, own_class
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
 from meshbook.runtime.wire.functions import make_code, reduce_function
+from meshbook.runtime.wire.module_edits import Followed, find_edits, known_edits, note_modules
 from meshbook.runtime.wire.reducers import (
     reduce_array,
     reduce_arrow,
@@ -59,7 +60,7 @@ def dumps(value: Any, what: What) -> list[Buffer]:
     """Return the body of a message."""
     try:
         if type(value) in _PLAIN or _is_plain(value):
-            return [_pickle(value, 5)]
+            return [_pickle(Followed(edits, value) if (edits := known_edits()) else value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
         raise PickleError(f"{_text_of(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
@@ -102,7 +103,9 @@ def pass_main_by_value() -> None:
 def loads(body: Body, what: What) -> Any:
     """Return the value of a body: arrays and tensors use the memory of the frame, or a copy if that is read-only."""
     try:
-        return unpickle(body[0], buffers=[part if _is_writable(part) else bytearray(part) for part in body[1:]])
+        value = unpickle(body[0], buffers=[part if _is_writable(part) else bytearray(part) for part in body[1:]])
+        note_modules()
+        return value
     except _FAULTS as error:
         if body and isinstance(body[0], LostBody):
             raise MessageLost(f"{_text_of(what)} could not be read: {body[0].why}") from None
@@ -212,6 +215,8 @@ class _CpuPickler(_Pickler):
 
 
 def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buffer]:
+    if edits := find_edits():
+        value = Followed(edits, value)
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler(stream, 5, buffer_callback=buffers.append).dump(value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -65,3 +66,45 @@ def test_folders_that_the_notebook_adds_to_its_import_path(notebook: KernelNoteb
     notebook.run(look)
     assert notebook.evaluate("other.pull('ends')") == [(str(first), str(last))] * 2
     notebook.run("%mesh down other\nsys.path.pop(0), sys.path.pop()")
+
+
+MODULE = """
+from meshbook import Actor, endpoint
+from {helper} import VERSION, helper
+
+def f(x):
+    return helper(), VERSION, x
+
+class Worker(Actor):
+    @endpoint
+    def work(self):
+        return f(1)
+"""
+HELPER = "VERSION = {version}\ndef helper():\n    return 'version {version}'\n"
+
+
+def test_ranks_follow_a_module_that_was_edited_and_reloaded(notebook: KernelNotebook, tmp_path: Path) -> None:
+    """In maps, lambdas, cells and actors; also if the edit is in a module that another one imports from."""
+
+    def write(name: str, text: str, at: int) -> None:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        os.utime(path, (at, at))  # Python compares whole seconds
+
+    def check(expected: tuple[Any, ...]) -> None:
+        calls = ("mesh.map(edited.f, [1]).get()", "mesh.map(lambda x: edited.f(x), [1]).get()")
+        for call in (*calls, "[actors.slice(gpus=0).work.call_one().get()]"):
+            assert notebook.evaluate(call) == [expected], call
+        assert notebook.run("%%mesh 0\nedited.f(1)").result == f"[0] {expected}"
+
+    write("edited_helper", HELPER.format(version=1), 1_600_000_000)
+    write("edited", MODULE.format(helper="edited_helper"), 1_600_000_000)
+    both = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport edited"
+    notebook.run(both)
+    notebook.run(f"%%mesh\n{both}")
+    notebook.run("actors = mesh.spawn('edited', edited.Worker)")
+    check(("version 1", 1, 1))
+    write("edited_helper", HELPER.format(version=22), 1_600_000_001)
+    check(("version 1", 1, 1))  # as in the notebook
+    notebook.run("import importlib, edited_helper\nimportlib.reload(edited_helper)\nimportlib.reload(edited)")
+    check(("version 22", 22, 1))
