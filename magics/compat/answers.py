@@ -17,6 +17,7 @@ from meshbook.magics.cells.maps import format_bar
 from meshbook.magics.compat.calls import KEYS, ViewCall, ViewFuture, as_rank_error, wait_for
 from meshbook.magics.errors import TaskAborted, make_remote_failure
 from meshbook.magics.output.publisher import LiveDisplay, publisher_for
+from meshbook.runtime.cells.dependencies import UnmetDependency
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.packed_values import PackedValues
 
@@ -89,8 +90,9 @@ class AsyncResult(ViewFuture):
             values = [call.exception() or call.result() for call in self.calls]
             return values[0] if self._single else self._flatten(values)
         reports = [(call.engine if call.engine is not None else -1, call.error) for call in failed]
-        if any(error is None or error.type_name == TaskAborted.__name__ for _, error in reports):
-            raise failed[0].exception() or RuntimeError(self._fname)
+        here = (call.exception() for call in failed)
+        if (own := next((each for each in here if isinstance(each, TaskAborted | UnmetDependency)), None)) is not None:
+            raise own
         raise make_remote_failure([(rank, error) for rank, error in reports if error is not None], self._fname)
 
     def _flatten(self, values: list[Any]) -> list[Any]:

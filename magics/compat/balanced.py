@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import itertools
 import threading
 import time
 from collections import deque
@@ -18,13 +17,15 @@ from meshbook.magics.cells.maps import CellItemRunner
 from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
 from meshbook.magics.compat.calls import ViewCall, wait_for
 from meshbook.magics.compat.functions import Function, name_of
+from meshbook.magics.compat.task_dependencies import Condition
 from meshbook.magics.compat.views import Targets, View
 from meshbook.magics.variables.split import split
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.cells.function_calls import RecordedFunction, RecordedResult
+from meshbook.runtime.cells.dependencies import ImpossibleDependency
+from meshbook.runtime.cells.function_calls import Each, RecordedFunction, RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import CallCancelled, ItemError
-from meshbook.runtime.mesh.scheduling import Arguments, Scheduler
+from meshbook.runtime.mesh.scheduling import Scheduler
 
 if TYPE_CHECKING:
     from meshbook.magics.compat.cluster import Client
@@ -36,8 +37,9 @@ _UNMET = "UnmetDependency"
 class LoadBalancedView(View):
     """A view of some ranks; each takes the next task when it is free.
 
-    `retries`: how often a failed task is retried. `after`: results that must be ready before a task begins. `follow`:
-    results on whose ranks it must run.
+    `retries`: how often a failed task is retried. `after`: results, or a `Dependency` on them, that a task needs before
+    it begins. `follow`: the same, and it must run on their rank. A task fails with ImpossibleDependency if such a call
+    fails.
     """
 
     _flag_names = (*View._flag_names, "follow", "after", "timeout", "retries")
@@ -55,8 +57,7 @@ class LoadBalancedView(View):
         """Call the function on the next free rank; returns at once."""
         call = ViewCall(self.client, label=self.label)
         task = _ViewTask(self, call, RecordedFunction(function), (arguments, keywords))
-        needed = [*_results_of(self.after), *_results_of(self.follow)]
-        task.begin_after(needed, _results_of(self.follow))
+        task.begin_once(Condition.of(self.after, self.client.calls_of), Condition.of(self.follow, self.client.calls_of))
         return AsyncResult(
             *([call], name_of(function), lambda values: values[0]), single=True, abort=task.abort, client=self.client
         )
@@ -75,12 +76,21 @@ class LoadBalancedView(View):
         columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
         if not columns:
             raise ValueError("must have some sequences to map onto!")
-        rows: list[Arguments] = [(row, {}) for row in zip(*columns, strict=False)]
-        scheduler = self._make_scheduler(self.ranks, chunksize)
-        calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, label)
+        rows = list(zip(*columns, strict=False))
+        tasks, sizes, called, size = rows, [1] * len(rows), function, chunksize or 1
+        if is_chunked := size > 1:  # one task for each chunk
+            chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
+            tasks, sizes, called = (
+                [tuple(zip(*each, strict=True)) for each in chunks],
+                [*map(len, chunks)],
+                Each(function),
+            )
+        scheduler = self._make_scheduler(self.ranks, 1 if is_chunked else chunksize)
+        calls, numbers = self._submit_all(scheduler, RecordedFunction(called), tasks, label, sizes)
         result = AsyncMapResult(
             *(calls, name_of(function)),
             ordered=ordered,
+            chunked=is_chunked,
             return_exceptions=return_exceptions,
             abort=lambda: scheduler.cancel(numbers),
             client=self.client,
@@ -91,23 +101,28 @@ class LoadBalancedView(View):
         size = chunksize or 1
         count = -(-len(sequences[0]) // size)
         pieces = [split(sequence, count) for sequence in sequences]
-        rows: list[Arguments] = [(row, {}) for row in zip(*pieces, strict=True)]
+        rows = list(zip(*pieces, strict=True))
         scheduler = self._make_scheduler(self.ranks, 1)
-        calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, None)
+        calls, numbers = self._submit_all(scheduler, RecordedFunction(function), rows, None, [1] * len(rows))
         return AsyncMapResult(
             *(calls, name_of(function)), chunked=True, abort=lambda: scheduler.cancel(numbers), client=self.client
         )
 
     def _submit_all(
-        self, scheduler: Scheduler, function: RecordedFunction, rows: Sequence[Arguments], label: str | None
+        self,
+        scheduler: Scheduler,
+        function: RecordedFunction,
+        rows: Sequence[tuple[Any, ...]],
+        label: str | None,
+        sizes: Sequence[int],
     ) -> tuple[list[ViewCall], list[int]]:
         submitted = time.time()  # before the ranks can begin
         try:
-            numbers, futures = scheduler.submit(scheduler.add_function(function), rows)
+            numbers, futures = scheduler.submit(scheduler.add_function(function), [(row, {}) for row in rows])
         except BaseException:
             scheduler.close()
             raise
-        calls = [ViewCall(self.client, label=label or self.label, submitted=submitted) for _ in rows]
+        calls = [ViewCall(self.client, size=size, label=label or self.label, submitted=submitted) for size in sizes]
         for number, call, future in zip(numbers, calls, futures, strict=True):
             call.abort = functools.partial(scheduler.cancel, [number])
             call.follow(future, functools.partial(_rank_of, scheduler, number, future))
@@ -162,20 +177,26 @@ class _ViewTask:
         self._cancel: Callable[[], object] = lambda: None
         call.abort = self.abort
 
-    def begin_after(self, needed: Sequence[AsyncResult], places: Sequence[AsyncResult]) -> None:
-        """Submit once these results are ready; on a rank where one of `places` has run."""
-        left = itertools.count(len(needed) - 1, -1)
+    def begin_once(self, after: Condition, follow: Condition) -> None:
+        """Submit once both conditions are met, on a rank of the second one; fail if one cannot be met any more."""
+        undecided = [None]  # the thread that pops it goes on
 
-        def look(_: Any) -> None:
-            if next(left) == 0:
-                found = {call.engine for each in places for call in each.calls}
-                self._ranks = [rank for rank in self._ranks if rank in found] if places else self._ranks
+        def look(_: Any = None) -> None:
+            try:
+                if not (after.is_met() and follow.is_met()):
+                    return
+                ranks = follow.ranks(self._ranks)
+            except ImpossibleDependency as error:
+                if _pop(undecided):
+                    self._call.refuse(error)
+                return
+            if _pop(undecided):
+                self._ranks = ranks
                 self._submit()
 
-        for each in needed:
-            each.add_done_callback(look)
-        if not needed:
-            self._submit()
+        for call in {*after.calls, *follow.calls}:
+            call.add_done_callback(look)
+        look()
 
     def abort(self) -> None:
         self._is_aborted = True
@@ -263,10 +284,13 @@ class LazyMapIterator(Iterator[Any]):
             self._open.append(self._view.apply_async(self._function, *row))
 
 
-def _results_of(dependency: Any) -> list[AsyncResult]:
-    if dependency is None:
-        return []
-    return [dependency] if isinstance(dependency, AsyncResult) else list(dependency)
+def _pop(tokens: list[None]) -> bool:
+    """Take the only token; False if another thread has it."""
+    try:
+        tokens.pop()
+    except IndexError:
+        return False
+    return True
 
 
 def _rank_of(scheduler: Scheduler, number: int, future: Future[Any]) -> int | None:

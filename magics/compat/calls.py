@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshbook.magics.cells.rank_errors import error_of_lost
 from meshbook.magics.errors import CellError, KernelError, NoEnginesRegistered, TaskAborted, make_remote_failure
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.cells.dependencies import ImpossibleDependency, UnmetDependency
 from meshbook.runtime.cells.function_calls import RecordedResult
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.cells.packed_values import PackedValues
@@ -136,6 +137,11 @@ class ViewCall(ViewFuture):
         self.client.note_end(self)
         self.set_result(value)
 
+    def refuse(self, error: BaseException) -> None:
+        """Set an error of this process: the call has never begun."""
+        self.error = as_rank_error(-1, error)
+        self.settle_error(error)
+
     def settle_error(self, error: BaseException | None = None) -> None:
         """Set an error, by default that of its rank."""
         self.client.note_end(self)
@@ -203,5 +209,14 @@ def error_names() -> Mapping[str, Any]:
     return {each.__name__: each for each in own} | {
         "RemoteError": CellError,
         "CompositeError": CellError,
+        "AlreadyDisplayedError": CellError,
+        "IPythonError": KernelError,
+        "EngineError": KernelError,
+        "TaskRejectError": TaskAborted,
         "TimeoutError": TimeoutError,
+        "TaskTimeout": TimeoutError,
+        "UnmetDependency": UnmetDependency,
+        "ImpossibleDependency": ImpossibleDependency,
+        "InvalidDependency": ImpossibleDependency,
+        "DependencyTimeout": ImpossibleDependency,
     }

@@ -1,36 +1,40 @@
-"""ipyparallel's clusters and clients on meshes: the module that `import ipyparallel` returns in a notebook."""
+"""ipyparallel's clients and clusters on meshes."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
+import signal
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from meshbook.magics.compat.answers import AsyncMapResult, AsyncResult
-from meshbook.magics.compat.balanced import LoadBalancedView, count_open, register_joblib
-from meshbook.magics.compat.calls import ViewCall, error_names, wait_for
+from meshbook.magics.compat.answers import AsyncResult
+from meshbook.magics.compat.balanced import LoadBalancedView, count_open
+from meshbook.magics.compat.calls import ViewCall, wait_for
 from meshbook.magics.compat.direct import BroadcastView, DirectView
-from meshbook.magics.compat.functions import ViewExecutor, parallel, remote
+from meshbook.magics.compat.functions import ViewExecutor
 from meshbook.magics.compat.translation import Rewriting
 from meshbook.magics.compat.views import Targets
 from meshbook.magics.errors import NoEnginesRegistered
+from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.registry import DEFAULT_NAME, MeshRegistry, NotebookMesh
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.variables.requests import RankRequest
-from meshbook.runtime.cells.dependencies import UnmetDependency, depend, require
-from meshbook.runtime.cells.function_calls import Clear, Reference
+from meshbook.runtime.cells.function_calls import Clear
 from meshbook.runtime.geometry import Extent
 
 if TYPE_CHECKING:
     from meshbook.runtime.mesh.scheduling import Scheduler
 
+P = ParamSpec("P")
+R = TypeVar("R")
 RESOLVERS = 4  # threads that unpickle answers and run callbacks; a callback may wait for other answers
 
 
@@ -175,6 +179,10 @@ class Client:
         given = [jobs] if isinstance(jobs, str | int | concurrent.futures.Future) else list(jobs)
         return [each if isinstance(each, concurrent.futures.Future) else self._find(each) for each in given]
 
+    def calls_of(self, job: Any) -> list[ViewCall]:
+        """Return the calls of a result, or of an id."""
+        return job.calls if isinstance(job, AsyncResult) else [job if isinstance(job, ViewCall) else self._find(job)]
+
     def _find(self, index: int | str) -> ViewCall:
         msg_id = self.history[index] if isinstance(index, int) else index
         if not isinstance(msg_id, str):
@@ -215,9 +223,13 @@ class Client:
             raise NoEnginesRegistered(f"{self.name} has {len(self)} ranks, not {n}; start it with {n}")
 
     def send_signal(self, sig: int | str, targets: Targets = None, block: bool | None = None) -> None:
-        """Interrupt these ranks, whatever the signal."""
-        for rank in self.ranks_of(targets):
-            self.mesh.control._with_region(self.mesh.procs.region.pick([rank])).interrupt_current.broadcast()
+        """Send a signal to these ranks; SIGINT interrupts what they run, and has no effect on an idle one."""
+        number = signal.Signals[sig] if isinstance(sig, str) else signal.Signals(sig)
+        region = self.mesh.procs.region.pick(self.ranks_of(targets))
+        if number is signal.SIGINT:
+            self.mesh.control._with_region(region).interrupt_current.broadcast()
+        else:
+            self.mesh.procs._with_region(region).kill(number, sender=f"Client.send_signal({number.name})").get()
 
     def spin(self) -> None:
         """Do nothing: answers arrive on other threads."""
@@ -248,123 +260,157 @@ class Client:
         self.close()
 
 
-def make_module(notebook: Notebook, rewriting: Rewriting) -> ModuleType:
-    """Return the module that replaces ipyparallel in this notebook; its views set the defaults of `rewriting`."""
+def _on_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return a method as a coroutine, which does not block the event loop."""
 
-    class Cluster:
-        """A mesh of `n` ranks, once it has started."""
+    @functools.wraps(method)
+    async def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+        return await asyncio.to_thread(method, *arguments, **keywords)
 
-        def __init__(self, n: int | None = None, **_: Any) -> None:
-            self.n = n
-            self._client: Client | None = None
+    return run
 
-        def start_cluster_sync(self, n: int | None = None) -> Cluster:
-            """Start the mesh."""
-            notebook.session()
-            wanted = n or self.n
-            taken = {mesh.name for mesh in notebook.meshes}
-            names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
-            free = next(name for name in names if name not in taken)
-            mesh = notebook.meshes.up(Extent.of(gpus=wanted) if wanted else None, free)
-            notebook.bind(mesh)
-            notebook.meshes.use(mesh.name)  # a view of the last cluster is the active one
-            self._client = Client(notebook.meshes, mesh, rewriting)
-            return self
 
-        async def start_cluster(self, n: int | None = None) -> Cluster:
-            """Start the mesh."""
-            return self.start_cluster_sync(n)
+class Cluster:
+    """A mesh, once it has started, whose ranks are in sets: each `start_engines` adds one at its end.
 
-        def connect_client_sync(self, **_: Any) -> Client:
-            """Return the client of the started mesh."""
-            return self._client or _connect(notebook, rewriting)
+    The process that runs the program is the controller. A subclass has the notebook.
+    """
 
-        async def connect_client(self, **_: Any) -> Client:
-            """Return the client of the started mesh."""
-            return self.connect_client_sync()
+    notebook: Notebook
+    rewriting: Rewriting
 
-        def start_and_connect_sync(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
-            """Start the mesh, and return its client."""
-            return self.start_cluster_sync(n).connect_client_sync()
+    def __init__(self, n: int | None = None, **_: Any) -> None:
+        self.n = n
+        self.engines: dict[str, int] = {}  # the number of ranks in each set, in order
+        self._client: Client | None = None
+        self._numbers = itertools.count(1)
 
-        async def start_and_connect(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
-            """Start the mesh, and return its client."""
-            return self.start_and_connect_sync(n)
+    @property
+    def cluster_id(self) -> str:
+        """The name of the mesh; empty while there is none."""
+        return "" if self._client is None else self._client.name
 
-        def stop_cluster_sync(self) -> None:
-            """Stop the mesh."""
+    def start_controller_sync(self, **_: Any) -> None:
+        """Start the session of this program."""
+        self.notebook.session()
+
+    def start_engines_sync(self, n: int | None = None, engine_set_id: str | None = None, **_: Any) -> str:
+        """Start a set of `n` ranks, the first by starting the mesh; return its id."""
+        self.start_controller_sync()
+        name = engine_set_id or f"engines-{next(self._numbers)}"
+        if name in self.engines:
+            raise ValueError(f"the cluster has a set {name!r} already")
+        wanted = n or self.n
+        if self._client is None:
+            self._client = Client(self.notebook.meshes, self._up(wanted), self.rewriting)
+            self.engines[name] = len(self._client)
+        else:
+            before = len(self._client)
+            self._resize(before + (wanted or before))
+            self.engines[name] = len(self._client) - before
+        return name
+
+    def _up(self, count: int | None) -> NotebookMesh:
+        meshes = self.notebook.meshes
+        taken = {mesh.name for mesh in meshes}
+        names = [DEFAULT_NAME, *(f"{DEFAULT_NAME}_{number}" for number in range(2, len(taken) + 2))]
+        mesh = meshes.up(Extent.of(gpus=count) if count else None, next(name for name in names if name not in taken))
+        self.notebook.bind(mesh)
+        meshes.use(mesh.name)  # a view of the last cluster is the active one
+        return mesh
+
+    def _resize(self, count: int) -> None:
+        mesh = self.connect_client_sync().mesh
+        lifecycle.resize(mesh, {"gpus": count}, lambda: self.notebook.bind(mesh))
+
+    def stop_engines_sync(self, engine_set_id: str | None = None) -> None:
+        """Stop the ranks of a set, or all. NotImplementedError unless it is the last one, since ranks are numbered."""
+        last = next(reversed(self.engines), None)
+        self._ranks_of(engine_set_id)
+        if engine_set_id is None or list(self.engines) == [engine_set_id]:
             if self._client is not None:
                 self._client.shutdown()
+            self._client = None
+            self.engines.clear()
+        elif engine_set_id != last:
+            raise NotImplementedError(f"only the last set of a cluster can be stopped alone: {last}, or all sets")
+        else:
+            self._resize(len(self.connect_client_sync()) - self.engines[last])
+            del self.engines[last]
 
-        async def stop_cluster(self) -> None:
-            """Stop the mesh."""
-            self.stop_cluster_sync()
+    def restart_engines_sync(self, engine_set_id: str | None = None) -> None:
+        """Kill the ranks of a set, or all, and restart them."""
+        lifecycle.restart(self.connect_client_sync().mesh, self._ranks_of(engine_set_id), "Cluster.restart_engines()")
 
-        def signal_engines_sync(self, signum: int, engine_set_id: str | None = None) -> None:
-            """Interrupt the ranks."""
-            self.connect_client_sync().send_signal(signum)
+    def signal_engines_sync(self, signum: int, engine_set_id: str | None = None) -> None:
+        """Send a signal to the ranks of a set, or to all: see `Client.send_signal`."""
+        self.connect_client_sync().send_signal(signum, self._ranks_of(engine_set_id))
 
-        def __enter__(self) -> Client:
-            return self.start_and_connect_sync()
+    def signal_engine_sync(self, signum: int, engine_id: int) -> None:
+        """Send a signal to one rank."""
+        self.connect_client_sync().send_signal(signum, engine_id)
 
-        def __exit__(self, *_: object) -> None:
-            self.stop_cluster_sync()
+    def restart_engine_sync(self, engine_id: int) -> None:
+        """Kill one rank, and restart it."""
+        lifecycle.restart(self.connect_client_sync().mesh, [engine_id], "Cluster.restart_engine()")
 
-    def connect(*_: Any, **__: Any) -> Client:
-        return _connect(notebook, rewriting)
+    def _ranks_of(self, engine_set_id: str | None) -> list[int]:
+        """Return the ranks of a set, or all. KeyError for an unknown set."""
+        if engine_set_id is None:
+            return [] if self._client is None else self._client.ids
+        if engine_set_id not in self.engines:
+            raise KeyError(f"the cluster has no set {engine_set_id!r}; its sets: {', '.join(self.engines) or 'none'}")
+        names = list(self.engines)
+        first = sum(self.engines[each] for each in names[: names.index(engine_set_id)])
+        return list(range(first, first + self.engines[engine_set_id]))
 
-    def register_joblib_backend(name: str = "ipyparallel", make_default: bool = False) -> None:
-        """Let joblib run its tasks on the ranks of the mesh."""
-        register_joblib(
-            functools.cache(lambda: _connect(notebook, rewriting).load_balanced_view()), name, make_default=make_default
-        )
+    def start_cluster_sync(self, n: int | None = None) -> Self:
+        """Start the mesh."""
+        if self._client is None:
+            self.start_engines_sync(n)
+        return self
 
-    module = _StandInModule("ipyparallel", "meshbook's stand-in for ipyparallel: clusters are meshes of this notebook.")
-    known = dict(error_names()) | {"UnmetDependency": UnmetDependency}
-    module.__dict__.update(
-        known,
-        Cluster=Cluster,
-        Client=connect,
-        DirectView=DirectView,
-        BroadcastView=BroadcastView,
-        LoadBalancedView=LoadBalancedView,
-        AsyncResult=AsyncResult,
-        AsyncMapResult=AsyncMapResult,
-        Reference=Reference,
-        ViewExecutor=ViewExecutor,
-        ALL_COMPLETED=concurrent.futures.ALL_COMPLETED,
-        FIRST_COMPLETED=concurrent.futures.FIRST_COMPLETED,
-        FIRST_EXCEPTION=concurrent.futures.FIRST_EXCEPTION,
-        depend=depend,
-        require=require,
-        interactive=interactive,
-        remote=remote,
-        parallel=parallel,
-        register_joblib_backend=register_joblib_backend,
-        error=SimpleNamespace(**known),
-        __version__="9.2.0",
-        version_info=(9, 2, 0),
-    )
-    return module
+    def connect_client_sync(self, **_: Any) -> Client:
+        """Return the client of the started mesh."""
+        return self._client or connect(self.notebook, self.rewriting)
 
+    def start_and_connect_sync(self, n: int | None = None, activate: bool = False, **_: Any) -> Client:
+        """Start the mesh, and return its client."""
+        return self.start_cluster_sync(n).connect_client_sync()
 
-def interactive(function: Any) -> Any:
-    """Decorate a function: its globals are the variables of the rank, as for a function of the notebook."""
-    function.__module__ = "__main__"
-    return function
+    def stop_cluster_sync(self) -> None:
+        """Stop the mesh."""
+        self.stop_engines_sync()
 
+    stop_controller_sync = stop_cluster_sync
 
-class _StandInModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"meshbook does not provide ipyparallel.{name}; docs/ipyparallel.md lists the supported names. "
-            f"To use an installed ipyparallel instead, run %unload_ext meshbook.magics.compat"
-        )
+    start_controller = _on_thread(start_controller_sync)
+    start_engines = _on_thread(start_engines_sync)
+    stop_engines = _on_thread(stop_engines_sync)
+    restart_engines = _on_thread(restart_engines_sync)
+    signal_engines = _on_thread(signal_engines_sync)
+    signal_engine = _on_thread(signal_engine_sync)
+    restart_engine = _on_thread(restart_engine_sync)
+    start_cluster = _on_thread(start_cluster_sync)
+    connect_client = _on_thread(connect_client_sync)
+    start_and_connect = _on_thread(start_and_connect_sync)
+    stop_cluster = stop_controller = _on_thread(stop_cluster_sync)
+
+    def __enter__(self) -> Client:
+        return self.start_and_connect_sync()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_cluster_sync()
+
+    async def __aenter__(self) -> Client:
+        return await self.start_and_connect()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_cluster()
 
 
-def _connect(notebook: Notebook, rewriting: Rewriting) -> Client:
+def connect(notebook: Notebook, rewriting: Rewriting) -> Client:
+    """Return a client of the current mesh, which is started if there is none."""
     notebook.session()
     if not len(notebook.meshes):
         notebook.bind(notebook.meshes.up())

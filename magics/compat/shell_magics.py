@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from meshbook.magics.compat.answers import values_of
-from meshbook.magics.compat.cluster import make_module
+from meshbook.magics.compat.stand_in import ROOT, make_modules
 from meshbook.magics.compat.translation import (
     REFUSE,
     Rewriting,
@@ -179,9 +180,8 @@ def _execute(mesh: NotebookMesh, source: str) -> None:
 
 
 _LOADED = "__meshbook_compat__"  # a hidden name of the shell
-_REPLACED = "ipyparallel"
 # Extensions that a notebook may load at its start; this extension replaces them.
-_OTHER_EXTENSIONS = ("ipyparallel", "nbdistributed")
+_OTHER_EXTENSIONS = (ROOT, "nbdistributed")
 
 
 class Loaded:
@@ -191,23 +191,27 @@ class Loaded:
         notebook = load_meshbook(shell)
         self._shell = shell
         self._rewriting = Rewriting(lambda: notebook.mode.is_within)
-        self._before: ModuleType | None = sys.modules.get(_REPLACED)
+        self._modules = make_modules(notebook, self._rewriting)
+        self._before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == ROOT}
         self._extensions = {name for name in _OTHER_EXTENSIONS if name not in shell.extension_manager.loaded}
         shell.input_transformers_cleanup.insert(0, self._rewriting)
         shell.push({REFUSE: refuse, _LOADED: self}, interactive=False)
         shell.register_magics(ParallelMagics(shell, notebook, self._rewriting), DistributedMagics(shell, notebook))
         shell.extension_manager.loaded |= self._extensions
-        sys.modules[_REPLACED] = make_module(notebook, self._rewriting)
+        self._replace(self._before, self._modules)
 
     def unload(self) -> None:
         """Undo the changes; the magics stay registered, those of the last extension that registered them."""
         self._shell.input_transformers_cleanup.remove(self._rewriting)
         self._shell.extension_manager.loaded -= self._extensions
         self._shell.drop_by_id({_LOADED: self})
-        if self._before is None:
-            del sys.modules[_REPLACED]
-        else:
-            sys.modules[_REPLACED] = self._before
+        self._replace(self._modules, self._before)
+
+    @staticmethod
+    def _replace(old: Iterable[str], new: Mapping[str, ModuleType]) -> None:
+        for name in old:
+            sys.modules.pop(name, None)
+        sys.modules.update(new)
 
 
 def load(shell: Any) -> None:

@@ -16,6 +16,10 @@ class UnmetDependency(MeshbookError):
     """The rank does not meet a task's requirements: the task is tried on another rank."""
 
 
+class ImpossibleDependency(UnmetDependency):
+    """A task can never begin: a call that it depends on has failed, or no rank has run those that it follows."""
+
+
 class Dependent:
     """A function that is called on a rank only if its check does not return False there."""
 

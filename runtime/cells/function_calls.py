@@ -116,6 +116,21 @@ class Clear(VariableRequest):
             namespace.values.pop(name, None)
 
 
+class Each:
+    """A function that is called with each element of its arguments; the value is the list of the results."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def bind_to(self, names: dict[str, Any]) -> Each:
+        """Return the same on a rank with these names."""
+        return Each(bind(self.function, names))
+
+    def __call__(self, *columns: Any) -> list[Any]:
+        return list(map(self.function, *columns))
+
+
 class RecordedFunction:
     """A function whose calls return a RecordedResult. Pickled once for all calls of a map."""
 

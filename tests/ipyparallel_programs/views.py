@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import io
 import itertools
 import json
+import signal
 import sys
 import tempfile
 import threading
+import time
+from pathlib import Path
 
 import ipyparallel as ipp
 import joblib
+from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.view import DirectView
+from ipyparallel.controller.dependency import Dependency
+from ipyparallel.error import CompositeError, RemoteError
+from ipyparallel.util import interactive
 
 found: dict[str, object] = {}
 
@@ -53,6 +62,13 @@ def nap(seconds):
 
     time.sleep(seconds)
     return seconds
+
+
+def begin(mark):
+    import time
+
+    open(mark, "w").close()
+    time.sleep(60)
 
 
 def engine():
@@ -240,6 +256,28 @@ with ipp.Cluster(n=2, log_level=40) as rc:
     first = lv.apply_async(engine)
     with lv.temp_flags(after=first):
         found["after"] = lv.apply_async(square, 5).get()
+    failing = lv.apply_async(invert, 0)
+    failing.wait()
+
+    def after(*dependencies, **options):
+        with lv.temp_flags(after=ipp.Dependency(*dependencies, **options)):
+            return lv.apply_async(square, 6).get()
+
+    found["dependencies"] = [
+        after([first, first]),
+        after(first.msg_ids),
+        after(failing, success=False, failure=True),
+        after([first, failing], all=False),
+        name_error(lambda: after(failing)),
+        name_error(lambda: after([first, failing])),
+        name_error(lambda: after(first, success=False, failure=True)),
+        name_error(lambda: ipp.Dependency(first, success=False)),
+        issubclass(ipp.error.ImpossibleDependency, ipp.error.UnmetDependency),
+    ]
+    chunks = lv.map_async(square, range(10), chunksize=4)
+    found["chunks"] = [len(chunks.msg_ids), len(chunks), chunks.get(), chunks.progress]
+    bad = lv.map_async(invert, [1, 0, 2, 4], chunksize=2, return_exceptions=True)
+    found["chunks that fail"] = [getattr(each, "ename", each) for each in bad.get()]
     with lv.temp_flags(follow=first):
         found["follow"] = lv.apply_sync(engine) == first.get()
 
@@ -261,6 +299,35 @@ with ipp.Cluster(n=2, log_level=40) as rc:
         found["joblib"] = joblib.Parallel(n_jobs=2)(joblib.delayed(pow)(x, 2) for x in range(6))
     rc.clear(block=True)
     found["cleared"] = name_error(lambda: rc[0]["a"])
+
+# -- sets of engines
+
+found["modules"] = [issubclass(CompositeError, RemoteError) or CompositeError is RemoteError, callable(interactive)]
+
+
+async def use_sets():
+    async with ipp.Cluster(n=1, log_level=40) as rc:
+        return [len(rc), isinstance(rc[:], DirectView), isinstance(rc[:].apply_async(engine), AsyncResult)]
+
+
+found["a cluster on an event loop"] = asyncio.run(use_sets())
+cluster = ipp.Cluster(n=1, log_level=40)
+cluster.start_controller_sync()
+first = cluster.start_engines_sync()
+second = cluster.start_engines_sync(n=1, engine_set_id="more")
+rc = cluster.connect_client_sync()
+rc.wait_for_engines(2)
+found["sets"] = [len(rc), second, list(cluster.engines) == [first, second], isinstance(Dependency([]), set)]
+mark = tempfile.mktemp()
+running = rc[0].apply_async(begin, mark)
+while not Path(mark).exists():
+    time.sleep(0.01)
+Path(mark).unlink()
+cluster.signal_engines_sync(signal.SIGINT, first)
+found["interrupted"] = name_error(running.get)
+cluster.stop_engines_sync(second)
+found["sets that are left"] = list(cluster.engines) == [first]
+cluster.stop_cluster_sync()
 
 print(json.dumps(found, default=str))
 sys.stdout.flush()
