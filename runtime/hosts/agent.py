@@ -33,6 +33,7 @@ from meshbook.runtime.hosts.launch import (
     RemoteAgentSpec,
     RunFolder,
     decode_agent_spec,
+    encode_agent_answer,
     environment_on_host,
     make_folder,
 )
@@ -163,7 +164,7 @@ def serve(
 
 def answer(line: AgentAnswer) -> None:
     """Send the answer to the controller; later output of this process goes to the log."""
-    os.write(1, msgspec.json.encode(line) + b"\n")
+    os.write(1, encode_agent_answer(line))
     os.dup2(2, 1)
 
 

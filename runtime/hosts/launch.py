@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -71,14 +73,37 @@ def environment_on_host(
     return {**ours, **theirs, **configured, **chosen}
 
 
+_ANSWER = b"meshbook agent: "
+_LONGEST_LINE = 1 << 16
+
+
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer line of an agent on another host, once others can connect; or the reason why they cannot."""
+    """The answer of an agent on another host, once others can connect; or the reason why they cannot."""
 
     address: Address | None = None
     error: str = ""
 
 
-decode_agent_answer = msgspec.json.Decoder(AgentAnswer).decode
+_decode_answer = msgspec.json.Decoder(AgentAnswer).decode
+
+
+def encode_agent_answer(answer: AgentAnswer) -> bytes:
+    """Return the answer as a line of its own, for standard output."""
+    return b"\n" + _ANSWER + msgspec.json.encode(answer) + b"\n"
+
+
+def read_agent_answer(output: IO[bytes]) -> AgentAnswer | str:
+    """Read the output of an agent up to its answer; return what came instead if it ends without.
+
+    Before the answer, the login shell of its host may print a banner, in any encoding.
+    """
+    printed = b""
+    while line := output.readline(_LONGEST_LINE):
+        if line.startswith(_ANSWER):
+            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+                return _decode_answer(line.removeprefix(_ANSWER))
+        printed = (printed + line)[:_LONGEST_LINE]
+    return printed.decode(errors="replace").strip()
 
 
 class RunFolder:

@@ -28,7 +28,7 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WorkerRegistry
-from meshbook.runtime.hosts.launch import AgentSpec, RemoteAgentSpec, decode_agent_answer
+from meshbook.runtime.hosts.launch import AgentAnswer, AgentSpec, RemoteAgentSpec, read_agent_answer
 from meshbook.runtime.hosts.launchers import UNKNOWN, AgentProcess, Launcher
 from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
@@ -197,11 +197,11 @@ class RemoteHosts:
         return RemoteHost(name, node, process, log, launcher, next(self._numbers), is_local=away.is_local)
 
     def _wait_for_answers(self, hosts: Sequence[RemoteHost], progress: Progress) -> None:
-        lines: queue.SimpleQueue[tuple[RemoteHost, bytes]] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[tuple[RemoteHost, AgentAnswer | str]] = queue.SimpleQueue()
 
         def read(host: RemoteHost) -> None:
             assert host.process.stdout is not None
-            lines.put((host, host.process.stdout.readline()))
+            answers.put((host, read_agent_answer(host.process.stdout)))
 
         for host in hosts:
             threading.Thread(target=read, args=(host,), name="meshbook agent answer", daemon=True).start()
@@ -210,21 +210,18 @@ class RemoteHosts:
         progress(0, len(hosts))
         while waiting:
             try:
-                host, line = get_within(lines, end - time.monotonic())
+                host, answer = get_within(answers, end - time.monotonic())
             except queue.Empty:
                 limit = f"{self._settings.launch_timeout:g} s (MESHBOOK_LAUNCH_TIMEOUT)"
                 raise LaunchError(self._why_not(waiting[0], f"its agent did not answer within {limit}")) from None
-            self._take_answer(host, line)
+            self._take_answer(host, answer)
             waiting.remove(host)
             progress(len(hosts) - len(waiting), len(hosts))
 
-    def _take_answer(self, host: RemoteHost, line: bytes) -> None:
-        try:
-            answer = decode_agent_answer(line)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            printed = line.decode(errors="replace").strip()[:500]
-            what = "its agent did not start" + (f"; instead of its answer it printed: {printed}" if printed else "")
-            raise LaunchError(self._why_not(host, what)) from None
+    def _take_answer(self, host: RemoteHost, answer: AgentAnswer | str) -> None:
+        if isinstance(answer, str):
+            printed = f"; instead of its answer it printed: {answer[:500]}" if answer else ""
+            raise LaunchError(self._why_not(host, f"its agent did not start{printed}"))
         if answer.address is None:
             raise LaunchError(self._why_not(host, answer.error))
         host.address = answer.address

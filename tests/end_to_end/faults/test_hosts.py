@@ -496,6 +496,14 @@ def test_a_host_that_does_not_come_up_is_named_and_leaves_nothing(own_session: S
     assert still_running(set(psutil.Process().children()) - before) == []
 
 
+def test_a_host_whose_login_shell_prints_a_banner(own_session: Session) -> None:
+    banner = """echo Welcome; printf 'caf\\351 \\033[1mbold\\033[0m'; echo 'Last login: today' >&2; exec "$@" """
+    started = own_session.remote.start(CommandLauncher({"talkative": ["sh", "-c", banner, "login"]}), ["talkative"])
+    procs = started.spawn_procs(per_host={"gpus": 1})
+    procs.initialized.get(PATIENCE)
+    procs.stop().get(PATIENCE)
+
+
 def test_a_host_that_never_answers_is_named(own_session: Session, monkeypatch: pytest.MonkeyPatch):
     own_session.remote._open_gateway()
     monkeypatch.setattr(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.hosts.launch import MARK, RunFolder, environment_on_host, remove_if_unused, sweep
+from meshbook.runtime.hosts.launch import (
+    MARK,
+    AgentAnswer,
+    RunFolder,
+    encode_agent_answer,
+    environment_on_host,
+    read_agent_answer,
+    remove_if_unused,
+    sweep,
+)
+from meshbook.runtime.wire.messages import Address
 
 RUN = "0123abcd"
 
@@ -200,3 +211,25 @@ def test_the_users_own_choice_comes_first() -> None:
     assert found["HF_HOME"] == "/scratch"
     assert found["SLURM_JOB_ID"] == "9"
     assert found["RAY_ADDRESS"] == "here"
+
+
+ANSWER = AgentAnswer(address=Address("host-1", "tcp://10.0.0.1:7/host-1"))
+LINE = encode_agent_answer(ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        (LINE, ANSWER),
+        (b"*** Welcome ***\ncaf\xe9 \x1b[1mbold\x1b[0m\n" + LINE + b"more", ANSWER),
+        (b"a prompt without an end of line $ " + LINE, ANSWER),
+        (b"x" * 200_000 + LINE, ANSWER),
+        (b'{"error": "of another program"}\n' + LINE, ANSWER),
+        (LINE.replace(b"\n", b"\r\n"), ANSWER),
+        (b"", ""),
+        (b"Welcome\nno such \xff program\n", "Welcome\nno such \ufffd program"),
+        (LINE[:-9], LINE[:-9].decode().strip()),
+    ],
+)
+def test_what_a_login_shell_prints_before_the_answer_of_an_agent(output: bytes, answer: Any) -> None:
+    assert read_agent_answer(io.BytesIO(output)) == answer
