@@ -16,6 +16,7 @@ The cells of ranks have their own rules (`runtime.cells.interrupts`); an interru
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -54,6 +55,15 @@ class _Hold:
 
 
 _HOLD = _Hold()
+
+
+def _in_forked_child() -> None:
+    # The operation goes on in the parent alone. Another thread than the one that holds SIGINT may have forked.
+    if signal.getsignal(signal.SIGINT) == _HOLD.on_signal:
+        signal.signal(signal.SIGINT, _HOLD.previous)
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def holds_interrupts() -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from meshbook import Actor, Channel, SupervisionError, close_session, endpoint, this_host, this_proc
-from tests.support import PATIENCE
+from meshbook.runtime.hosts.session import running_session
+from tests.support import PATIENCE, Interrupts
 
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -81,3 +83,14 @@ def test_ports_of_a_former_session_reach_no_receiver(former: Former) -> None:
     assert "shut down" in lost(former.receiver.recv())
     for _, receiver in ports:
         assert not receiver.recv().done()
+
+
+def test_a_session_whose_start_is_interrupted_is_there_or_not() -> None:
+    close_session()
+    interrupts, others = Interrupts(stride=150), psutil.Process().children()
+    while interrupts.are_left:
+        interrupts.run(this_host)
+        if running_session() is not None:
+            assert this_proc().spawn("own", Echo).echo.call_one(1).get(PATIENCE) == 1
+        close_session()
+        assert psutil.Process().children() == others, interrupts.where

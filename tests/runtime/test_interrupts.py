@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -132,6 +133,16 @@ def test_a_full_queue_makes_no_sender_wait_that_holds_it() -> None:
     mark = HighWaterMark([1, 2], limit=1)
     with hold_interrupts():
         mark.wait(lambda: False)
+
+
+@pytest.mark.process
+def test_a_child_that_is_forked_meanwhile_holds_nothing() -> None:
+    """A process of multiprocessing, for example, which another thread starts."""
+    with hold_interrupts():
+        child = os.fork()
+        if not child:
+            os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_it_is_held_at_every_statement() -> None:

@@ -34,7 +34,17 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.resizing import Resize
 from meshbook.runtime.transport.gateway_connections import MOST_UNKNOWN, UNREAD_EVENTS
 from meshbook.runtime.transport.home import describe, host_of
-from tests.support import PATIENCE, Probe, await_death, died, environment, pids, still_running, wait_forever
+from tests.support import (
+    PATIENCE,
+    Interrupts,
+    Probe,
+    await_death,
+    died,
+    environment,
+    pids,
+    still_running,
+    wait_forever,
+)
 
 pytestmark = pytest.mark.process
 
@@ -721,3 +731,21 @@ def test_hosts_that_cannot_leave_or_join(elastic: Any, hosts: HostMesh, spawn_pr
         spawn_procs().join(hosts)
     with pytest.raises(RuntimeError, match="reference"):
         procs.join(hosts.slice(hosts=slice(0, 1)))
+
+
+def test_hosts_whose_start_is_interrupted_are_handed_over_or_end(session: Session) -> None:
+    """As an allocation of Slurm has to be returned."""
+    interrupts, made = Interrupts(stride=40), list[HostMesh]()
+    others = psutil.Process().children()
+    while interrupts.are_left:
+        before = len(list(session.remote))
+        interrupt = interrupts.run(lambda: made.append(meshbook.hosts.command({"interrupted": []})))
+        assert (interrupt is None) == (len(made) == 1), interrupts.where
+        for hosts in made:
+            hosts.shutdown().get(PATIENCE)
+        made.clear()
+        for host in list(session.remote)[before:]:
+            assert host.watcher is not None
+            host.watcher.join(PATIENCE)
+        assert len(list(session.remote)) == before, interrupts.where
+        assert psutil.Process().children() == others, interrupts.where
