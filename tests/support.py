@@ -54,10 +54,10 @@ class Probe(Actor):
         return self.notes
 
 
-class Interrupts:
+class StatementInterrupts:
     """Interrupts an operation at each statement that the main thread runs in turn, at one in each run of it.
 
-        interrupts = Interrupts()
+        interrupts = StatementInterrupts()
         while interrupts.are_left:
             interrupts.run(operation)
 

@@ -92,11 +92,12 @@ def detach(session: Session, seconds: float, contribute: Contribute = nothing_mo
 
 
 def _detach(session: Session, seconds: float, contribute: Contribute) -> RunDetached:
-    check(session, seconds)
-    _wait_until_up(session)
     node = session.node
-    peers = node.peers.known()
     with hold_interrupts(f"run {session.run} was not detached") as hold:
+        with allow_interrupts():
+            check(session, seconds)
+            _wait_until_up(session)
+        peers = node.peers.known()
         try:
             with allow_interrupts():  # a rank that is stopped does not answer
                 wait_for_silence(node, peers)

@@ -123,7 +123,7 @@ def send_request(folder: Path, request: RunRequest, seconds: float = REPLY_SECON
         with connection.makefile("rb") as answers:
             return _decode_reply(answers.readline()), connection
     except BaseException as error:
-        connection.close()  # also after Ctrl-C: the agent would offer the run to nobody else
+        connection.close()  # also after Ctrl-C: until then the agent offers the run to no other client
         if isinstance(error, OSError | msgspec.DecodeError):
             raise RunUnreachable(f"its host agent does not answer: {error}") from None
         raise

@@ -292,15 +292,19 @@ class Session:
                 self.remote.hang_up,
                 lambda: self.remote.close(STOP_SECONDS),
                 self._hang_up,
-                lambda: self._watcher.join(STOP_SECONDS),
+                lambda: self._wait_for_agent(STOP_SECONDS),
                 self._agent.kill,
-                self._watcher.join,
+                self._wait_for_agent,
                 self.node.data_plane.close,
                 lambda: self.node.close(why),
                 self.forwarder.close,  # nothing more can arrive
                 self.curves.discard,
                 self.folder.close,
             )
+
+    def _wait_for_agent(self, seconds: float | None = None) -> None:
+        with allow_interrupts():
+            self._watcher.join(seconds)
 
     @property
     def ended_by(self) -> str:

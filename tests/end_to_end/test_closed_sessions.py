@@ -10,7 +10,7 @@ import pytest
 
 from meshbook import Actor, Channel, SupervisionError, close_session, endpoint, this_host, this_proc
 from meshbook.runtime.hosts.session import running_session
-from tests.support import PATIENCE, Interrupts
+from tests.support import PATIENCE, StatementInterrupts
 
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -87,7 +87,7 @@ def test_ports_of_a_former_session_reach_no_receiver(former: Former) -> None:
 
 def test_a_session_whose_start_is_interrupted_is_there_or_not() -> None:
     close_session()
-    interrupts, others = Interrupts(stride=150), psutil.Process().children()
+    interrupts, others = StatementInterrupts(stride=150), psutil.Process().children()
     while interrupts.are_left:
         interrupts.run(this_host)
         if running_session() is not None:

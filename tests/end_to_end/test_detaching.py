@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
 from meshbook.runtime.hosts.session import current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, Interrupts, still_running
+from tests.support import PATIENCE, StatementInterrupts, still_running
 
 pytestmark = pytest.mark.process
 
@@ -123,9 +124,15 @@ def test_it_waits_for_a_rank_that_starts_also_if_its_resize_has_failed(
     with pytest.raises(SupervisionError, match="AssertionError"):
         grown.initialized.get(PATIENCE)
     session = current_session()
-    monkeypatch.setattr(session, "settings", msgspec.structs.replace(session.settings, launch_timeout=0.1))
-    with pytest.raises(TimeoutError):
+    with monkeypatch.context() as quick:
+        quick.setattr(session, "settings", msgspec.structs.replace(session.settings, launch_timeout=0.1))
+        with pytest.raises(TimeoutError):
+            detach(60)
+    main = threading.main_thread().ident or 0
+    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
         detach(60)
+    assert not isinstance(caught.value.__context__, TimeoutError)
     gate.write_text("")
 
 
@@ -359,7 +366,7 @@ def notes(interrupt: BaseException) -> str:
 @pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_statement_leaves_it_detached_or_attached(trainers: ProcMesh, stride: int) -> None:
     """And the error says which; no call is lost, and both can be repeated."""
-    leaving, coming = Interrupts(stride), Interrupts(stride)
+    leaving, coming = StatementInterrupts(stride), StatementInterrupts(stride)
     found, count, run = trainers, 0, current_session().run
     while leaving.are_left or coming.are_left:
         if leaving.are_left:

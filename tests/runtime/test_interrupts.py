@@ -12,7 +12,7 @@ import pytest
 
 from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts, holds_interrupts
 from meshbook.runtime.threads import HighWaterMark
-from tests.support import PATIENCE, Interrupts
+from tests.support import PATIENCE, StatementInterrupts
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_a_child_that_is_forked_meanwhile_holds_nothing() -> None:
 
 def test_it_is_held_at_every_statement() -> None:
     """Those of the contexts themselves included: what has begun is done or undone."""
-    interrupts = Interrupts()
+    interrupts = StatementInterrupts()
     while interrupts.are_left:
         state: list[Any] = []
 

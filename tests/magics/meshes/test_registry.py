@@ -24,7 +24,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.wire.messages import Address
-from tests.support import PATIENCE, Interrupts
+from tests.support import PATIENCE, StatementInterrupts
 
 
 class FakeSession:
@@ -306,7 +306,7 @@ def test_an_interrupted_down_keeps_the_mesh_until_its_ranks_have_ended(
 def test_a_mesh_is_up_or_not_after_an_interrupt_at_any_statement(
     meshes: MeshRegistry, session: FakeSession, line: int
 ) -> None:
-    interrupts = Interrupts(line)
+    interrupts = StatementInterrupts(line)
     while interrupts.are_left:
         session.ended.clear()
         interrupt = interrupts.run(lambda: up(meshes))

@@ -19,7 +19,7 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, Interrupts, Probe
+from tests.support import PATIENCE, Probe, StatementInterrupts
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessSession]:
 
 
 @pytest.fixture(params=[20, pytest.param(1, marks=pytest.mark.slow)])
-def interrupts(request: pytest.FixtureRequest) -> Interrupts:
-    return Interrupts(request.param)
+def interrupts(request: pytest.FixtureRequest) -> StatementInterrupts:
+    return StatementInterrupts(request.param)
 
 
 def spawn(count: int = 2) -> ProcMesh:
@@ -44,7 +44,7 @@ def ranks_that_answer(mesh: ProcMesh) -> int:
     return len(probes.run.call(os.getpid).get(PATIENCE))
 
 
-def test_spawned_processes_are_handed_over_or_end(run: InProcessSession, interrupts: Interrupts) -> None:
+def test_spawned_processes_are_handed_over_or_end(run: InProcessSession, interrupts: StatementInterrupts) -> None:
     made: list[ProcMesh] = []
     while interrupts.are_left:
         interrupt = interrupts.run(lambda: made.append(spawn(1)))
@@ -83,7 +83,7 @@ def test_a_signal_from_outside_at_any_moment(run: InProcessSession, moment: int)
     when_ended(run.node, run.agent.workers.names()).get(PATIENCE)
 
 
-def test_a_heal_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: Interrupts) -> None:
+def test_a_heal_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: StatementInterrupts) -> None:
     mesh = spawn()
     mesh.spawn("probe", Probe)
     while interrupts.are_left:
@@ -95,7 +95,7 @@ def test_a_heal_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: In
         mesh.heal().get(PATIENCE)
 
 
-def test_a_resize_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: Interrupts) -> None:
+def test_a_resize_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: StatementInterrupts) -> None:
     mesh, size = spawn(1), 1
     mesh.spawn("probe", Probe)
     while interrupts.are_left:
@@ -105,7 +105,7 @@ def test_a_resize_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: 
         assert ranks_that_answer(mesh) == size, interrupts.where
 
 
-def test_a_stop_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: Interrupts) -> None:
+def test_a_stop_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: StatementInterrupts) -> None:
     while interrupts.are_left:
         mesh = spawn(1)
         mesh.spawn("probe", Probe)
@@ -114,7 +114,7 @@ def test_a_stop_goes_on_or_can_be_repeated(run: InProcessSession, interrupts: In
         assert not len(run.node.ledger), interrupts.where
 
 
-def test_a_session_is_closed_or_can_be(monkeypatch: pytest.MonkeyPatch, interrupts: Interrupts) -> None:
+def test_a_session_is_closed_or_can_be(monkeypatch: pytest.MonkeyPatch, interrupts: StatementInterrupts) -> None:
     while interrupts.are_left:
         session = InProcessSession()
         monkeypatch.setattr(sessions._Current, "session", session)
