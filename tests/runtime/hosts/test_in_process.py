@@ -107,6 +107,28 @@ def test_a_worker_that_does_not_leave_is_killed(run: InProcessSession, gate: Any
     gate.open()
 
 
+def test_a_heal_whose_request_cannot_be_sent_can_be_repeated(
+    run: InProcessSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the rank counts as dead: calls to it fail, and do not wait for a process that was never requested."""
+    mesh = spawn(2)
+    probe = mesh.spawn("probe", Probe)
+    mesh.slice(gpus=1).kill()
+    died(probe.slice(gpus=1).run.call_one(os.getpid))
+    specs = mesh._ownership.specs
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError("no memory for the request")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(specs, "_ask", fail)
+        with pytest.raises(OSError, match="no memory for the request"):
+            mesh.heal()
+    assert "no memory for the request" in str(died(probe.slice(gpus=1).run.call_one(os.getpid)))
+    assert mesh.heal().get(PATIENCE) == [1]
+    assert len(probe.run.call(os.getpid).get(PATIENCE)) == 2
+
+
 def test_it_leaves_no_thread_and_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, descriptors = set(threading.enumerate()), descriptors_in_use()
     session = InProcessSession()
