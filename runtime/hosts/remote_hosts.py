@@ -167,12 +167,11 @@ class RemoteHosts:
                 self._notify_lost(host, "it did not start")
 
     def _open_gateway(self) -> KeyPair:
-        if self._keys is None:
-            keys = KeyPair.generate()
-            with allow_interrupts():
-                self._ask(self._first, "open_gateway", keys).get(self._settings.launch_timeout)
-            self._keys = keys
-        return self._keys
+        # Kept before the answer, and asked each time: an interrupt may end the wait, and the agent opens one gateway.
+        keys = self._keys = self._keys or KeyPair.generate()
+        with allow_interrupts():
+            self._ask(self._first, "open_gateway", keys).get(self._settings.launch_timeout)
+        return keys
 
     def _launch(self, launcher: Launcher, away: RemoteAgentSpec, python: str) -> RemoteHost:
         name = away.host

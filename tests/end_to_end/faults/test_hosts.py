@@ -735,7 +735,7 @@ def test_hosts_that_cannot_leave_or_join(elastic: Any, hosts: HostMesh, spawn_pr
 
 def test_hosts_whose_start_is_interrupted_are_handed_over_or_end(session: Session) -> None:
     """As an allocation of Slurm has to be returned."""
-    interrupts, made = StatementInterrupts(stride=40), list[HostMesh]()
+    interrupts, made = StatementInterrupts(stride=20), list[HostMesh]()
     others = psutil.Process().children()
     while interrupts.are_left:
         before = len(list(session.remote))
