@@ -10,6 +10,9 @@ Text that overwrites itself, such as a progress bar, is sent in its last state (
 In an idle process the output thread sleeps. A write to a stream wakes it at once. The heartbeat wakes it when one of
 the files has grown.
 
+Each piece of Python's text has the size that its stream's file had when it was written. What the file had by then is
+sent first, so text of Python, C and children on one stream keeps its order.
+
 Python's streams read from the context which execution writes to them. A cell that ends flushes on its own thread, so
 that none of its output arrives after its reply. If the reply goes through agents, the output of this flush goes with it
 (`ReplyOutput`). So that short cells need no other message, the output thread waits `FLUSH_SECONDS` longer in such a
@@ -53,6 +56,7 @@ WAIT_SECONDS = 1.0  # how long a writer waits for the controller to receive
 Send = Callable[[OutputChunk], None]
 CallKey = tuple[str, int]  # the node of the caller, and the call number
 Frame = bytes | bytearray | memoryview
+Piece = tuple[int, str, StreamName, str, int]  # number, origin, stream, text, and the size of the stream's file then
 logger = logging.getLogger(__name__)
 
 
@@ -115,8 +119,13 @@ class Capture:
         self._set_owner("")
         self.stdout = RankStream(self, "stdout", 1)
         self.stderr = RankStream(self, "stderr", 2)
-        self._files = [Follower(folder / f"{node}.out", "stdout"), Follower(folder / f"{node}.err", "stderr")]
-        self._waiting: collections.deque[tuple[int, str, StreamName, str]] = collections.deque()
+        self._files: dict[StreamName, Follower] = {
+            "stdout": Follower(folder / f"{node}.out", "stdout"),
+            "stderr": Follower(folder / f"{node}.err", "stderr"),
+        }
+        self._sizes: dict[StreamName, int] = {"stdout": 0, "stderr": 0}  # of the files at the last piece of text
+        self._is_in_line: dict[StreamName, bool] = {"stdout": False, "stderr": False}
+        self._waiting: collections.deque[Piece] = collections.deque()
         self._size = 0  # approximate characters in _waiting: threads add to it without a lock
         self._sent_at = 0.0
         self._wake_lock = (
@@ -158,7 +167,7 @@ class Capture:
     def flush_for_reply(self) -> None:
         """Send all output so far, before a reply. Costs little if there is none."""
         with self._sending:  # until here the output thread has sent what it has taken
-            if self._waiting or any(file.has_news for file in self._files):
+            if self._waiting or self._has_news:
                 self._send_all()
                 self._wake_for_terminals()
 
@@ -170,7 +179,7 @@ class Capture:
         with self._sending:  # until here the output thread has left the text to this one
             self._is_relayed, self._held_until = False, 0.0
             # Most cells write nothing, and each cell waits for this.
-            if not (self._waiting or self._terminals.has_any or any(file.has_news for file in self._files)):
+            if not (self._waiting or self._terminals.has_any or self._has_news):
                 return
             self._reply_output.call, self._keeps = call, call is not None
             try:
@@ -241,7 +250,10 @@ class Capture:
             self._stderr_tail.add(text)
         number, origin = next(self._numbers), origin or self.main_origin()
         self._size += len(text) + PIECE_CHARACTERS
-        self._waiting.append((number, origin, stream, text))
+        if text != "\n" or not self._is_in_line[stream]:  # else `print` ends its text: one system call for both
+            self._sizes[stream] = self._files[stream].size
+        self._is_in_line[stream] = not text.endswith("\n")
+        self._waiting.append((number, origin, stream, text, self._sizes[stream]))
         if len(text) > KEPT_CHARACTERS or not self._unsent.add(number, origin, stream, text):
             self._keep_waiting_for_room(number, origin, stream, text)
         if not self._is_urgent and (
@@ -265,7 +277,7 @@ class Capture:
     def poll(self, *, is_idle: bool) -> None:
         """Wake the thread if a file has grown or this process is not idle; called by the heartbeat."""
         self._is_idle = is_idle
-        if self._asleep and (not is_idle or any(file.has_news for file in self._files)):
+        if self._asleep and (not is_idle or self._has_news):
             self._wake()
 
     def _wake_for_terminals(self) -> None:
@@ -350,7 +362,7 @@ class Capture:
         """Free the space of text that was sent and has left this process; runs before more is sent."""
         if not self._reply_output.frames and self._has_left():
             self._unsent.switch_halves(self._read.number, self._sent)
-            for file in self._files:
+            for file in self._files.values():
                 file.free_before(getattr(self._sent, file.stream))
 
     def _send_all(self) -> None:
@@ -365,39 +377,50 @@ class Capture:
             self._send(*writer, emission)
 
     def _send_waiting(self) -> None:
-        for number, origin, stream, text in self._merged():
+        for number, origin, stream, text, size in self._merged():
+            self._send_file(self._files[stream], size)
             self._pass_on(origin, stream, whole(text), msgspec.structs.replace(self._read, number=number))
 
-    def _merged(self) -> Iterator[tuple[int, str, StreamName, str]]:
-        """Yield the queued text, with adjacent pieces of one origin and stream joined."""
+    def _merged(self) -> Iterator[Piece]:
+        """Yield the queued text; adjacent pieces of one origin and stream are joined, unless its file has grown."""
         waiting, most = self._waiting, self._chunk_characters
         now, last, size = "", 0, 0
+        file_size = 0
         of_stream: StreamName = "stdout"
         parts: list[str] = []
         while waiting:  # for each piece that is written: each line of a cell has two
-            number, origin, stream, text = waiting.popleft()
+            number, origin, stream, text, its_size = waiting.popleft()
             self._size -= len(text) + PIECE_CHARACTERS
-            if parts and (origin != now or stream != of_stream or size >= most):
-                yield last, now, of_stream, "".join(parts)
+            if parts and (origin != now or stream != of_stream or size >= most or its_size != file_size):
+                yield last, now, of_stream, "".join(parts), file_size
                 parts, size = [], 0
-            now, of_stream = origin, stream
+            now, of_stream, file_size = origin, stream, its_size
             if number > last:
                 last = number
             parts.append(text)
             size += len(text)
         self._size = 0
         if parts:
-            yield last, now, of_stream, "".join(parts)
+            yield last, now, of_stream, "".join(parts), file_size
+
+    @property
+    def _has_news(self) -> bool:
+        return any(file.has_news for file in self._files.values())
 
     def _file_ends(self) -> list[int]:
         """Return how far to read the files; call it before reading Python's text, to send earlier text first."""
-        return [file.size for file in self._files]
+        return [file.size for file in self._files.values()]
 
     def _send_files(self, ends: list[int]) -> None:
-        for file, end in zip(self._files, ends, strict=True):
-            for text in file.read(end):
-                read = msgspec.structs.replace(self._read, **{file.stream: file.position})
-                self._pass_on(self.main_origin(), file.stream, text, read)
+        for file, end in zip(self._files.values(), ends, strict=True):
+            self._send_file(file, end)
+
+    def _send_file(self, file: Follower, end: int) -> None:
+        if end == file.position:
+            return
+        for text in file.read(end):
+            read = msgspec.structs.replace(self._read, **{file.stream: file.position})
+            self._pass_on(self.main_origin(), file.stream, text, read)
 
     def _pass_on(self, origin: str, stream: StreamName, text: str, read: SentMark) -> None:
         """Feed the text up to this mark to the terminals, and send what they do not hold back."""

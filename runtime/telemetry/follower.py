@@ -34,18 +34,18 @@ class Follower:
 
     @property
     def size(self) -> int:
-        """The current size of the file in bytes."""
-        return os.fstat(self._descriptor).st_size
+        """The current size of the file in bytes. Half as expensive as `fstat`: each piece of text needs it."""
+        return os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def read(self, end: int | None = None) -> Iterator[str]:
         """Yield the new text in pieces, up to the position `end`.
 
         The default is the file's current size; otherwise a fast writer would never let the reader finish.
         """
-        if end is None:
-            end = self.size
-        if end < self._position:
+        size = self.size
+        if size < self._position:
             self._position = self._freed = 0  # another process truncated the file: its content is new
+        end = size if end is None else min(end, size)
         while self._position < end:
             data = os.pread(self._descriptor, min(READ_BYTES, end - self._position), self._position)
             if not data:

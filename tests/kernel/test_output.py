@@ -56,6 +56,12 @@ def test_order_is_kept_within_a_rank(notebook: KernelNotebook) -> None:
     assert cell.stdout.replace("[0] ", "").split() == [str(i) for i in range(500)]
 
 
+def test_text_of_python_c_and_children_keeps_its_order(notebook: KernelNotebook) -> None:
+    source = "import ctypes, os\nfor n in range(2): print('python'); os.system('echo child'); "
+    cell = notebook.run(f"%%mesh 0\n{source}print(); ctypes.CDLL(None).puts(b'c')")
+    assert cell.stdout == "[0] python\n[0] child\n[0]\n[0] c\n" * 2
+
+
 def test_what_is_printed_before_an_interrupted_repr_is_shown(notebook: KernelNotebook) -> None:
     shy = "class Shy:\n    def __repr__(self):\n        print('half', end='')\n        raise KeyboardInterrupt"
     cell = notebook.run_failing(f"%%mesh 0\n{shy}\nShy()")

@@ -215,12 +215,25 @@ def test_what_goes_past_python_comes_with_the_cell_that_runs(tmp_path: Path, cap
     captured.capture.main_origin = lambda: "cell"
     (tmp_path / "node.out").write_bytes(b"from C\n")
     (tmp_path / "node.err").write_bytes(b"from C too\n")
-    captured.capture.stdout.write("from Python\n")
-    assert captured.flushed() == [
-        ("cell", "stdout", "from Python\n"),
-        ("cell", "stdout", "from C\n"),
-        ("cell", "stderr", "from C too\n"),
+    assert captured.flushed() == [("cell", "stdout", "from C\n"), ("cell", "stderr", "from C too\n")]
+
+
+def test_text_of_python_and_of_others_keeps_its_order(tmp_path: Path, captured: Captured) -> None:
+    with (tmp_path / "node.out").open("a", buffering=1) as out, (tmp_path / "node.err").open("a", buffering=1) as err:
+        for number in range(2):
+            print("python", number, file=captured.capture.stdout)
+            print("c", number, file=out)
+            print(file=captured.capture.stdout)
+            print("child", number, file=err)
+            print("python", number, file=captured.capture.stderr)
+        print("c", file=out)
+    assert [text for _, stream, text in captured.flushed() if stream == "stdout"] == [
+        *("python 0\n", "c 0\n", "\n", "python 1\n", "c 1\n", "\n", "c\n"),
     ]
+    captured.capture.stdout.write("first, ")
+    (tmp_path / "node.out").write_text("new\n")
+    captured.capture.stdout.write("last")
+    assert "".join(text for _, _, text in captured.flushed()) == "first, new\nlast"
 
 
 def test_text_written_while_earlier_text_is_sent_keeps_its_place_before_text_of_c(tmp_path: Path) -> None:
