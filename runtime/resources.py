@@ -8,11 +8,14 @@ GPUs are counted without CUDA, which a parent of workers must not load.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -22,6 +25,7 @@ FILES_PER_PEER = 3  # open files for each peer that a process talks to: two sock
 SPARE_FILES = 24  # for the user's own code, and for files that are open for a moment
 FULL_BYTES = 1 << 20  # a disk with less room than this is full
 DESCRIPTORS = Path("/dev/fd")  # of this process, on every system that lists them; on Linux it leads to /proc
+LOOKUP_SECONDS = 0.5  # in which a name is found, if a file or a name server knows it
 HIGHEST_FILE_LIMIT = 65536  # highest value to raise the limit of open files to: some programs iterate over all of them
 
 # Parts of messages about a reached limit: of the system, of Python, of ZeroMQ.
@@ -199,6 +203,24 @@ def _source_towards(other: str) -> str:
         except OSError:
             return ""
         return str(probe.getsockname()[0])
+
+
+class NameLookup:
+    """A lookup of this host's own name, on a thread. Where no name server answers, each lookup takes 10 s and more."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="meshbook name lookup", daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # it has no address: found out at once, if a server answers
+            socket.getaddrinfo(socket.gethostname(), None)
+        self._ended.set()
+
+    def is_slow(self) -> bool:
+        """Return whether it takes longer than `LOOKUP_SECONDS`; waits as long at most."""
+        return not self._ended.wait(max(0.0, self._began + LOOKUP_SECONDS - time.monotonic()))
 
 
 def interface_of(ip: str) -> str:

@@ -22,7 +22,7 @@ from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.resources import address_towards, free_port, interface_of
+from meshbook.runtime.resources import NameLookup, address_towards, free_port, interface_of
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
@@ -43,6 +43,7 @@ class RemoteAgents:
         # Whether a worker loop that has started this agent stays: the client has drained this host, or is lost.
         self.loop_stays = False
         self._gateway: Gateway | None = None
+        self._lookup = NameLookup()
         self._agents: dict[str, Address] = {}  # by the prefix of their host
         self._is_away = home.prefix != home.first  # from the first host
         self._linked: dict[str, Callable[[], None]] = {}  # by host: the callback for when its link is up
@@ -87,9 +88,15 @@ class RemoteAgents:
 
     @property
     def network(self) -> dict[str, str]:
-        """The variables that select the network of torch's collectives, if there is a choice."""
+        """The variables that select the network of torch's collectives, if there is a choice, and limit its lookups."""
         name = interface_of(self.ip) if self._is_away else ""
-        return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+        found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+        if not self._lookup.is_slow():
+            return found
+        # To connect to its store and to choose an interface, torch looks up the names of this host's addresses, and its
+        # address. Without an answer, gloo chooses the loopback interface as well, which serves a run on one host.
+        alone = {} if self._is_away or self._gateway is not None else {"GLOO_SOCKET_IFNAME": interface_of(self.ip)}
+        return {"RES_OPTIONS": "timeout:1 attempts:1", **alone, **found}
 
     def open(self, gateway: Gateway) -> None:
         """Allow other hosts from now on."""
