@@ -35,7 +35,7 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _OF_PYTHON = (
     *(types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType),
 )
-_SHOWN = frozenset({"typing", "types", "dataclasses", "_collections"})  # modules of objects whose repr is complete
+_SHOWN = frozenset({"typing", "types", "dataclasses"})  # modules of objects whose repr is complete
 _CODE = (
     *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_exceptiontable"),
@@ -140,9 +140,12 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
         return kind.__name__, value.__qualname__
     if isinstance(value, enum.Enum):
         return "member", _describe(kind, seen), value.name
-    if kind.__module__ in _SHOWN:
+    if kind.__module__ in _SHOWN or kind.__qualname__ == "_tuplegetter":
         shown = repr(value)
-        return kind.__name__, kind.__qualname__ if " at 0x" in shown else shown
+        if " at 0x" not in shown:
+            return kind.__name__, shown
+        if kind.__module__ == "dataclasses":  # MISSING and its like
+            return "name", kind.__qualname__
     raise _UnknownContentError
 
 
