@@ -35,6 +35,7 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _OF_PYTHON = (
     *(types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType),
 )
+_CHANGEABLE = (list, dict, set, type)
 _SHOWN = frozenset({"typing", "types", "dataclasses"})  # modules of objects whose repr is complete
 _CODE = (
     *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags"),
@@ -47,6 +48,8 @@ class _UnknownContentError(Exception):
 
 
 _known: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()  # by digest
+# The digest that was computed last, and of which members.
+_computed: weakref.WeakKeyDictionary[type, tuple[tuple[int, ...], bytes | None]] = weakref.WeakKeyDictionary()
 _digests: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()  # the last ones of these
 
 
@@ -57,11 +60,26 @@ def digest_of(cls: type) -> bytes | None:
     """
     if cls.__module__ != "__main__" or "<locals>" in cls.__qualname__:
         return None
+    members = _members_of(cls)
+    computed, digest = _computed.get(cls, ((), None))
+    if members is not None and computed == members:
+        return digest
     try:
-        content = _describe_class(cls, {})
+        content = repr(_describe_class(cls, {})).encode(errors="surrogatepass")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
     except (_UnknownContentError, RecursionError):
+        digest = None
+    if members is not None:
+        _computed[cls] = members, digest
+    return digest
+
+
+def _members_of(cls: type) -> tuple[int, ...] | None:
+    """Return the identities of its members; None if one of them may change itself, such as a list."""
+    members = [pair for each in cls.__mro__ if each.__module__ == "__main__" for pair in vars(each).items()]
+    if any(isinstance(value, _CHANGEABLE) and not name.startswith("_") for name, value in members):
         return None
-    return hashlib.blake2b(repr(content).encode(errors="surrogatepass"), digest_size=16).digest()
+    return tuple(id(value) for _, value in members)
 
 
 def note_digest(cls: type, digest: bytes) -> None:

@@ -96,16 +96,20 @@ def find_edits() -> Edits:
     if not has_program():
         _state.may_have_edits = False
         return ()
-    modules = sys.modules
-    if _state.may_have_edits or any(
-        version.spec is not getattr(modules.get(name), "__spec__", None)
-        for name, version in list(_state.versions.items())
-    ):
+    if _state.may_have_edits or (_state.versions and _has_reloaded()):
         _state.may_have_edits = False
         note_modules()
         for name in list(_state.versions):
             _look_at(name)
     return _state.edits
+
+
+def _has_reloaded() -> bool:
+    modules = sys.modules
+    return any(
+        version.spec is not getattr(modules.get(name), "__spec__", None)
+        for name, version in list(_state.versions.items())
+    )
 
 
 def _look_at(name: str) -> None:

@@ -165,9 +165,7 @@ def _is_plain(value: Any) -> bool:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._with_source: set[str] = set()
+    _with_source: frozenset[str] = frozenset()  # files whose source is in the stream
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is CodeType:
@@ -198,7 +196,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Of a file, the entry has the time of its last change. An entry of one part is not loaded.
         if entry is None or len(entry) == 1 or entry[1] is not None or name in self._with_source:
             return make, arguments
-        self._with_source.add(name)
+        self._with_source |= {name}
         return make_code, (name, "".join(entry[2]), arguments)
 
 

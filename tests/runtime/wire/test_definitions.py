@@ -114,6 +114,18 @@ def test_an_edited_definition_is_another(run: Run, name: str, old: str, new: str
     assert arrive(here[name], there) is not there[name]
 
 
+def test_a_class_that_was_changed_is_another(run: Run) -> None:
+    here, there = run(), run()
+    for name, change in (
+        ("Setting", lambda cls: setattr(cls, "lr", 0.25)),
+        ("Model", lambda cls: cls.kinds.add("c")),
+        ("Failure", lambda cls: setattr(cls, "__init__", lambda self: None)),
+    ):
+        assert digest_of(here[name]) == digest_of(there[name])
+        change(here[name])
+        assert digest_of(here[name]) != digest_of(there[name])
+
+
 def test_values_of_one_definition_are_equal(run: Run) -> None:
     here, there = run(), run()
     stage, setting = arrive((here["Stage"].DONE, here["Setting"](0.25)), there)
