@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
+import select
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
+from typing import TextIO
 
 from meshbook.cli import kernelspecs, print_note
 from meshbook.cli.command_line import build_parser
@@ -24,6 +28,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # texts of users and ours must not end a command that runs for hours
             stream.reconfigure(errors="backslashreplace")
+    try:
+        status = run_verb(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if all(has_reader(stream) for stream in (sys.stdout, sys.stderr)):  # another pipe
+            raise
+        status = 128 + signal.SIGPIPE
+    for stream in (sys.stdout, sys.stderr):
+        if not has_reader(stream):  # as in `| head -1`: Python would report the failed flush at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
+
+
+def has_reader(stream: TextIO) -> bool:
+    """Whether a stream is anything but a pipe whose reader has gone."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (AttributeError, OSError, ValueError):  # no file
+        return True
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def run_verb(argv: Sequence[str] | None = None) -> int:
+    """Run the verb of a command line; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["lab"] and words[1:] not in (["-h"], ["--help"]):  # argparse would look for its options
         kernelspecs.lab(words[1:])
@@ -76,6 +105,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.module or not args.target.endswith(".ipynb"):
         if args.parameters or args.output or args.name or args.resume is not None:
             parser.error("-p, -o, --name and --resume are for notebooks")
+        if not args.module and not Path(args.target).is_file():
+            parser.error(f"no such file: {args.target}")
         return run_script(args)
     target = args.target
     args = parser.parse_args(["run", *args.args, target], args)  # the options after the notebook

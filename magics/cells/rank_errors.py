@@ -19,6 +19,9 @@ from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import CallError, MeshbookError, ProcessDied
 from meshbook.runtime.formats import format_ranks, name_ranks
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.mesh.actors import ActorMesh
+from meshbook.runtime.mesh.hosts import HostMesh
+from meshbook.runtime.mesh.procs import ProcMesh
 
 MOST_NAMES = 12  # names that are listed; a namespace has hundreds
 
@@ -182,6 +185,8 @@ def _format_command(name: str, ranks: Collection[int], mesh: NotebookMesh, varia
     selector = mesh.selector(chosen)
     if name not in variables:
         return f"run the cell that defines {name} with %%mesh{selector}"
+    if isinstance(variables[name], ProcMesh | ActorMesh | HostMesh):
+        return "it is a handle for the notebook; use it in a cell there (%%here, if %mesh mode is on)"
     if isinstance(variables[name], ModuleType):
         return f"import it in a cell with %%mesh{selector}"
     return f"send it with %mesh push {name}{selector}"

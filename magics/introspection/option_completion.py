@@ -23,6 +23,7 @@ from meshbook.magics.syntax.argparsing import (
     pull_specs,
     push_names,
     remote_variable,
+    section_words,
     selector,
     setting_name,
 )
@@ -31,7 +32,7 @@ from meshbook.magics.syntax.settings import SETTINGS, UNSET
 from meshbook.magics.variables.reduce import REDUCTIONS
 from meshbook.magics.verbs.verb_table import VERBS
 from meshbook.runtime.cells.completion import Match
-from meshbook.runtime.error_page import section_name, sections
+from meshbook.runtime.error_page import sections
 
 
 def _complete_pulled(text: str, start: int, scope: SelectorScope) -> list[Match]:
@@ -79,7 +80,7 @@ _BY_TYPE: Mapping[Any, Callable[[str, int, SelectorScope], list[Match]]] = {
     host_name: lambda text, start, scope: _offer(scope.hosts, text, start, "choice"),
     hosts_text: _complete_hosts,
     setting_name: lambda text, start, scope: _offer(SETTINGS, text, start, "setting"),
-    section_name: _complete_section,
+    section_words: _complete_section,
 }
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile("-[0-9]")

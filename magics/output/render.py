@@ -49,7 +49,9 @@ def _labelled_lines(group: OutputGroup, stream: StreamName) -> list[str]:
 def _announce_hidden(group: OutputGroup, stream: StreamName) -> str:
     noun = "line" if group.block.hidden == 1 else "lines"
     where = (
-        f"result[{group.ranks[0]}].{stream} has all; %mesh log {group.ranks[0]}" if group.ranks else "%mesh log RANK"
+        f"%mesh log {group.ranks[0]}; with -o NAME, NAME[{group.ranks[0]}].{stream} has all"
+        if group.ranks
+        else "%mesh log RANK"
     )
     return f"… {group.block.hidden:,} {noun} not shown ({where})"
 

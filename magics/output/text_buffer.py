@@ -42,26 +42,36 @@ class TextBuffer:
         room = max(self._half - self._length, 0)
         self._length += len(text)
         _append(self._head, text[:room])
-        end = text[room:][-self._half :]
+        end = text[room:][-self._half - 1 :]  # with the character before, which may end a line
         _append(self._tail, end)
         self._tail_size += len(end)
-        while self._tail and self._tail_size - len(self._tail[0]) >= self._half:
+        while self._tail and self._tail_size - len(self._tail[0]) > self._half:
             self._tail_size -= len(self._tail.popleft())
 
     def block(self) -> Block:
-        """Return the kept text as whole lines, with a cut if lines are missing between start and end.
+        """Return the kept text as lines, with a cut if lines are missing between start and end.
 
+        A line that is longer than the start or the end is shown in part, and counts as shown.
         The result depends on the text alone, not on its chunks: equal floods from two ranks make equal blocks.
         """
         head, tail = "".join(self._head), "".join(self._tail)
         if self._length <= 2 * self._half:
             return Block(split_lines(head + tail + self.live))
-        first = split_lines(head if head.endswith("\n") else head[: head.rfind("\n") + 1] or head)
-        end = tail[-self._half :] + self.live
-        last = split_lines(end[end.find("\n") + 1 :] or end)  # without the rest of a line that is cut
-        hidden = max(self.line_count - len(first) - len(last), 1)
+        before, end = (head + tail)[-self._half - 1], tail[-self._half :] + self.live
+        is_first_cut, is_last_cut = "\n" not in head, before != "\n" and "\n" not in end.removesuffix("\n")
+        first = split_lines(head if is_first_cut else head[: head.rfind("\n") + 1])
+        # Without the rest of a line that is cut, unless that is all.
+        last = split_lines(end if is_last_cut or before == "\n" else end[end.find("\n") + 1 :])
         whole = self._digest.copy()
         whole.update(self.live.encode("utf-8", "surrogatepass"))
+        missing = f"(+{self._length - len(head) - self._half:,} characters)"
+        if self.line_count == 1:
+            return Block((f"{first[0]} … {missing} … {last[0]}",), identity=whole.digest())
+        hidden = max(self.line_count - len(first) - len(last), 0)
+        if is_first_cut:
+            first = (f"{first[0]} …" if hidden else f"{first[0]} … {missing}",)
+        if is_last_cut:
+            last = (f"… {last[0]}",)
         return Block(first + last, hidden, len(first), whole.digest())
 
     def last_lines(self, count: int) -> tuple[str, ...]:

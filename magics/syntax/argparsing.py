@@ -65,6 +65,11 @@ def setting_name(text: str) -> str:
     return text
 
 
+def section_words(text: str) -> str:
+    """A word of the name of a section of the page on errors; the lookup checks whether there is one."""
+    return text
+
+
 def remote_variable(text: str) -> str:
     """The name of a variable of the ranks."""
     return variable(text)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from typing import Any
 
 from meshbook.magics.notebook import Notebook
 from meshbook.magics.output.publisher import Display, publisher_for
-from meshbook.magics.syntax.argparsing import Parser
+from meshbook.magics.syntax.argparsing import Parser, section_words
 from meshbook.magics.verbs import Verb
 from meshbook.runtime.error_page import format_list, section_name, sections
+
+
+class _Section(argparse.Action):
+    """Takes the words of a name, which need no quotes."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object) -> None:
+        try:
+            setattr(namespace, self.dest, section_name(" ".join(values)) if values else None)
+        except argparse.ArgumentTypeError as error:
+            parser.error(str(error))
 
 
 @dataclass(frozen=True)
@@ -25,8 +37,9 @@ class ExplainVerb(Verb):
         parser.add_argument(
             "name",
             metavar="NAME",
-            nargs="?",
-            type=section_name,
+            nargs="*",
+            type=section_words,
+            action=_Section,
             help="an error class in any case, or words of a message (default: list all)",
         )
 

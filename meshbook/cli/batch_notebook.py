@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
@@ -220,7 +220,7 @@ class BatchClient(NotebookClient):
         if msg["msg_type"] == "stream":
             content = msg["content"]
             stream = sys.stderr if content["name"] == "stderr" else sys.stdout
-            print(_plain(content["text"], stream), end="", file=stream, flush=True)
+            self._print(content["text"], stream)
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self.save()
         return output
@@ -236,10 +236,20 @@ class BatchClient(NotebookClient):
     def _end_cell(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
         for output in cell.outputs:
             if output.output_type in ("display_data", "execute_result") and "text/plain" in output.data:
-                print(_plain(output.data["text/plain"], sys.stdout), flush=True)
+                self._print(f"{output.data['text/plain']}\n", sys.stdout)
             elif output.output_type == "error":
-                print(_plain("\n".join(output.traceback), sys.stderr), file=sys.stderr, flush=True)
+                self._print("\n".join([*output.traceback, ""]), sys.stderr)
         self.save()
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        """Print output of the notebook. If the reader has gone, as in `| head -1`, the run ends as by SIGPIPE."""
+        if self.signal == signal.SIGPIPE:
+            return
+        try:
+            print(_plain(text, stream), end="", file=stream, flush=True)
+        except BrokenPipeError:
+            if not self.signal:
+                self._interrupt(signal.SIGPIPE)
 
     def _describe(self, error: BaseException) -> str:
         """Return the cell that failed, with its number and first line, and the error."""

@@ -27,6 +27,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 logger = logging.getLogger(__name__)
 _UNDECODED: Any = object()
+_OF_THE_RUNTIME = {
+    *("describe", "fail", "note_in", "owing", "pending", "pending_call", "resolve", "set_pending_call", "wait_here"),
+}
 HOW_TO_CANCEL = "cancel it with cancel() of its future, or in a notebook with %mesh interrupt"
 
 
@@ -354,6 +357,10 @@ class Future(Generic[T]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Future cannot be pickled: wait for it and send its value")
+
+    def __dir__(self) -> list[str]:
+        """Leave out what is for the runtime itself: completion would offer it."""
+        return [name for name in super().__dir__() if name not in _OF_THE_RUNTIME]
 
     def __repr__(self) -> str:
         if not self._done:

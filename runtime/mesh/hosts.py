@@ -122,6 +122,12 @@ class HostActor(Actor):
         raise NotImplementedError
 
 
+_OF_THE_RUNTIME = {
+    *("adopt", "check_elastic", "count_spares", "is_fake_in_process", "keep_spares", "note_end", "ownership"),
+    *("signal_procs", "stop_procs", "stream_logs", "was_drained"),
+}
+
+
 class HostMesh(MeshTrait):
     """Machines with a shape. `this_host()` is the one without dimensions."""
 
@@ -180,6 +186,10 @@ class HostMesh(MeshTrait):
     def is_fake_in_process(self) -> bool:
         """Whether processes on these hosts are threads of the client's own process, as in tests."""
         return self._is_fake
+
+    def __dir__(self) -> list[str]:
+        """Leave out what is for the runtime itself: completion would offer it."""
+        return [name for name in super().__dir__() if name not in _OF_THE_RUNTIME]
 
     @property
     def is_shut_down(self) -> bool:

@@ -60,6 +60,12 @@ def handle_failures(mesh: Any, handle: Callable[[MeshFailure], object]) -> None:
             owned_mesh.on_failure = handle
 
 
+_OF_THE_RUNTIME = {
+    *("ask_whether_ready", "current_ranks", "dismiss", "heal_ranks", "host_ranks", "is_stopped", "making_engines"),
+    *("note_end", "note_tensor_engine", "rank_tensors", "spawn_on_main", "tensor_engines"),
+}
+
+
 class ProcMesh(TensorMesh, MeshTrait):
     """Worker processes with a shape; the last dimension is usually `gpus`. Created by `HostMesh.spawn_procs`."""
 
@@ -269,6 +275,10 @@ class ProcMesh(TensorMesh, MeshTrait):
     def _make_runner(self, name: str) -> Runner:
         """Create the runner of a map's items on these processes."""
         return ActorRunner(self, name)
+
+    def __dir__(self) -> list[str]:
+        """Leave out what is for the runtime itself: completion would offer it."""
+        return [name for name in super().__dir__() if name not in _OF_THE_RUNTIME]
 
     @property
     def is_stopped(self) -> bool:

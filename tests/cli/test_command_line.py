@@ -81,6 +81,7 @@ def test_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -
     ("words", "said"),
     [
         (["run", "none.ipynb"], "no such file: none.ipynb"),
+        (["run", "none.py", "1"], "meshbook: error: no such file: none.py"),
         (["run", "{notebook}", "-o", "out.html"], "-o must be another file"),
         (["run", "{notebook}", "-o", "{notebook}"], "-o must be another file"),
         (["run", "{notebook}", "-o", "nowhere/out.ipynb"], "no such folder"),

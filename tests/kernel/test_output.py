@@ -395,8 +395,8 @@ def test_a_flood_of_messages_ends_and_says_what_is_not_shown(notebook: KernelNot
     cell = notebook.run("%%mesh 0 -o flood\nfor n in range(20_000): print(n)\nfor n in range(1040): display(n)")
     assert len(cell.messages) < 200
     shown = "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs)
-    assert "lines not shown (result[0].stdout has all" in shown
-    assert "… 1,000 more displays of [0] are not shown (result[0].displays has them)" in shown
+    assert "lines not shown (%mesh log 0; with -o NAME, NAME[0].stdout has all" in shown
+    assert "… 1,000 more displays of [0] are not shown (with -o NAME, NAME[0].displays has them)" in shown
     assert notebook.evaluate("flood[0].stdout.count('\\n'), len(flood[0].displays)") == (20_000, 1040)
 
 

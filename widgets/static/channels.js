@@ -33,6 +33,15 @@ export function channelTitle(name) {
 }
 
 /**
+ * Whether the worst values of a channel are the highest or, as in `LOW_IS_WORSE` of worst.py, the lowest.
+ *
+ * @param {Channel} name
+ */
+export function extremeOf(name) {
+  return name === "gpu" ? "Lowest" : "Highest";
+}
+
+/**
  * The curve of a rank that is shown beside a channel.
  *
  * @param {Channel} name

@@ -1,7 +1,7 @@
 // @ts-check
-/** The five ranks that need attention most, or have the highest values of the channel, with their last minutes. */
+/** The five ranks that need attention most, or have the worst values of the channel, with their last minutes. */
 
-import { channelTitle } from "./channels.js";
+import { channelTitle, extremeOf } from "./channels.js";
 import { element, setAttribute, setText } from "./dom.js";
 import { Rows } from "./rows.js";
 import { makeSpark } from "./spark.js";
@@ -30,7 +30,7 @@ export function makeWorst(context) {
     update(changed) {
       if (!SHOWS.some((name) => changed.has(name))) return;
       const { name } = store.channel;
-      setText(title, name === "state" ? "Needs attention" : `Highest: ${channelTitle(name)}`);
+      setText(title, name === "state" ? "Needs attention" : `${extremeOf(name)}: ${channelTitle(name)}`);
       setText(none, name === "state" ? "All ranks are healthy." : "No values yet.");
       setAttribute(none, "hidden", store.worst.length > 0);
       rows.update(store.worst, ({ rank }) => rank);

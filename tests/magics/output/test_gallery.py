@@ -87,7 +87,7 @@ def test_content_that_only_a_front_end_can_draw_is_an_output_of_its_own() -> Non
 def test_a_gallery_is_bounded_and_says_so() -> None:
     shown = markup(*(image(rank, str(rank) * (MOST_MARKUP // 3)) for rank in range(4)))
     assert len(shown) < 1.1 * MOST_MARKUP
-    assert "… [2-3] not shown, since it is large (result[2].displays has it)" in shown
+    assert "… [2-3] not shown, since it is large (with -o NAME, NAME[2].displays has them)" in shown
 
 
 def test_text_is_harmless_beside_images() -> None:

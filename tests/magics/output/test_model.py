@@ -314,7 +314,7 @@ def test_a_flood_of_displays_is_announced():
         output.display(0, {"text/plain": str(number)}, {})
     *shown, note = output.close(101.0)
     assert len(shown) == MOST_OUTPUTS
-    assert note.text == "… 19,960 more displays of [0] are not shown (result[0].displays has them)\n"
+    assert note.text == "… 19,960 more displays of [0] are not shown (with -o NAME, NAME[0].displays has them)\n"
 
 
 # Bounds
@@ -345,7 +345,7 @@ def test_a_flood_is_cut_with_a_count():
     lines = stream.text.splitlines()
     (cut,) = [line for line in lines if "not shown" in line]
     assert (lines[0], lines[-1]) == ("[0] begin", "[0] end")
-    assert cut.endswith("lines not shown (result[0].stdout has all; %mesh log 0)")
+    assert cut.endswith("lines not shown (%mesh log 0; with -o NAME, NAME[0].stdout has all)")
     total = 2 + 20_000_000 // (65_536 // 18 * 18) * (65_536 // 18)
     assert int(cut.split()[2].replace(",", "")) == total - len(lines) + 1
 
@@ -440,8 +440,8 @@ def test_a_line_without_end_is_kept_in_part():
     capture = TextBuffer(100)
     capture.add("a" * 500)
 
-    assert capture.block().lines == ("a" * 50, "a" * 50)
-    assert capture.block().hidden == 1
+    assert capture.block().lines == (f"{'a' * 50} … (+400 characters) … {'a' * 50}",)
+    assert capture.block().hidden == 0, "a part of it is shown"
 
 
 def test_small_groups_stay_whole_beside_large_ones():

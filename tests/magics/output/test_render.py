@@ -12,7 +12,7 @@ def test_a_cut_is_announced_where_it_is_with_the_way_to_the_rest():
 
     assert render_text([group], "stderr").splitlines() == [
         "[0-1] first",
-        "[0-1] … 999,000 lines not shown (result[0].stderr has all; %mesh log 0)",
+        "[0-1] … 999,000 lines not shown (%mesh log 0; with -o NAME, NAME[0].stderr has all)",
         "[0-1] last",
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +45,10 @@ def test_a_short_text_is_kept_whole(chunks: list[str], count: int, lines: tuple[
         ("aa\nbb\ncc\ndd\n", 12, ("aa", "bb", "cc", "dd"), 0),
         ("aa\nbb\ncc\ndd\n", 6, ("aa", "dd"), 2),
         ("aa\nbb\ncc\ndd", 6, ("aa", "dd"), 2),
+        ("aaaaaaaaaa\nb\n", 4, ("aa … (+9 characters)", "b"), 0),
+        ("aaaaaaaaaa\nbbbbbbbb\n", 8, ("aaaa … (+12 characters)", "… bbb"), 0),
+        ("aaaaaaaaaa\nb\ncccccccc\n", 8, ("aaaa …", "… ccc"), 1),
+        ("aaaaaaaaaa", 4, ("aa … (+6 characters) … aa",), 0),
     ],
 )
 def test_a_long_text_keeps_whole_lines_of_both_ends(text: str, limit: int, lines: tuple[str, ...], hidden: int) -> None:
@@ -62,11 +68,11 @@ def test_what_is_kept_does_not_depend_on_the_chunks(chunks: list[str], limit: in
 
 @given(TEXTS, st.integers(1, 80))
 def test_kept_and_hidden_lines_are_all_there_were(text: str, limit: int) -> None:
-    block = capture(text, limit=limit).block()
-    if not block.hidden:
-        assert block.lines == split_lines(text)
-    assert len(block.lines) + block.hidden >= capture(text).line_count
-    assert sum(map(len, block.lines)) <= max(limit, 2)
+    block, lines = capture(text, limit=limit).block(), split_lines(text)
+    assert len(block.lines) + block.hidden == len(lines)
+    at = [index + block.hidden * (index >= block.cut) for index in range(len(block.lines))]
+    assert all(lines[index] == line or "…" in line for index, line in zip(at, block.lines, strict=True))
+    assert sum(len(re.sub(r" ?…( \(.*?\))?( … )?", "", line)) for line in block.lines) <= max(limit, 2)
 
 
 @given(st.lists(st.sampled_from(["a\n", "bb\n", "\n", "c"]), max_size=30), st.integers(1, 5))

@@ -32,7 +32,7 @@ def test_a_large_group_keeps_its_start_and_its_end() -> None:
     assert (first[:2], last[:4]) == ("0 ", "999 ")
     assert cut.block.hidden + len(cut.lines) == 1000
     said = render_text([cut]).splitlines()[cut.block.cut]
-    assert said == f"[3] … {cut.block.hidden} lines not shown (result[3].stdout has all; %mesh log 3)"
+    assert said == f"[3] … {cut.block.hidden} lines not shown (%mesh log 3; with -o NAME, NAME[3].stdout has all)"
 
 
 def test_small_groups_leave_their_share_to_large_ones() -> None:

@@ -64,6 +64,7 @@ from meshbook.runtime.geometry import Extent
         ("log failed -g 'loss 0' -c --cell 9", LogVerb("failed", grep="loss 0", case=True, cell=9)),
         ("explain", ExplainVerb()),
         ("explain GroupError", ExplainVerb("grouperror")),
+        ("explain process groups were broken", ExplainVerb("process-groups-were-broken-initialize-them-again")),
         ("log --grep -0.5", LogVerb(grep="-0.5")),
         ("log -1 --grep ?", LogVerb("-1", grep="?")),
         ("log --grep ^loss -r --stderr -t", LogVerb(grep="^loss", regex=True, stderr=True, time=True)),
