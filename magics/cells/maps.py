@@ -12,8 +12,9 @@ from typing import Any
 from meshbook.magics.cells.rank_errors import format_dead
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.output.publisher import LiveDisplay, Publisher, publisher_for
+from meshbook.magics.output.publisher import LiveDisplay, StreamText, publisher_for
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallCancelled
 from meshbook.runtime.formats import format_elapsed
 from meshbook.runtime.mesh.mapping import MapResult
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch
@@ -66,16 +67,19 @@ class CellItemRunner:
 
 
 class MapBar:
-    """The progress bar of a map, in the cell that began it."""
+    """The progress bar of a map, in the cell that began it; after that cell, also the failures that nothing reads."""
 
-    def __init__(self, publisher: Publisher, result: MapResult[Any]) -> None:
-        self._publisher = publisher
+    def __init__(self, shell: Any, result: MapResult[Any]) -> None:
+        self._publisher = publisher_for(shell)
         self._result = result
+        self._events = shell.events
+        self._is_cell_over = False
         self._began = time.monotonic()
         self._next = self._began + QUIET
         self._is_shown = False
         self._lock = threading.Lock()  # guards what is shown: futures resolve on several threads
-        for future in result.futures:
+        self._events.register("post_run_cell", self._end_cell)
+        for future in result._futures:
             future.when_done(self._look)
 
     def _look(self) -> None:
@@ -84,6 +88,22 @@ class MapBar:
             is_final = self._result.done()
             if now >= self._next or (is_final and self._is_shown):
                 self._publish(now, is_final=is_final)
+        if is_final and self._is_cell_over:
+            self._report()
+
+    def _end_cell(self, result: Any) -> None:
+        """At the end of the cell, which may have read the results."""
+        self._events.unregister("post_run_cell", self._end_cell)
+        self._is_cell_over = True
+        if self._result.done():
+            self._report()
+
+    def _report(self) -> None:
+        failures = {item: each for item, each in self._result.failures().items() if not isinstance(each, CallCancelled)}
+        if failures and not self._result.is_read:
+            self._result.is_read = True
+            text = format_failures(self._result.name, failures, len(self._result))
+            self._publisher.publish([StreamText("stderr", f"{text}\n")])
 
     def _publish(self, now: float, *, is_final: bool) -> None:
         text = format_bar(self._result.name, self._result.progress, len(self._result), now - self._began)
@@ -97,6 +117,14 @@ def format_bar(name: str, done: int, total: int, seconds: float) -> str:
     return f"map of {name} {'█' * (WIDTH * done // total):░<{WIDTH}} {done}/{total} {format_elapsed(seconds)}"
 
 
+def format_failures(name: str, failures: Mapping[int, BaseException], total: int) -> str:
+    """Return `map of f: 2 of 40 items failed, and no code has read that; item 3: ValueError: bad`."""
+    item, error = next(iter(failures.items()))
+    count = f"{len(failures)} of {total} {'item' if total == 1 else 'items'} failed"
+    text = next(filter(None, str(error).splitlines()), type(error).__name__)
+    return f"map of {name}: {count}, and no code has read that (get() of its result raises it); item {item}: {text}"
+
+
 def show_progress(shell: Any, result: MapResult[Any]) -> None:
-    """Show the progress of a map in the cell that runs now."""
-    MapBar(publisher_for(shell), result)
+    """Show the progress of a map in the cell that runs now, and failures that are not read."""
+    MapBar(shell, result)

@@ -34,7 +34,8 @@ class MapResult(Generic[R]):
     def __init__(
         self, scheduler: Scheduler, numbers: Sequence[int], futures: list[Future[R]], *, ordered: bool
     ) -> None:
-        self.futures = futures
+        self._futures = futures
+        self.is_read = False  # whether anything has asked for its values or errors
         self._scheduler = scheduler
         self._numbers = numbers
         self._ordered = ordered
@@ -50,17 +51,23 @@ class MapResult(Generic[R]):
             self._finished.resolve(lambda: None)
 
     @property
+    def futures(self) -> list[Future[R]]:
+        """The future of each item, in their order."""
+        self.is_read = True
+        return self._futures
+
+    @property
     def name(self) -> str:
         """The name of the function."""
         return self._scheduler.name
 
     def __len__(self) -> int:
-        return len(self.futures)
+        return len(self._futures)
 
     @property
     def progress(self) -> int:
         """The number of settled items: done, failed or cancelled."""
-        return sum(future.done() for future in self.futures)
+        return sum(future.done() for future in self._futures)
 
     def done(self) -> bool:
         """Return whether all items are settled."""
@@ -84,6 +91,7 @@ class MapResult(Generic[R]):
 
         Raises the error of the first item that failed. Its `failures` holds the errors of all items by position.
         """
+        self.is_read = True
         with self._cancelled_by_interrupt():
             self._finished.get(timeout)
         return self._values()
@@ -92,6 +100,7 @@ class MapResult(Generic[R]):
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         """Wait like `get`, for `await`. A cancelled await cancels the items that have not begun."""
+        self.is_read = True
         try:
             yield from self._finished.__await__()
         except BaseException:
@@ -102,7 +111,7 @@ class MapResult(Generic[R]):
     def _values(self) -> list[R]:
         failures = self.errors
         if not failures:
-            return [future.get() for future in self.futures]
+            return [future.get() for future in self._futures]
         first, *others = failures
         error = failures[first]
         if isinstance(error, CallError):
@@ -112,12 +121,17 @@ class MapResult(Generic[R]):
             note = f"{len(failures)} of {len(self)} items have no value; the others: {listed}"
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
-        return [future.get() for future in self.futures]
+        return [future.get() for future in self._futures]
 
     @property
     def errors(self) -> dict[int, BaseException]:
         """The errors of the items that have failed so far, by position."""
-        settled = ((item, future.exception()) for item, future in enumerate(self.futures) if future.done())
+        self.is_read = True
+        return self.failures()
+
+    def failures(self) -> dict[int, BaseException]:
+        """Return the errors so far, by position, as `errors` does; they still count as unread."""
+        settled = ((item, future.exception()) for item, future in enumerate(self._futures) if future.done())
         return {item: error for item, error in settled if error is not None}
 
     @property
@@ -146,7 +160,7 @@ class MapResult(Generic[R]):
         def note(future: Future[R]) -> None:
             slots[next(free)].resolve(lambda: future)
 
-        for future in self.futures:
+        for future in self._futures:
             future.when_done(functools.partial(note, future))
         for slot in slots:
             with self._cancelled_by_interrupt():
@@ -169,7 +183,8 @@ class MapResult(Generic[R]):
             raise
 
     def __repr__(self) -> str:
-        return f"<MapResult of {self.name}: {self.progress} of {len(self)} items done>"
+        failed = f", {count} failed" if (count := len(self.failures())) else ""
+        return f"<MapResult of {self.name}: {self.progress} of {len(self)} items done{failed}>"
 
 
 class _Values(Iterator[R]):

@@ -63,6 +63,15 @@ def test_a_bar_shows_the_progress_of_a_longer_map(notebook: KernelNotebook) -> N
     assert notebook.run("mesh.map(time.sleep, [0.3] * 12, progress=False).get();").displays == []
 
 
+def test_failures_that_no_code_reads_are_shown_in_the_cell_of_the_map(notebook: KernelNotebook) -> None:
+    cell = notebook.run("unread = mesh.map(lambda x: 1 / x, range(3))")
+    notebook.wait_until(lambda: "\n" in cell.stderr)
+    assert cell.stderr.startswith("map of <lambda>: 1 of 3 items failed, and no code has read that")
+    assert notebook.run("unread").result == "<MapResult of <lambda>: 3 of 3 items done, 1 failed>"
+    read = notebook.run_failing("list(mesh.map(lambda x: 1 / x, range(3)))")
+    assert (read.error["ename"], read.stderr) == ("ItemError", "")
+
+
 def test_an_interrupt_cancels_what_has_not_begun(notebook: KernelNotebook, signs: Signs) -> None:
     notebook.run(
         "import os\n"

@@ -37,6 +37,23 @@ class FakeKernel:
         return [(parent, content["text"]) for kind, content, parent in self.sent if kind == "stream"]
 
 
+class FakeEvents:
+    """IPython's events: `trigger` calls what is registered."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[tuple[str, Any]] = []
+
+    def register(self, event: str, callback: Any) -> None:
+        self._callbacks.append((event, callback))
+
+    def unregister(self, event: str, callback: Any) -> None:
+        self._callbacks.remove((event, callback))
+
+    def trigger(self, event: str, *arguments: Any) -> None:
+        for _, callback in [each for each in self._callbacks if each[0] == event]:
+            callback(*arguments)
+
+
 @pytest.fixture
 def kernel() -> FakeKernel:
     return FakeKernel()
@@ -45,4 +62,4 @@ def kernel() -> FakeKernel:
 @pytest.fixture
 def shell(kernel: FakeKernel) -> Any:
     """An IPython shell, as far as it leads to its kernel."""
-    return SimpleNamespace(kernel=kernel)
+    return SimpleNamespace(kernel=kernel, events=FakeEvents())

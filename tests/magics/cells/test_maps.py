@@ -10,6 +10,7 @@ import pytest
 from meshbook.magics.cells import maps
 from meshbook.magics.cells.maps import format_bar, show_progress
 from meshbook.runtime.actor.future import Future
+from meshbook.runtime.errors import CallCancelled
 
 if TYPE_CHECKING:
     from tests.magics.conftest import FakeKernel
@@ -20,8 +21,11 @@ class Result:
 
     name = "f"
 
+    futures: list[Future[int]]
+
     def __init__(self, count: int) -> None:
-        self.futures: list[Future[int]] = [Future.pending() for _ in range(count)]
+        self._futures = self.futures = [Future.pending() for _ in range(count)]
+        self.is_read = False
 
     def __len__(self) -> int:
         return len(self.futures)
@@ -32,6 +36,10 @@ class Result:
 
     def done(self) -> bool:
         return self.progress == len(self)
+
+    def failures(self) -> dict[int, BaseException]:
+        settled = {at: future.exception() for at, future in enumerate(self.futures) if future.done()}
+        return {at: error for at, error in settled.items() if error is not None}
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,28 @@ def test_a_quick_map_shows_no_bar(kernel: FakeKernel, shell: SimpleNamespace) ->
     for future in result.futures:
         future.fail(ValueError())
     assert kernel.sent == []
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_failures_that_nothing_reads_are_reported_after_the_cell(
+    kernel: FakeKernel, shell: SimpleNamespace, *, is_read: bool, is_late: bool
+) -> None:
+    result: Any = Result(3)
+    show_progress(shell, result)
+
+    def settle() -> None:
+        result.futures[0].fail(ValueError("bad\nworse"))
+        result.futures[1].fail(CallCancelled("cancelled"))
+        result.futures[2].resolve(lambda: 1)
+
+    if not is_late:
+        settle()
+    result.is_read = is_read
+    assert kernel.sent == []
+    shell.events.trigger("post_run_cell", None)
+    if is_late:
+        settle()
+    shell.events.trigger("post_run_cell", None)
+    said = "map of f: 1 of 3 items failed, and no code has read that (get() of its result raises it); item 0: bad\n"
+    assert kernel.texts == ([] if is_read else [("cell 1", said)])
