@@ -6,6 +6,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import logging
 import os
 import resource
 import sys
@@ -48,6 +49,8 @@ from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 from meshbook.runtime.node.execution import RunningEndpoint
 from meshbook.runtime.wire.module_edits import note_modules
 
+# The variables with which a user asks for log messages from INFO on; a notebook forwards logs by default.
+FORWARDING = ("MESHBOOK_ENABLE_LOG_FORWARDING", "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING")
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
 
@@ -63,6 +66,9 @@ class CellActor(Actor):
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self._shell: RankShell = make_shell(Displays(self._node, lambda: self._spec), RankPrompts(self._node))
         use_text_bars()
+        if logging.getLogger().level == logging.INFO and not {*FORWARDING} & os.environ.keys():
+            logging.getLogger().setLevel(logging.WARNING)  # as in the notebook itself
+            logging.getLogger("__main__").setLevel(logging.INFO)  # what actors of the notebook log is shown
         # As in a kernel: the commands of a cell have a terminal, at which a pager would wait for a key.
         os.environ.setdefault("PAGER", "cat")
         os.environ.setdefault("GIT_PAGER", "cat")

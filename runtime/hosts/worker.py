@@ -284,6 +284,7 @@ class Process(ProcessActor):
     @endpoint
     def set_logging(self, level: int, options: LogOptions) -> None:
         logging.getLogger().setLevel(level)
+        logging.getLogger("__main__").setLevel(logging.NOTSET)  # a notebook's has a level of its own until then
         if self._node.capture is not None:
             shown = options.shown or self._node.settings.show_output
             self._node.capture.set_options(msgspec.structs.replace(options, shown=shown))

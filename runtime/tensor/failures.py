@@ -58,7 +58,7 @@ class DeviceMeshError(MeshbookError, RuntimeError):
     page = "devicemesherror"
 
 
-HEADLINE = "Incorrect arguments to monarch operation"
+HEADLINE = "Incorrect arguments to a mesh operation"
 
 
 def format_call(name: str, args: Any, kwargs: Mapping[str, Any], faults: Sequence[tuple[torch.Tensor, str]]) -> str:

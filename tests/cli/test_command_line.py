@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,6 +63,18 @@ def test_a_stream_that_is_ascii_gets_escapes(monkeypatch: pytest.MonkeyPatch) ->
     assert main(["explain", "GroupError"]) == 0
     print("caf\xe9", flush=True)
     assert data.getvalue().endswith(rb"caf\xe9" + b"\n")
+
+
+@pytest.mark.process
+@pytest.mark.without_torch
+def test_a_command_whose_output_has_no_reader_ends_without_a_traceback() -> None:
+    """As in `meshbook explain | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "meshbook", "explain"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_explain_without_a_name_lists_the_sections(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ DISTRIBUTED_TENSORS = """\
 weights [3.0, -2.0] True
 loss 0.000
 pipeline [[10.0, 10.0], [20.0, 20.0], [30.0, 30.0]]
-Incorrect arguments to monarch operation
+TypeError
 failed at show_errors on rank 0
 others [1.0, 1.0, 1.0]
 a rank died

@@ -27,6 +27,11 @@ def test_stderr_is_a_stream_of_its_own(notebook: KernelNotebook) -> None:
     assert (cell.stdout, cell.stderr) == ("[0-3] out\n", "[0-3] err\n")
 
 
+def test_the_level_of_logging_is_pythons(notebook: KernelNotebook) -> None:
+    own = notebook.evaluate("__import__('logging').root.level")
+    assert notebook.run("%%mesh\nimport logging\nlogging.root.level").result == f"[0-3] {own}"
+
+
 def test_warnings_and_logging_reach_stderr(notebook: KernelNotebook) -> None:
     cell = notebook.run(
         "%%mesh 0\nimport logging, warnings\nwarnings.warn('careful')\nlogging.getLogger('mine').warning('logged')"

@@ -70,7 +70,7 @@ def show_errors(procs: ProcMesh) -> None:
         try:
             x + local
         except TypeError as error:
-            print(str(error).partition(":")[0])
+            print(type(error).__name__)
     try:
         fetch_shard(failed).result()
     except monarch.RemoteException as error:

@@ -12,6 +12,7 @@ from meshbook.magics.cells.rank_errors import explain_missing
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.geometry import Extent
+from meshbook.runtime.mesh.procs import ProcMesh
 
 
 def mesh_of(count: int, **known: Any) -> NotebookMesh:
@@ -41,6 +42,14 @@ def unknown(name: str) -> RankError:
             ["sys is defined in the notebook, but not on ranks 0-1; import it in a cell with %%mesh"],
         ),
         (
+            {0: unknown("mesh"), 1: unknown("mesh")},
+            {},
+            [
+                "mesh is defined in the notebook, but not on ranks 0-1; it is a handle for the notebook; "
+                "use it in a cell there (%%here, if %mesh mode is on)"
+            ],
+        ),
+        (
             {1: unknown("y")},
             {"added": {1: 3}, "names": {0: ("y",)}},
             ["%mesh resize added rank 1 after the cells that define y; run the cell that defines y with %%mesh 1"],
@@ -55,4 +64,7 @@ def unknown(name: str) -> RankError:
     ],
 )
 def test_what_is_said_of_a_missing_name(errors: dict[int, RankError], known: dict[str, Any], said: list[str]) -> None:
-    assert list(explain_missing(errors, mesh_of(2, **known), {"x": 1, "sys": sys})) == said
+    assert (
+        list(explain_missing(errors, mesh_of(2, **known), {"x": 1, "sys": sys, "mesh": ProcMesh.__new__(ProcMesh)}))
+        == said
+    )

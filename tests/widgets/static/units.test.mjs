@@ -1,6 +1,7 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { CHANNELS, extremeOf } from "../../../widgets/static/channels.js";
 import { asBytes, asClock, asCount, asCounted, asSeconds, asValue } from "../../../widgets/static/units.js";
 
 test("bytes have at most three digits", () => {
@@ -36,4 +37,11 @@ test("values in the unit of a channel", () => {
   assert.equal(asValue(3.25, "cores"), "3.3 cores");
   assert.equal(asValue(12, "messages"), "12 messages");
   assert.equal(asValue(12, ""), "12");
+});
+
+test("the worst values of a channel are the highest, but for the use of GPUs", () => {
+  assert.deepEqual(
+    CHANNELS.filter(({ name }) => extremeOf(name) === "Lowest").map(({ name }) => name),
+    ["gpu"],
+  );
 });
