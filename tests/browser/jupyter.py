@@ -114,7 +114,8 @@ class Server:
             "JUPYTERLAB_SETTINGS_DIR": "settings",
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
         }
-        return {name: str(self.folder / folder) for name, folder in folders.items()}
+        # In a virtual environment Jupyter prefers what is installed there, as it was then.
+        return {"JUPYTER_PREFER_ENV_PATH": "0"} | {name: str(self.folder / folder) for name, folder in folders.items()}
 
     def _write_settings(self) -> None:
         for folder in ("home", "config", "data", "runtime", "settings", "workspaces", "notebooks"):

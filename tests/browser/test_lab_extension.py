@@ -56,6 +56,7 @@ def test_a_click_in_the_status_bar_shows_the_dashboard(lab: LabPage) -> None:
     lab.wait_for_status("mesh: 2 ranks, healthy")
     lab.status.click()
     Dashboard(lab.panel).wait_for(idle=2)
+    assert lab.panel.evaluate("panel => panel.offsetWidth") == pytest.approx(420, abs=2)
 
 
 def test_a_page_that_is_loaded_again_shows_the_mesh_while_a_cell_runs(lab: LabPage, gate: Path) -> None:

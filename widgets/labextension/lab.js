@@ -13,6 +13,7 @@
   const QUICK_START = "meshbook:quick-start";
   const WIDGET = "application/vnd.jupyter.widget-view+json";
   const FIRST_CELL = "%mesh up --gpus 2";
+  const WIDTH = 420; // pixels of the side panel that a user opens for the first time
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">
     <g class="jp-icon3" fill="#616161"><circle cx="4" cy="4" r="2.4"/><circle cx="12" cy="4" r="2.4"/>
     <circle cx="4" cy="12" r="2.4"/><circle cx="12" cy="12" r="2.4"/>
@@ -148,6 +149,7 @@
         this.node.style.overflow = "auto";
         this.node.style.background = "var(--jp-layout-color1)";
         this.model = ""; // the one that is shown
+        this.isWide = true; // whether it has had its width, or has that of the last visit
         this.addWidget(hint);
         feed.listen(() => this.refresh());
       }
@@ -160,12 +162,29 @@
         this.refresh();
       }
 
+      /** Gives the panel its width, once: a width that the user chooses stays. */
+      widen() {
+        let [split, child] = [this.parent, this];
+        while (split && typeof split.setRelativeSizes !== "function") [split, child] = [split.parent, split];
+        if (this.isWide || !split) return;
+        const sizes = split.relativeSizes();
+        const place = split.widgets.indexOf(child);
+        const missing = WIDTH / split.node.clientWidth - sizes[place];
+        const largest = sizes.indexOf(Math.max(...sizes));
+        if (missing <= 0 || sizes[largest] <= 2 * missing) return;
+        this.isWide = true;
+        sizes[place] += missing;
+        sizes[largest] -= missing;
+        split.setRelativeSizes(sizes);
+      }
+
       onAfterHide() {
         this.refresh(); // the kernel measures more often while a dashboard is shown
       }
 
       refresh() {
         feed.showDashboard(this.isVisible);
+        if (this.isVisible) requestAnimationFrame(() => this.widen()); // once the area around it has its size
         const { message } = feed;
         hint.node.textContent =
           message === null ? "Open a notebook with the kernel Meshbook." : `No mesh is up. Run ${FIRST_CELL}.`;
@@ -271,6 +290,9 @@
         );
         app.shell.add(panel, "right", { rank: 900 });
         restorer?.add(panel, PANEL);
+        app.restored?.then(() => {
+          panel.isWide = panel.isVisible;
+        });
         const item = makeStatus(widgets.Widget, feed, () => app.shell.activateById(PANEL));
         statusBar?.registerStatusItem(`${NAME}:mesh`, { item, align: "left", rank: 100 });
         app.commands.addCommand(QUICK_START, {
