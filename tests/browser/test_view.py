@@ -301,6 +301,14 @@ def test_a_narrow_window_wraps_tables_and_buttons(view: BarePage, kernel: Kernel
     view.page.get_by_text("trainer-0002").first.wait_for()
     view.narrow(width)
     tabs = view.page.get_by_role("tab").all()
+    assert len({tab.evaluate("tab => tab.offsetTop") for tab in tabs}) == 1, "in one row"
+    more = view.page.get_by_label("More panels")
+    titles = more.locator("option").all_text_contents()
+    assert titles[0] == "More"
     for tab in tabs:
         tab.click()
+        assert view.sticking_out() == []
+    for title in titles[1:]:
+        more.select_option(title)
+        view.page.get_by_role("tabpanel", name=title).wait_for()
         assert view.sticking_out() == []
