@@ -29,7 +29,7 @@ MEAN, EARLIER = "#1976d2", "#9aa4b1"
 COLOURS = ("#d55e00", "#009e73", "#a8578f", "#b58b00", "#0089b8", "#7a5a00", "#6a3d9a", "#667180")
 _STYLE = (
     "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:12px;line-height:1.5;"
-    "color:var(--jp-ui-font-color1,inherit)"
+    "color:var(--jp-ui-font-color1,inherit);padding-left:var(--jp-code-padding,0)"
 )
 
 
@@ -178,10 +178,9 @@ class _Plane:
 
 
 def _plane_of(chart: _Chart) -> _Plane | None:
-    bands = [chart.band, *chart.earlier]
-    x = np.concatenate([band.x for band in bands])
-    edges = (chart.band.low, chart.band.high, chart.band.values.ravel())
-    y = np.concatenate([*edges, *(band.mean for band in chart.earlier)])
+    """Return the range of the present run, beyond which earlier ones may extend; None without a value."""
+    x = chart.band.x
+    y = np.concatenate([chart.band.low, chart.band.high, chart.band.values.ravel()])
     y = y[~np.isnan(y)]
     if not len(x) or not len(y):
         return None
@@ -230,8 +229,12 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _lines(chart: _Chart, plane: _Plane) -> Iterator[str]:
     band = chart.band
-    for earlier in chart.earlier:
-        yield _polyline(plane.path(earlier.x, earlier.mean), EARLIER, 1)
+    if chart.earlier:
+        left, width, height = LEFT, chart.size.width - LEFT - RIGHT, chart.size.height - TOP - BOTTOM
+        yield f'<svg x="{left}" y="{TOP}" width="{width}" height="{height}" viewBox="{left} {TOP} {width} {height}">'
+        for earlier in chart.earlier:
+            yield _polyline(plane.path(earlier.x, earlier.mean), EARLIER, 1)
+        yield "</svg>"
     edges = f"{plane.path(band.x, band.low)} {plane.path(band.x[::-1], band.high[::-1])}"
     yield f'<polygon points="{edges}" fill="{MEAN}" fill-opacity="0.18"/>'
     for place, line in enumerate(band.lines):

@@ -150,7 +150,7 @@ export class CurveChart {
         bind: { dblclick: () => () => this.#reset() },
       },
       scales: {
-        x: { time: false, distr: drawing.isLogX ? 3 : 1, range: (_, from, to) => this.#rangeOfX(from, to) },
+        x: { time: false, distr: drawing.isLogX ? 3 : 1, range: () => this.#rangeOfX() },
         y: drawing.isLogY ? { distr: 3 } : { distr: 1, range: (_, from, to) => rangeOfY(from, to) },
       },
       axes: [
@@ -175,7 +175,7 @@ export class CurveChart {
     const looks = {
       low: { points: { show: false } },
       high: { points: { show: false } },
-      earlier: { stroke: () => theme.colour("curve-earlier"), width: 1.2, points: { show: false } },
+      earlier: { stroke: () => theme.colour("curve-earlier"), width: 1.2, points: { show: false }, auto: false },
       raw: { stroke: () => theme.colour("curve-raw"), width: 1, points: { show: false } },
       mean: { stroke: () => theme.colour("accent"), width: 2 },
       line: {
@@ -188,14 +188,17 @@ export class CurveChart {
   }
 
   /**
-   * @param {number} from
-   * @param {number} to
+   * That of the present run; earlier ones may extend beyond it.
+   *
    * @returns {[number | null, number | null]}
    */
-  #rangeOfX(from, to) {
+  #rangeOfX() {
     const { range, drawing } = this.#settings;
     if (range) return drawing.isLogX ? [Math.max(range[0], Number.MIN_VALUE), range[1]] : range;
-    if (from === null || from === undefined) return [null, null];
+    const x = this.#curves[this.#curves.length - 1]?.x ?? [];
+    const from = drawing.isLogX ? x.find((value) => value > 0) : x[0];
+    const to = x[x.length - 1];
+    if (from === undefined) return [null, null];
     if (from !== to) return [from, to];
     if (drawing.isLogX) return [from / 2, to * 2];
     const margin = Math.max(0.5, Math.abs(from) * 1e-9); // half a step is nothing beside a time in nanoseconds

@@ -7,6 +7,7 @@ export type Colour = string | ((chart: uPlot) => string);
 export interface Series {
   label?: string;
   show?: boolean;
+  auto?: boolean;
   stroke?: Colour;
   fill?: Colour;
   width?: number;
