@@ -20,6 +20,10 @@ _PRE_STYLE = (
 )
 
 
+# JupyterLab moves text by this much to the right, but not HTML.
+LEFT_EDGE = "padding-left:var(--jp-code-padding,0)"
+
+
 def render_text(groups: Iterable[OutputGroup], stream: StreamName = "stdout") -> str:
     """Render the groups as plain text, with the label before each line; ANSI colours are kept."""
     return "".join(f"{line}\n" for group in groups for line in _labelled_lines(group, stream))
@@ -134,7 +138,7 @@ def render_area(
         # Progress bars also go to stderr, and are not errors.
         parts.append(shown if is_bar else f'<div style="{_STDERR_STYLE}">{shown}</div>')
     parts += [_render_line(footer)]
-    return {"text/plain": "".join(text), "text/html": f"<div>{''.join(parts)}</div>"}
+    return {"text/plain": "".join(text), "text/html": f'<div style="{LEFT_EDGE}">{"".join(parts)}</div>'}
 
 
 def _render_line(text: str) -> str:

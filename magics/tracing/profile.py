@@ -24,7 +24,7 @@ DIFFERS = 0.2  # of the time of the longest rank: from this difference on, a fun
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _STYLE = (
     "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);"
-    "color:var(--jp-content-font-color1,inherit)"
+    "color:var(--jp-content-font-color1,inherit);padding-left:var(--jp-code-padding,0)"
 )
 
 

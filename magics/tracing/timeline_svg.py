@@ -55,7 +55,7 @@ _HEIGHTS: dict[State, int] = {"running": 14, "collective": 10, "transfer": 10, "
 _LANE, _WIDTH = 18, 720  # pixels
 _STYLE = (
     "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);"
-    "color:var(--jp-content-font-color1,inherit)"
+    "color:var(--jp-content-font-color1,inherit);padding-left:var(--jp-code-padding,0)"
 )
 
 

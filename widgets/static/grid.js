@@ -12,6 +12,7 @@ import { Raster } from "./raster.js";
 /**
  * @import { Changed, Context } from "./context.d.ts"
  * @import { Box, Layout, Spot } from "./layout.js"
+ * @import { Dim } from "./protocol.d.ts"
  * @import { Square } from "./raster.js"
  */
 
@@ -120,15 +121,28 @@ export class Grid {
 
   #arrange() {
     const { mesh, size } = this.#store;
-    const width = this.scroller.clientWidth - 2 * PADDING;
-    if (mesh === null || width <= 0) return;
-    this.#layout = layoutGrid(mesh.dims, width, size > MANY ? HEIGHTS.many : HEIGHTS.few);
+    if (mesh === null || this.scroller.clientWidth <= 0) return;
+    this.#scale = window.devicePixelRatio || 1;
+    const height = size > MANY ? HEIGHTS.many : HEIGHTS.few;
+    // At first without room for a scroll bar, which a grid that fits does not need.
+    this.#layout = this.#layOut(mesh.dims, this.scroller.offsetWidth, height);
+    if (this.scroller.clientWidth < this.scroller.offsetWidth)
+      this.#layout = this.#layOut(mesh.dims, this.scroller.clientWidth, height);
     setText(this.#caption, captionOf(mesh.dims, this.#layout.rows));
     if (this.cursor !== null && this.cursor >= size) this.cursor = null;
     this.hovered = null;
-    this.#scale = window.devicePixelRatio || 1;
-    for (const canvas of [this.#labels, this.#cells, this.#marks]) this.#sizeCanvas(canvas, this.#layout);
     this.#restyle();
+  }
+
+  /**
+   * @param {Dim[]} dims
+   * @param {number} width
+   * @param {number} height
+   */
+  #layOut(dims, width, height) {
+    const layout = layoutGrid(dims, width - 2 * PADDING, height);
+    for (const canvas of [this.#labels, this.#cells, this.#marks]) this.#sizeCanvas(canvas, layout);
+    return layout;
   }
 
   /**

@@ -4,6 +4,7 @@
 import { shareOf } from "./heat.js";
 
 const FEWEST = 10; // points for which a curve has room, even if fewer are known
+const LEAST = 3; // known points; fewer show no course
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -25,13 +26,14 @@ export function makeSpark(values, { width, height }) {
 
 /**
  * The SVG path of a curve from the first known value on. The extremes are near the edges, but changes of less than two
- * percent stay nearly level: at full height they would look like a storm.
+ * percent stay nearly level: at full height they would look like a storm. Empty if too few values are known.
  *
  * @param {(number | null)[]} values
  * @param {number} width
  * @param {number} height
  */
 export function curveOf(values, width, height) {
+  if (values.filter(isKnown).length < LEAST) return "";
   const shown = values.slice(Math.max(0, Math.min(values.findIndex(isKnown), values.length - FEWEST)));
   const [low, high] = rangeOf(shown.filter(isKnown));
   const step = width / Math.max(1, shown.length - 1);

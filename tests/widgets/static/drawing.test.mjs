@@ -22,6 +22,7 @@ test("the heat scale goes from viridis' first colour to its last", () => {
 
 test("a curve begins at the first known value and has gaps where values are unknown", () => {
   assert.equal(curveOf([NaN, null], 10, 10), "");
+  assert.equal(curveOf([1, NaN, 2], 10, 10), "", "two points show no course");
   assert.equal(curveOf([0, 10, null, 5], 30, 14), "M0.0 12.0L10.0 2.0M30.0 7.0");
   const late = curveOf([...Array(20).fill(NaN), ...Array(12).fill(1)], 110, 14);
   assert.match(late, /^M0\.0 7\.0L10\.0/);
