@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import termios
@@ -16,12 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import current_rank
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Channel, Port
 from meshbook.runtime.mesh.hosts import HostMesh
+
+END_OF_INPUT = b"\x04"  # Ctrl-D on a terminal
+EOF_SECONDS = 5.0  # between the end of the input and that of a program which does not read it
+EOF_WAIT = 0.1
+HANG_UP_SECONDS = 1.0  # between SIGHUP and SIGKILL
 
 
 class CommandActor(Actor):
@@ -91,13 +100,16 @@ def exec_command(
 class ShellActor(Actor):
     """Runs an interactive shell on a pseudo-terminal."""
 
+    _process: subprocess.Popen[bytes] | None = None
+
     @endpoint
     def begin(self, output: Port[Any], env: dict[str, str], workdir: str | None, size: tuple[int, int]) -> None:
         """Start the shell. Its output goes to the port: bytes, and at its end the exit code."""
         self._terminal, theirs = pty.openpty()
+        self._device = os.ttyname(theirs)
         termios.tcsetwinsize(theirs, size)
         shell = os.environ.get("SHELL", "/bin/sh")
-        process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", shell],
             stdin=theirs,
             stdout=theirs,
@@ -107,13 +119,20 @@ class ShellActor(Actor):
         )
         os.close(theirs)
 
+        def wait() -> None:
+            process.wait()
+            end_session(process.pid)  # what it has left behind may have the terminal open
+
         def read() -> None:
-            with contextlib.suppress(OSError):  # EIO: the shell has ended
+            with contextlib.suppress(OSError):  # EIO: no process has the terminal open
                 while data := os.read(self._terminal, 65536):
                     output.send(data)
+            waiting.join()
             output.send(process.wait())
 
-        threading.Thread(target=read, name="meshbook shell", daemon=True).start()
+        waiting = threading.Thread(target=wait, name="meshbook shell end", daemon=True)
+        waiting.start()
+        threading.Thread(target=read, name="meshbook shell output", daemon=True).start()
 
     @endpoint
     def write(self, data: bytes) -> None:
@@ -121,10 +140,68 @@ class ShellActor(Actor):
         with contextlib.suppress(OSError):  # the shell has ended
             os.write(self._terminal, data)
 
+    @endpoint
+    def end_input(self) -> None:
+        """Let all programs of the shell read the end of the input; end the one in the foreground that does not."""
+        threading.Thread(target=self._end_input, name="meshbook shell input", daemon=True).start()
+
+    def _end_input(self) -> None:
+        process, idle = self._process, 0.0
+        assert process is not None
+        while idle < EOF_SECONDS:
+            # Each ^D ends the input of one reader. One that comes before other input was read would be lost.
+            idle = 0.0 if self._unread() else idle + EOF_WAIT
+            if idle:
+                self._write_eof()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EOF_WAIT)
+                return
+        end_session(process.pid)
+
+    def _unread(self) -> int:
+        """Return the number of bytes of the input that no program has read."""
+        try:
+            device = os.open(self._device, os.O_RDWR | os.O_NOCTTY)
+        except OSError:  # the shell has ended
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(device, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
+        finally:
+            os.close(device)
+
+    def _write_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._terminal, END_OF_INPUT)
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        if self._process is not None:
+            end_session(self._process.pid)
+
+
+def end_session(leader: int) -> None:
+    """End all processes of a session: by SIGHUP, as the end of a terminal does, and then by SIGKILL."""
+    members = [each for pid in psutil.pids() if (each := _member(leader, pid)) is not None]
+    for end in (lambda each: each.send_signal(signal.SIGHUP), psutil.Process.kill):
+        for each in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(each)
+        _, members = psutil.wait_procs(members, timeout=HANG_UP_SECONDS)
+
+
+def _member(leader: int, pid: int) -> psutil.Process | None:
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        if os.getsid(pid) == leader:
+            return psutil.Process(pid)
+    return None
+
 
 def shell(singleton_host_mesh: HostMesh, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
     """Run an interactive shell on the only host of a mesh, on this terminal; return its exit code.
 
+    When standard input ends, all programs there read the end of their input, and one that still runs in the foreground
+    5 s later is ended; `exec_command` runs programs that take longer. No process of the shell is left at the end.
     ValueError unless there is one host.
     """
     if singleton_host_mesh.size() != 1:
@@ -163,9 +240,10 @@ def _keys_passed_to(actor: Any) -> Iterator[None]:
             if ours in ready:
                 return
             data = os.read(source, 65536)
-            actor.write.call(data or b"\x04").get()  # the end of the input is Ctrl-D on a terminal
             if not data:
+                actor.end_input.call().get()
                 return
+            actor.write.call(data).get()
 
     if before is not None:
         tty.setraw(source)

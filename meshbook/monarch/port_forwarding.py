@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
-from meshbook.runtime.actor.endpoint import concurrent_endpoint
+from meshbook.runtime.actor.endpoint import concurrent_endpoint, endpoint
+from meshbook.runtime.actor.failure import MeshFailure
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.hosts import HostMesh
-from meshbook.runtime.mesh.procs import ProcMesh, handle_failures
+from meshbook.runtime.mesh.procs import ProcMesh
 
 CHUNK = 256 << 10  # bytes of one message
 LOOPBACK = "127.0.0.1"
@@ -114,22 +116,23 @@ class ForwardingActor(Actor):
             stream[1].close()
 
 
-class PortForwarder:
-    """Forwards ports, from `forward` until `close` or the end of one of the hosts. A context manager.
+class PortForwarder(Actor):
+    """Forwards ports between hosts, until `close`, the end of this actor, or the end of one of the hosts.
 
-    `ports` are those that listen, in the order of ranks.
-
-        with PortForwarder.forward(this_host(), state.trainers.slice(hosts=0), connect_port=6006) as forwarder:
-            webbrowser.open(f"http://localhost:{forwarder.port}")
+    forwarder = this_proc().spawn("forwarder", PortForwarder)
+    [port] = forwarder.forward.call_one(this_host(), trainers.slice(hosts=0), connect_port=6006).get()
+    webbrowser.open(f"http://localhost:{port}")
     """
 
-    def __init__(self, meshes: list[ProcMesh], ports: list[int]) -> None:
-        self._meshes = meshes
-        self.ports = ports
+    def __init__(self) -> None:
+        self._forwarded: list[list[ProcMesh]] = []
 
-    @classmethod
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        return True  # a lost host ends its connections, not the program
+
+    @endpoint
     def forward(
-        cls,
+        self,
         listen_mesh: HostMesh,
         connect_mesh: HostMesh,
         *,
@@ -137,12 +140,13 @@ class PortForwarder:
         listen_port: int = 0,
         listen_address: str = LOOPBACK,
         connect_address: str = LOOPBACK,
-    ) -> Self:
+    ) -> list[int]:
         """Forward connections at each host of `listen_mesh` to the host of the same rank of `connect_mesh`.
 
-        `connect_address` is looked up there. A `listen_port` of 0 takes a free one. Connections to the loopback address
-        come from the same machine only. Starts one process on each host. ValueError for meshes of different shape and
-        invalid ports; ActorError if a port is taken. Nothing stays open after an error.
+        Return the ports that listen, in the order of ranks. `connect_address` is looked up there. A `listen_port` of 0
+        takes a free one. Connections to the loopback address come from the same machine only. Starts one process on
+        each host. ValueError for meshes of different shape and invalid ports; ActorError if a port is taken. Nothing
+        stays open after an error.
         """
         if listen_mesh.extent != connect_mesh.extent:
             raise ValueError(
@@ -156,40 +160,29 @@ class PortForwarder:
             for hosts in (listen_mesh, connect_mesh):
                 meshes.append(hosts.spawn_procs(name="forwarder"))
             listening, connecting = (procs.spawn("forwarder", ForwardingActor) for procs in meshes)
-            for mesh in (*meshes, listening, connecting):
-                handle_failures(mesh, lambda failure: True)  # a lost host ends its connections, not this program
             at, to = (listen_address, listen_port), (connect_address, connect_port)
             ports = list(listening.listen.call(connecting, at, to).get().values())
         except BaseException:
-            for procs in meshes:
-                procs.stop("its ports could not be forwarded")
+            _begin_to_stop(meshes, "its ports could not be forwarded")
             raise
-        forwarder = cls(meshes, ports)
-        for procs in meshes:
-            for address in procs.nodes:  # the first that ends takes the others with it
-                when_ended(current_node(), [address.node]).when_done(forwarder._begin_to_close)
-        return forwarder
+        self._forwarded.append(meshes)
+        ended = functools.partial(_begin_to_stop, meshes, "a host of the forwarder has ended")
+        for address in (address for procs in meshes for address in procs.nodes):
+            when_ended(current_node(), [address.node]).when_done(ended)  # the first takes the others with it
+        return ports
 
-    @property
-    def port(self) -> int:
-        """The port of the first rank."""
-        return self.ports[0]
-
+    @endpoint
     def close(self) -> None:
-        """Close all connections, and end the processes. Idempotent."""
-        for procs in self._meshes:
-            with contextlib.suppress(RuntimeError):  # its hosts have been shut down
-                procs.stop("its ports are no longer forwarded").get()
+        """Close all connections and ports, and end the processes. Idempotent."""
+        for meshes in self._forwarded:
+            for stopping in _begin_to_stop(meshes, "its ports are no longer forwarded"):
+                stopping.get()
+        self._forwarded.clear()
 
-    def _begin_to_close(self) -> None:
-        for procs in self._meshes:
-            with contextlib.suppress(RuntimeError):
-                procs.stop("a host of the forwarder has ended")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _begin_to_stop(meshes: list[ProcMesh], reason: str) -> list[Future[None]]:
+    stopping = []
+    for procs in meshes:
+        with contextlib.suppress(RuntimeError):  # its hosts have been shut down
+            stopping.append(procs.stop(reason))
+    return stopping

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import pickle
+import re
 import socket
 import socketserver
 import subprocess
@@ -15,15 +16,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
+import psutil
 import pytest
 
-from meshbook import ActorError, HostMesh, this_host
+from meshbook import ActorError, HostMesh, this_host, this_proc
 from meshbook.monarch.commands import exec_command, shell
 from meshbook.monarch.jobs import JobState, LocalJob, ProcessJob, SlurmJob, job_load, job_loads
 from meshbook.monarch.port_forwarding import PortForwarder
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.session import Session
+from meshbook.runtime.mesh.actors import ActorMesh
 from tests.support import PATIENCE, Probe, environment, pids
 
 pytestmark = pytest.mark.process
@@ -111,19 +115,39 @@ def test_what_is_no_job(tmp_path: Path) -> None:
     assert (one.can_run(SlurmJob({"a": 2})), one.can_run(other), one.active) == (True, False, False)
 
 
-def test_a_shell_on_a_host(tmp_path: Path, session: Session) -> None:
-    with pytest.raises(ValueError, match="needs one host"):
-        shell(HostMesh(session.host.agents * 2, Extent.of(hosts=2).region))
+def run_shell(folder: Path, text: str) -> str:
     process = subprocess.run(
-        [sys.executable, "-c", SHELL, str(tmp_path)],
-        input="echo $SHELL_TEST in $PWD\nexit 5\n",
+        [sys.executable, "-c", SHELL, str(folder)],
+        input=text,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=True,
     )
-    assert f"found in {tmp_path}" in process.stdout
-    assert process.stdout.endswith("code 5\n")
+    return process.stdout
+
+
+def test_a_shell_on_a_host(tmp_path: Path, session: Session) -> None:
+    with pytest.raises(ValueError, match="needs one host"):
+        shell(HostMesh(session.host.agents * 2, Extent.of(hosts=2).region))
+    said = run_shell(tmp_path, "echo $SHELL_TEST in $PWD\nexit 5\n")
+    assert f"found in {tmp_path}" in said
+    assert said.endswith("code 5\n")
+
+
+@pytest.mark.parametrize("program", ["cat", "sleep 1000 & sleep 1000"])
+def test_a_shell_leaves_no_process_at_the_end_of_its_input(tmp_path: Path, program: str) -> None:
+    said = run_shell(tmp_path, f"echo $$ in $PWD\n{program}\n")
+    assert "code " in said
+    [leader] = re.findall(rf"^(\d+) in {tmp_path}\r?$", said, re.MULTILINE)
+    assert [pid for pid in psutil.pids() if session_of(pid) == int(leader)] == []
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 @contextlib.contextmanager
@@ -160,30 +184,42 @@ def is_refused(port: int) -> bool:
 def test_ports_are_forwarded_until_the_job_ends(job: ProcessJob) -> None:
     state = job.state()
     host = state.trainers.slice(hosts=0)
+    forwarder = this_proc().spawn("forwarder", PortForwarder)
     with echo_server() as server:
-        with PortForwarder.forward(this_host(), host, connect_port=server) as forwarder:
-            data = os.urandom(700_000)  # more than one message
-            assert ask(forwarder.port, data) == b"from there: " + data
-            with ThreadPoolExecutor(4) as pool:
-                assert list(pool.map(lambda word: ask(forwarder.port, word), [b"a", b"b", b"c", b"d"])) == [
-                    b"from there: " + word for word in (b"a", b"b", b"c", b"d")
-                ]
-        assert is_refused(forwarder.port)
+        [port] = forwarder.forward.call_one(this_host(), host, connect_port=server).get(PATIENCE)
+        data = os.urandom(700_000)  # more than one message
+        assert ask(port, data) == b"from there: " + data
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda word: ask(port, word), [b"a", b"b", b"c", b"d"])) == [
+                b"from there: " + word for word in (b"a", b"b", b"c", b"d")
+            ]
+        forwarder.close.call_one().get(PATIENCE)
+        assert is_refused(port)
         with pytest.raises(ActorError, match="address already in use"):
-            PortForwarder.forward(this_host(), host, connect_port=server, listen_port=server)
-        again = PortForwarder.forward(this_host(), host, connect_port=server)
-    assert ask(again.port, b"no program listens there") == b""
+            forwarder.forward.call_one(this_host(), host, connect_port=server, listen_port=server).get(PATIENCE)
+        [port] = forwarder.forward.call_one(this_host(), host, connect_port=server).get(PATIENCE)
+        other = this_proc().spawn("forwarder", PortForwarder)
+        [its_port] = other.forward.call_one(this_host(), host, connect_port=server).get(PATIENCE)
+        assert ask(its_port, b"e") == b"from there: e"
+        cast(ActorMesh, other).stop().get(PATIENCE)
+        wait_until_refused(its_port)
+    assert ask(port, b"no program listens there") == b""
     job.kill()
+    wait_until_refused(port)
+    forwarder.close.call_one().get(PATIENCE)
+
+
+def wait_until_refused(port: int) -> None:
     end = time.monotonic() + PATIENCE
-    while not is_refused(again.port):
+    while not is_refused(port):
         assert time.monotonic() < end
         time.sleep(0.02)
-    again.close()
 
 
 def test_ports_that_cannot_be_forwarded(session: Session) -> None:
     hosts = HostMesh(session.host.agents * 2, Extent.of(hosts=2).region)
-    with pytest.raises(ValueError, match="one shape"):
-        PortForwarder.forward(this_host(), hosts, connect_port=80)
-    with pytest.raises(ValueError, match="invalid port"):
-        PortForwarder.forward(hosts, hosts, connect_port=0)
+    forwarder = this_proc().spawn("forwarder", PortForwarder)
+    with pytest.raises(ActorError, match="one shape"):
+        forwarder.forward.call_one(this_host(), hosts, connect_port=80).get(PATIENCE)
+    with pytest.raises(ActorError, match="invalid port"):
+        forwarder.forward.call_one(hosts, hosts, connect_port=0).get(PATIENCE)

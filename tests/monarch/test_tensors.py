@@ -78,6 +78,8 @@ NAMES = {
         *("get_rng_state_remote", "log_remote", "set_logging_level_remote", "set_manual_seed_remote"),
         "set_rng_state_remote",
     ],
+    "monarch.builtins.log": ["log_remote", "set_logging_level_remote"],
+    "monarch.builtins.random": ["get_rng_state_remote", "set_manual_seed_remote", "set_rng_state_remote"],
     "monarch.common._coalescing": ["coalescing", "compile"],
     "monarch.distributed": ["Mesh"],
     "monarch.exceptions": ["DeviceMeshError"],
