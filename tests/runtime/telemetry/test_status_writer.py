@@ -208,6 +208,7 @@ class Talkative:
         self.recorder = types.SimpleNamespace(open={})
         self.address = types.SimpleNamespace(node="m.0")
         self.capture = None
+        self.loop = types.SimpleNamespace(has_lost_descriptors=lambda: False)
 
     def loads(self) -> list[tuple[str, int, str]]:
         return [("a name that is no text \udc80", 0, "")]
