@@ -29,7 +29,7 @@ import os
 with open(os.environ["TORCH_IMPORTS"], "a") as imports:
     print(os.getpid(), file=imports)
 
-threads = None
+threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # as torch does when it is imported
 
 def set_num_threads(count):
     global threads
