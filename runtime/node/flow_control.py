@@ -155,15 +155,19 @@ class SentCredits(Generic[W]):
         sent = self._sent.get(queue)
         return sent is None or self._has_room(sent)
 
-    def write_off(self, queue: Queue) -> None:
-        """Give back the room of reserved messages: their threads were interrupted, or are about to send them."""
-        if (sent := self._sent.get(queue)) is not None:
-            reserved, size = sent.reserved, sent.reserved_size
-            # If a thread sends its message after all, `leave` makes this number negative: the message counts then.
-            sent.reserved -= reserved
-            sent.reserved_size -= size
-            sent.messages -= reserved
-            sent.size -= size
+    def write_off(self, queue: Queue) -> list[W]:
+        """Give back the room of reserved messages: their threads were interrupted, or are about to send them.
+
+        Returns the waiters to wake.
+        """
+        sent = self._sent.get(queue)
+        if sent is None:
+            return []
+        reserved, size = sent.reserved, sent.reserved_size
+        # If a thread sends its message after all, `leave` makes this number negative: the message counts then.
+        sent.reserved -= reserved
+        sent.reserved_size -= size
+        return self.give_back(queue, reserved, size)
 
     def _has_room(self, sent: SentMessages[W]) -> bool:
         return sent.messages - sent.reserved < self._most and sent.size - sent.reserved_size < self._largest
@@ -257,11 +261,10 @@ class OwedCredits:
     def reported(self, sender: str, messages: int, size: int) -> None:
         """Subtract what was reported. If two threads have reported the same, the sender has a little more room."""
         taken = self._taken[sender]
-        # No call from here on.
-        taken.messages -= messages
-        taken.size -= size
-        if taken.messages < 0 or taken.size < 0:
-            taken.messages = taken.size = 0
+        # No call from here on. If there are fewer, another thread has subtracted the same.
+        if taken.messages >= messages:
+            taken.messages -= messages
+            taken.size = taken.size - size if taken.messages else 0
 
     def close(self) -> list[str]:
         """Make each message due at once from now on; return the senders."""
@@ -357,7 +360,7 @@ class FlowControl:
                     elif not reserved_until:
                         reserved_until = monotonic() + MOMENT
                     elif reserved_until <= monotonic():
-                        self._outstanding.write_off(queue)
+                        _wake(self._outstanding.write_off(queue))
                         continue
                     room.wait_here(min(MOMENT, math.inf if left is None else left) if reserved_until else left)
                 except TimeoutError:

@@ -183,9 +183,9 @@ class IoLoop:
                 self.when_deaf()
                 raise
             # Only now, as a Ctrl-C may stop this thread at any point. Each wait has a number: by now the I/O thread may
-            # be in the next one, which needs a ring of its own. There is no call between the check and the assignment.
-            if self._asleep == wait:
-                self._asleep = 0
+            # be in the next one, which needs a ring of its own. There is no call between the check and the assignment,
+            # and they are one line, so that no trace function runs there either.
+            self._asleep = 0 if (present := self._asleep) == wait else present
 
     # -- descriptors, from the I/O thread (or before `start`) --------------------------------
 
