@@ -15,7 +15,7 @@ import resource
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -108,10 +108,10 @@ class SharedSegment:
         where = owner, self.descriptor, self.token, self.size, self.address
         return SegmentReference(*where, reader, word, ticket, is_shared)
 
-    def take_back(self, reference: SegmentReference) -> None:
+    def take_back(self, word: int, ticket: int) -> None:
         """Withdraw a reference that was not opened."""
-        if self._words[reference.word] == reference.ticket:
-            self._words[reference.word] = FREE
+        if self._words[word] == ticket:
+            self._words[word] = FREE
 
     def is_free(self) -> bool:
         """Return whether all readers have returned it."""
@@ -184,6 +184,12 @@ class SegmentPool:
             if self._closed:
                 segment.close(is_read=True)
 
+    def withdraw(self, segment: SharedSegment, lent: Mapping[int, int]) -> None:
+        """Withdraw references, given by word and ticket, that were never sent."""
+        with self._exclusively():
+            for word, ticket in lent.items():
+                segment.take_back(word, ticket)
+
     def parts_of(self, reference: SegmentReference, lengths: Sequence[int]) -> list[Part] | None:
         """Copy the parts of a message that its reader has not opened and will not open; None if they are not there."""
         with self._exclusively():
@@ -195,7 +201,7 @@ class SegmentPool:
                 ctypes.string_at(segment.address + start, length)
                 for start, length in zip(starts, lengths, strict=False)
             ]
-            segment.take_back(reference)
+            segment.take_back(reference.word, reference.ticket)
             return parts
 
     def trim(self) -> bool:

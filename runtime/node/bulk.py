@@ -57,6 +57,18 @@ class Shipment:
         """Whether the frame for this node has no copy of the body."""
         return self.segment is not None and to.node in self._readers
 
+    def lent_to(self, to: Address) -> dict[int, int]:
+        """Return the references that this node may not have received yet, by word and ticket."""
+        reader = self._readers.get(to.node)
+        segment = self.segment
+        lent = segment.readers.copy().items() if segment is not None else ()
+        return {word: ticket for word, (ticket, mark) in lent if mark == reader}
+
+    def withdraw(self, lent: Mapping[int, int]) -> None:
+        """Withdraw references that the node has not received, and will not receive any more."""
+        if self.segment is not None:
+            self._pool.withdraw(self.segment, lent)
+
     def pack(self, message: Message, to: Address) -> Buffer:
         """Return the frame of a message with this body."""
         reference, reader = None, self._readers.get(to.node)

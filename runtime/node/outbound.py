@@ -20,7 +20,7 @@ from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.formats import whole
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.bulk import Bulk
+from meshbook.runtime.node.bulk import Bulk, Shipment
 from meshbook.runtime.node.call_table import (
     CallContext,
     CallHandler,
@@ -452,18 +452,34 @@ class Outbound:
     ) -> None:
         """Send like `_transmit`, through shared memory, which is lent only once there is room for the message."""
         with self._bulk.shipment(body, size, [target.address for target in targets]) as shipment:
-            for index, target in enumerate(targets):
-                message, sent = make(index), None
-                # Before there is room: a copy of the body takes long.
-                frame = None if shipment.lends_to(target.address) else shipment.pack(message, target.address)
-                if is_limited and (sent := self._find_room(target, make, index, size, deadline)) is None:
-                    continue
-                try:
-                    self._routes.send(target.address, frame or shipment.pack(message, target.address))
-                except PeerGone as gone:
-                    self._fail(target, message, size, gone)
-                if sent is not None:
-                    sent.leave(size)
+            try:
+                for index, target in enumerate(targets):
+                    message, sent = make(index), None
+                    # Before there is room: a copy of the body takes long.
+                    frame = None if shipment.lends_to(target.address) else shipment.pack(message, target.address)
+                    if is_limited and (sent := self._find_room(target, make, index, size, deadline)) is None:
+                        continue
+                    try:
+                        self._routes.send(target.address, frame or shipment.pack(message, target.address))
+                    except PeerGone as gone:
+                        self._fail(target, message, size, gone)
+                    if sent is not None:
+                        sent.leave(size)
+            except BaseException:
+                self._withdraw_unsent(shipment, targets)
+                raise
+
+    def _withdraw_unsent(self, shipment: Shipment, targets: Sequence[Target]) -> None:
+        """Take back what was lent for messages that an interrupt has kept from being sent.
+
+        Nodes open a body when its message arrives. So what a node has not opened when it answers a later message was
+        never sent.
+        """
+        for target in targets:
+            if lent := shipment.lent_to(target.address):
+                later = PerRank(1)
+                self.send([Target(target.address, CONTROL)], "clock", ((), {}), NOWHERE, later)
+                later.futures[0].when_done(functools.partial(shipment.withdraw, lent))
 
     def _find_room(
         self, target: Target, make: Callable[[int], Request], index: int, size: int, deadline: float | None
