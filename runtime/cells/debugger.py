@@ -21,7 +21,7 @@ from meshbook.runtime.cells.failures import is_user_code
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.cells.prompts import RankPrompts
 from meshbook.runtime.cells.thread_stacks import is_of_cell
-from meshbook.runtime.traces import is_ours
+from meshbook.runtime.traces import is_ours, short_name
 
 CONTINUES = -1  # bdb's line to stop at, after `continue`
 # A step does not stop in the code that runs cells or takes their output.
@@ -107,7 +107,7 @@ class RankPdb(Pdb):
         frame: FrameType = self.curframe
         line = self.stack[self.curindex][1]
         code = frame.f_code
-        name = code.co_filename.strip("<>") if is_of_cell(frame) else Path(code.co_filename).name
+        name = short_name(code.co_filename) if is_of_cell(frame) else Path(code.co_filename).name
         return f"{name}:{line}" + ("" if code.co_name.startswith("<module") else f" in {code.co_name}")
 
     def stop_at(self, frame: FrameType) -> None:

@@ -23,6 +23,7 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
+from meshbook.runtime.traces import short_name
 
 NOWHERE = Extent((), ())
 # A step does not stop in the modules that call the user's code.
@@ -97,7 +98,7 @@ class ActorPdb(pdb.Pdb):
         self._said.truncate()
         frame, line = self.stack[self.curindex]
         code = frame.f_code
-        place = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
+        place = f"{Path(short_name(code.co_filename)).name}:{line} in {code.co_name}"
         answer = self._breakpoints.ask("command", said, place)
         return f"{answer.text}\n" if answer.kind == "text" else ""
 

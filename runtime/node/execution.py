@@ -24,7 +24,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import DeadlockError
 from meshbook.runtime.telemetry.logsearch import cell_of
 from meshbook.runtime.telemetry.spans import CELLS, Kind, Recorder, Row, is_recorded, now
-from meshbook.runtime.traces import OWN
+from meshbook.runtime.traces import OWN, short_name
 from meshbook.runtime.transport.io_loop import CallLater
 
 Key = tuple[str, int]  # the node of the caller, and the call number
@@ -253,7 +253,7 @@ class Execution:
         if frame is None:
             return f"{endpoint}()"
         inner = f"in {frame.f_code.co_name}() " if frame.f_code.co_name != endpoint else ""
-        return f"{endpoint}(), {inner}at {frame.f_code.co_filename}:{frame.f_lineno}"
+        return f"{endpoint}(), {inner}at {short_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _is_inside(frame: FrameType | None) -> bool:
