@@ -27,18 +27,23 @@ class OpenData(TypedDict, total=False):
 
 
 class MeshHealth(TypedDict):
-    """A mesh: the number of its ranks, and of those that are dead or stuck, or whose last cell failed."""
+    """A mesh: the number of its ranks, of the dead ones, and of those that are stuck, or whose last cell failed."""
 
     name: str
     ranks: int
+    dead: int
     failed: int
 
 
 class MeshesMessage(TypedDict):
-    """All meshes, the current one first. `model` is the widget model of its dashboard, or "" if the page shows none."""
+    """All meshes, the current one first. `model` is the widget model of its dashboard, or "" if the page shows none.
+
+    `mode`: whether cells without a magic run on the mesh.
+    """
 
     meshes: list[MeshHealth]
     model: str
+    mode: bool
 
 
 @dataclass(eq=False)
@@ -87,7 +92,7 @@ class StatusFeed:
         for page in list(self._pages):
             is_shown = bool(meshes) and page.shows_dashboard
             model = self._notebook.dashboards.open(meshes[0]["name"]).model_id if is_shown else ""
-            message: MeshesMessage = {"meshes": meshes, "model": model}
+            message: MeshesMessage = {"meshes": meshes, "model": model, "mode": self._notebook.mode.line is not None}
             if page.received != message:
                 page.received = message
                 page.comm.send(message)
@@ -97,6 +102,11 @@ class StatusFeed:
         current = meshes.get() if len(meshes) else None
         in_order = sorted(meshes, key=lambda mesh: mesh is not current)
         return [
-            {"name": mesh.name, "ranks": mesh.extent.nelements, "failed": len(mesh.failed | mesh.stuck | {*mesh.dead})}
+            {
+                "name": mesh.name,
+                "ranks": mesh.extent.nelements,
+                "dead": len(mesh.dead),
+                "failed": len((mesh.failed | mesh.stuck).difference(mesh.dead)),
+            }
             for mesh in in_order
         ]

@@ -24,6 +24,7 @@ StreamName = Literal["stdout", "stderr"]
 
 # Up to this many different blocks are all shown, so that the losses of four ranks can be read; more become a range.
 MOST_DISTINCT = 4
+MOST_DISTINCT_LINES = 20  # of them together; a longer loop of two ranks becomes ranges as well
 
 # A sign is part of a number only where it cannot be a minus or a hyphen: `x=-1`, but not `3-1` or `rank-1`.
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|(?:(?<![\w.)\]])[-+])?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -185,7 +186,10 @@ def _align_families(same: Sequence[OutputGroup]) -> list[OutputGroup]:
         if len(family) == 1:
             groups += family
         else:
-            groups += _factor_common(family) if len(family) <= MOST_DISTINCT else [_collapse(family)]
+            apart = _factor_common(family) if len(family) <= MOST_DISTINCT else []
+            is_short = sum(len(group.lines) for group in apart) <= MOST_DISTINCT_LINES
+            # Floods may differ in what is hidden, which no range shows.
+            groups += apart if apart and (is_short or family[0].block.hidden) else [_collapse(family)]
     return groups
 
 

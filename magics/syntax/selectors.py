@@ -365,7 +365,8 @@ class _Resolver:
         if cells_mesh != self.mesh:
             problem = f"the last cell ran on {_quoted(cells_mesh)}, not on {_quoted(self.mesh)}"
             self._fail(outcome.column, f"{problem}; write {_quoted(f'{cells_mesh}[{outcome.word}]')}")
-        by_word = {"failed": self.history.failed, "ok": self.history.ok, "changed": self.history.changed}
+        failed = self.history.failed - self.history.interrupted
+        by_word = {"failed": failed, "ok": self.history.ok, "changed": self.history.changed}
         return by_word[outcome.word].intersection(self._region().ranks())
 
     def _ranks(self, ranks: Ranks) -> Region:

@@ -18,7 +18,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from meshbook.magics.syntax.argparsing import Parser, count, mesh_name, selector, shape
+from meshbook.magics.errors import UsageError
+from meshbook.magics.syntax.argparsing import Parser, count, mesh_name, quoted, selector, shape
+from meshbook.magics.syntax.selectors import parse
 
 if TYPE_CHECKING:  # Notebook does not import the verbs, but most verbs act on it
     from meshbook.magics.notebook import Notebook
@@ -57,6 +59,20 @@ def add_selection(parser: Parser) -> None:
     parser.add_argument(
         "selection", metavar="SEL", nargs="?", default="all", type=selector, help="which ranks (default: all)"
     )
+
+
+def add_mesh_option(parser: Parser) -> None:
+    """Add a mesh name as an option."""
+    parser.add_argument("--mesh", metavar="NAME", type=mesh_name, help="the mesh of the ranks (default: the current)")
+
+
+def of_mesh(selection: str, mesh: str | None) -> str:
+    """Return the selector of these ranks of this mesh; None: that of the selector. UsageError for two meshes."""
+    if mesh is None or selection == "all":
+        return mesh or selection
+    if parse(selection).mesh is not None:
+        raise UsageError(f"the selector {quoted(selection)} and --mesh {mesh} cannot be combined")
+    return f"{mesh}[{selection}]"
 
 
 def add_size(parser: Parser, *, required: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshbook.magics.cells.detach import print_detached_runs
 from meshbook.magics.cells.rank_errors import format_remedy
-from meshbook.magics.errors import MeshError
+from meshbook.magics.errors import MeshError, UsageError
 from meshbook.magics.meshes import lifecycle
 from meshbook.magics.meshes.idleness import watch_hosts
 from meshbook.magics.meshes.mesh_hosts import MeshHosts, open_hosts
@@ -92,10 +92,11 @@ class UpVerb(Verb):
         known = notebook.meshes.find(self.name)
         if known is not None and self._is_met_by(known, extent):
             notebook.bind(known)
+            notebook.meshes.use(known.name)
             if known.hosts is not None:
                 self._limit_idleness(notebook, known.hosts, 0.0)
             remedy = f"; {format_remedy(known, sorted(known.dead))}" if known.dead else ""
-            print(f"{known.format_summary()}; already up{remedy}")
+            print(f"{known.format_summary()}; already up{_mark_current(known)}{remedy}")
             return
         bar = StartProgress(notebook.shell)
         try:
@@ -108,9 +109,8 @@ class UpVerb(Verb):
         except BaseException:
             bar.stop()
             raise
-        current = notebook.meshes.get().name
-        also = f"\nthe current mesh is {current}; choose this one with %mesh use {mesh.name}"
-        bar.done(f"{format_up(mesh, started)}{also if mesh.name != current else ''}")
+        notebook.meshes.use(mesh.name)
+        bar.done(f"{format_up(mesh, started)}{_mark_current(mesh)}")
         print_detached_runs()
 
     def _limit_idleness(self, notebook: Notebook, hosts: MeshHosts, default: float) -> None:
@@ -171,6 +171,11 @@ class StartProgress:
             self._shown = text
 
 
+def _mark_current(mesh: NotebookMesh) -> str:
+    """Return the remark that this is the current mesh, where there are several."""
+    return "; the current mesh" if mesh.label else ""
+
+
 def _bar(ready: int, total: int) -> str:
     return f"{'█' * (20 * ready // total):░<20} {ready}/{total}"
 
@@ -194,30 +199,45 @@ class UseVerb(Verb):
 
 @dataclass(frozen=True)
 class DownVerb(Verb):
-    """Stop a mesh (None: the current mesh); `now` does not wait for running code."""
+    """Stop a mesh (None: the current mesh), or `every` mesh; `now` does not wait for running code."""
 
     word = "down"
     description = "Stop a mesh. Hosts that %mesh up has started end with the last mesh on them."
 
     name: str | None = None
     now: bool = False
+    every: bool = False
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         add_mesh_name(parser, "mesh to stop (default: the current mesh)")
         parser.add_argument("--now", action="store_true", help="do not wait for running code")
+        parser.add_argument("--all", dest="every", action="store_true", help="stop all meshes")
 
     def run(self, notebook: Notebook) -> None:
         notebook.session()
+        if not self.every:
+            self._stop(notebook, self.name)
+            return
+        if self.name is not None:
+            raise UsageError("%mesh down: a name and --all cannot be combined")
+        if not len(notebook.meshes):
+            notebook.meshes.get()  # raises
+        # The current one last: the others need no new current mesh.
+        current = notebook.meshes.get()
+        for mesh in [*(mesh for mesh in notebook.meshes if mesh is not current), current]:
+            self._stop(notebook, mesh.name)
+
+    def _stop(self, notebook: Notebook, name: str | None) -> None:
         if not self.now:
-            mesh = notebook.meshes.get(self.name).name
+            mesh = notebook.meshes.get(name).name
             for job in [job for job in notebook.jobs if job.mesh == mesh and not job.done()]:
                 print(
                     f"waiting for {job.title} (%mesh cancel {job.number} interrupts it, %mesh down --now does not wait)"
                 )
                 job.wait()  # Ctrl-C ends the wait, and nothing has been stopped then
         before = notebook.meshes.get()
-        print(f"{notebook.meshes.down(self.name, now=self.now).name} is down")
+        print(f"{notebook.meshes.down(name, now=self.now).name} is down")
         if len(notebook.meshes) and (current := notebook.meshes.get()) is not before:
             print(f"the current mesh is now {current.name}")
 

@@ -12,7 +12,7 @@ from meshbook.magics.variables import operations
 from meshbook.magics.variables.compare import compare
 from meshbook.magics.variables.listing import format_names, format_table
 from meshbook.magics.variables.requests import as_usage_errors, run_steps
-from meshbook.magics.verbs import Verb, add_selection
+from meshbook.magics.verbs import Verb, add_mesh_option, add_selection, of_mesh
 from meshbook.runtime.cells.inventory import Entry
 
 
@@ -24,14 +24,17 @@ class WhoVerb(Verb):
     description = "List the names of the variables of ranks, grouped by rank."
 
     selection: str = "all"
+    mesh: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
         add_selection(parser)
+        add_mesh_option(parser)
 
     def run(self, notebook: Notebook) -> None:
+        ranks = notebook.meshes.ranks_of(of_mesh(self.selection, self.mesh))
         with as_usage_errors():
-            print(self._render(run_steps(operations.inventory(*notebook.meshes.ranks_of(self.selection)))))
+            print(self._render(run_steps(operations.inventory(*ranks))))
 
     def _render(self, by_rank: Mapping[int, Sequence[Entry]]) -> str:
         return format_names(by_rank)
@@ -114,6 +117,7 @@ class DiffVerb(Verb):
 
     name: str
     selection: str = "all"
+    mesh: str | None = None
 
     @staticmethod
     def add_arguments(parser: Parser) -> None:
@@ -121,7 +125,9 @@ class DiffVerb(Verb):
             "name", metavar="NAME", type=remote_variable, help="variable of the ranks: a tensor, a model, …"
         )
         add_selection(parser)
+        add_mesh_option(parser)
 
     def run(self, notebook: Notebook) -> None:
+        ranks = notebook.meshes.ranks_of(of_mesh(self.selection, self.mesh))
         with as_usage_errors():
-            print(run_steps(compare(*notebook.meshes.ranks_of(self.selection), self.name)))
+            print(run_steps(compare(*ranks, self.name)))

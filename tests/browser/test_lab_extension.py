@@ -73,7 +73,7 @@ def test_a_page_that_is_loaded_again_shows_the_mesh_while_a_cell_runs(lab: LabPa
 def test_status_bar_and_side_panel_follow_the_mesh(lab: LabPage) -> None:
     lab.status.click()
     lab.notebook.run(DIE)
-    lab.wait_for_status("mesh: 2 ranks, 1 failed")
+    lab.wait_for_status("mesh: 2 ranks, 1 dead")
     Dashboard(lab.panel).wait_for(idle=1, dead=1)
     lab.notebook.run(DOWN)
     lab.status.wait_for(state="hidden")

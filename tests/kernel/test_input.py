@@ -95,9 +95,8 @@ def test_an_interrupt_while_a_prompt_is_open(notebook: KernelNotebook, times: in
 
 
 def test_a_rank_that_dies_is_not_waited_for(notebook: KernelNotebook) -> None:
-    notebook.run("%mesh up --gpus 2 --name pair")
     # Selectors of options mean ranks of the cell's mesh, and not of the current one.
-    notebook.run("%mesh use pair")
+    notebook.run("%mesh up --gpus 2 --name pair")
     cell = notebook.run("%%mesh mesh --break 2 --first 2 --show 2\nprint('seen')")
     assert cell.stdout.startswith("mesh[2] seen\n")
     notebook.run("%%mesh pair -o pids\nimport os; os.getpid()")

@@ -90,7 +90,9 @@ def test_meshes_have_names(bare_notebook: KernelNotebook) -> None:
     bare_notebook.run("%mesh up --gpus 2 --name trainers")
     up = bare_notebook.run("%mesh up --gpus 1 --name judge")
     shown = up.stdout or (up.updates or up.displays)[-1]["text/plain"]
-    assert shown.rstrip().endswith("choose this one with %mesh use judge")
+    assert shown.rstrip().endswith("; the current mesh")
+    again = bare_notebook.run("%mesh up --gpus 2 --name trainers").stdout
+    assert again.endswith("; already up; the current mesh\n"), "so that Run All works twice"
     assert bare_notebook.run("%%mesh judge\nrank, world_size").result == "judge[0] (0, 1)"
     cell = bare_notebook.run("%%mesh\nprint(rank)\nworld_size")
     assert (cell.stdout, cell.result) == ("trainers[0] 0\ntrainers[1] 1\n", "trainers[0-1] 2")
@@ -103,7 +105,14 @@ def test_meshes_have_names(bare_notebook: KernelNotebook) -> None:
     assert bare_notebook.run("%%mesh\nworld_size").result == "judge[0] 1"
     assert bare_notebook.run("%mesh down").stdout == "judge is down\nthe current mesh is now trainers\n"
     assert bare_notebook.run("%%mesh\nworld_size").result == "[0-1] 2"
-    bare_notebook.run("%mesh down trainers")
+    bare_notebook.run("%mesh up --gpus 1 --name judge")
+    bare_notebook.run("%%mesh trainers\nheld = rank")
+    assert "held" in bare_notebook.run("%mesh whos --mesh trainers").stdout
+    assert "ranks agree" not in bare_notebook.run("%mesh diff held 0 --mesh trainers").stdout
+    failed = bare_notebook.run_failing("%mesh diff held judge[0] --mesh trainers")
+    assert failed.error["ename"] == "UsageError"
+    assert bare_notebook.run("%mesh down --all").stdout == "trainers is down\njudge is down\n"
+    assert bare_notebook.run("%mesh").stdout.startswith("no mesh is up")
 
 
 def test_a_name_of_the_users_is_left_alone(bare_notebook: KernelNotebook) -> None:

@@ -20,8 +20,8 @@
     <path d="M4 3.5h8v1H4zM4 11.5h8v1H4zM3.5 4h1v8h-1zM11.5 4h1v8h-1z"/></g></svg>`;
 
   /**
-   * @typedef {{name: string, ranks: number, failed: number}} Mesh
-   * @typedef {{meshes: Mesh[], model: string}} Message model: the widget of the dashboard, if that is shown
+   * @typedef {{name: string, ranks: number, dead: number, failed: number}} Mesh
+   * @typedef {{meshes: Mesh[], model: string, mode: boolean}} Message model: the widget of the dashboard, if that is shown
    * @typedef {{get(): Promise<() => any>, loaded?: unknown}} Shared a version of a module that JupyterLab shares
    */
 
@@ -40,8 +40,9 @@
   }
 
   /** @param {Mesh} mesh */
-  function describe({ name, ranks, failed }) {
-    return `${name}: ${ranks} ${ranks === 1 ? "rank" : "ranks"}, ${failed ? `${failed} failed` : "healthy"}`;
+  function describe({ name, ranks, dead, failed }) {
+    const troubles = [dead ? `${dead} dead` : "", failed ? `${failed} failed` : ""].filter(Boolean);
+    return `${name}: ${ranks} ${ranks === 1 ? "rank" : "ranks"}, ${troubles.join(", ") || "healthy"}`;
   }
 
   /** The comm to the kernel of the notebook that is shown; it follows changes of notebook and kernel. */
@@ -228,9 +229,11 @@
     feed.listen(() => {
       const meshes = feed.message?.meshes ?? [];
       const texts = meshes.map(describe);
-      button.textContent = texts[0] ?? "";
-      button.title = [...texts, "Click to show the dashboard"].join("\n");
-      button.style.color = meshes.some(({ failed }) => failed) ? "var(--jp-error-color1)" : "";
+      const mode = feed.message?.mode ? "mesh mode" : "";
+      button.textContent = [texts[0] ?? "", mode].filter(Boolean).join(" · ");
+      const meaning = mode && "Mesh mode is on: cells run on the ranks, unless they begin with %%here";
+      button.title = [...texts, meaning, "Click to show the dashboard"].filter(Boolean).join("\n");
+      button.style.color = meshes.some(({ dead, failed }) => dead || failed) ? "var(--jp-error-color1)" : "";
       button.hidden = texts.length === 0;
     });
     return new Widget({ node: button });

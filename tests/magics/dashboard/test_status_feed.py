@@ -79,7 +79,8 @@ class FakeKernel:
             events=SimpleNamespace(register=self.hooks.__setitem__),
         )
         dashboards = SimpleNamespace(open=lambda name: SimpleNamespace(model_id=f"model of {name}"))
-        notebook: Any = SimpleNamespace(shell=shell, meshes=self.meshes, dashboards=dashboards)
+        self.mode = SimpleNamespace(line=None)
+        notebook: Any = SimpleNamespace(shell=shell, meshes=self.meshes, dashboards=dashboards, mode=self.mode)
         StatusFeed(notebook, self.loop).install()
         self._open = targets[TARGET]
 
@@ -97,13 +98,18 @@ def kernel() -> FakeKernel:
 
 def test_a_page_receives_the_meshes_when_it_opens_and_after_changes(kernel: FakeKernel) -> None:
     page = kernel.open_page()
-    assert page.received.pop() == {"meshes": [], "model": ""}
+    assert page.received.pop() == {"meshes": [], "model": "", "mode": False}
     kernel.meshes += [FakeMesh("judge", 1), FakeMesh("mesh", 8, failed={1, 2}, stuck={2}, dead={7: "killed"})]
     kernel.meshes.when_changed()
     kernel.loop.run()
-    current = {"name": "mesh", "ranks": 8, "failed": 3}
-    assert page.received == [{"meshes": [current, {"name": "judge", "ranks": 1, "failed": 0}], "model": ""}]
+    judge = {"name": "judge", "ranks": 1, "dead": 0, "failed": 0}
+    current = {"name": "mesh", "ranks": 8, "dead": 1, "failed": 2}
+    assert page.received == [{"meshes": [current, judge], "model": "", "mode": False}]
     assert kernel.open_page().received == page.received
+    kernel.mode.line = ""
+    kernel.hooks["post_run_cell"](None)
+    kernel.loop.run()
+    assert page.received[-1]["mode"]
 
 
 def test_many_changes_are_one_message_and_the_end_of_a_cell_without_one_is_none(kernel: FakeKernel) -> None:
@@ -116,7 +122,7 @@ def test_many_changes_are_one_message_and_the_end_of_a_cell_without_one_is_none(
     assert kernel.loop.run() == 1
     kernel.hooks["post_run_cell"](None)
     assert kernel.loop.run() == 1
-    assert [message["meshes"][0]["failed"] for message in page.received[1:]] == [64]
+    assert [message["meshes"][0]["dead"] for message in page.received[1:]] == [64]
 
 
 def test_without_pages_nothing_is_scheduled(kernel: FakeKernel) -> None:

@@ -54,6 +54,14 @@ AUTO = {
         ["[0-5] n=1 … 100000 (max r5)"],
     ),
     "a sign belongs to its number": (on(5, lambda rank: f"x={rank - 2}\n"), ["[0-4] x=-2 … 2 (max r4)"]),
+    "a few ranks with a long loop": (
+        on(2, lambda rank: "".join(f"step {step} loss {rank}.{step}\n" for step in range(11))),
+        [f"[0-1] step {step} loss 0.{step} … 1.{step} (max r1)" for step in range(11)],
+    ),
+    "a few ranks with a short one": (
+        on(2, lambda rank: "".join(f"step {step} loss {rank}.{step}\n" for step in range(2))),
+        [f"[{rank}] step {step} loss {rank}.{step}" for rank in range(2) for step in range(2)],
+    ),
     "a hyphen does not": (on(5, lambda rank: f"node-{rank}\n"), ["[0-4] node-0 … 4"]),
     "an exponent": (on(5, lambda rank: f"lr {rank + 1}e-05\n"), ["[0-4] lr 1e-05 … 5e-05 (max r4)"]),
     "an address": (on(5, lambda rank: f"<at 0x7f{rank}a>\n"), ["[0-4] <at 0x7f0a … 0x7f4a> (max r4)"]),

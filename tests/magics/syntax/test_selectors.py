@@ -171,6 +171,13 @@ def test_plain_ranks_select_as_list_indexes_do(items: list[int | slice]) -> None
 # --- outcomes of the last cell ---
 
 
+def test_interrupted_ranks_have_not_failed() -> None:
+    last = LastCell(failed=frozenset({1, 6}), interrupted=frozenset({6}), ok=frozenset({0}))
+    assert list(select("failed", last).region.ranks()) == [1]
+    with pytest.raises(SelectionError, match="no rank failed in the last cell"):
+        select("failed", LastCell(failed=frozenset({1}), interrupted=frozenset({1})))
+
+
 def test_not_failed_selects_all_if_nothing_failed() -> None:
     assert len(select("!failed", LastCell()).region) == 8
 

@@ -17,7 +17,7 @@ from meshbook.magics.verbs.explain import ExplainVerb
 from meshbook.magics.verbs.log import LogVerb
 from meshbook.magics.verbs.start_stop import DownVerb, HealVerb, ResizeVerb, RestartVerb, StartProgress, UpVerb
 from meshbook.magics.verbs.status import MetricsVerb, StatusVerb
-from meshbook.magics.verbs.variables import PullVerb, PushVerb
+from meshbook.magics.verbs.variables import DiffVerb, PullVerb, PushVerb
 from meshbook.magics.verbs.verb_table import parse_verb
 from meshbook.runtime.geometry import Extent
 
@@ -36,6 +36,8 @@ from meshbook.runtime.geometry import Extent
         ("up --shape gpus=4,hosts=2", UpVerb(shape=Extent.of(gpus=4, hosts=2))),
         ("down", DownVerb()),
         ("down --now", DownVerb(now=True)),
+        ("down --all", DownVerb(every=True)),
+        ("diff model --mesh b", DiffVerb("model", mesh="b")),
         ("down trainers --now", DownVerb("trainers", now=True)),
         ("resize --gpus 6", ResizeVerb(gpus=6)),
         ("drain gpu1 gpu2 --now", DrainVerb(["gpu1", "gpu2"], now=True)),
