@@ -245,7 +245,7 @@ def attend(
     return workers, clients
 
 
-def send_remains(node: Node, remains: UnsentOutput, *, within: float) -> bool:
+def send_remains(node: Node, remains: UnsentOutput, *, within: float = REMAINS_SECONDS) -> bool:
     """Send the controller the output that a process had not sent when it ended; return whether that was possible."""
     telemetry = Target(node.controller, TELEMETRY)
     try:
