@@ -163,6 +163,8 @@ class ViewCall(ViewFuture):
         if (recorded := self.recorded) is not None:
             made.update(started=_date(recorded.began), completed=_date(recorded.began + recorded.seconds))
             made.update(stdout=recorded.stdout, stderr=recorded.stderr, outputs=list(recorded.outputs))
+            for each in recorded.data:
+                made["data"].update(each.open())
         if self.shows_value and self.done() and self.error is None:
             made["execute_result"] = ExecuteReply(self.result(), self.engine).execute_result
         return made

@@ -19,7 +19,7 @@ from meshbook.magics.compat.translation import Rewriting
 from meshbook.magics.compat.views import View
 from meshbook.magics.notebook import Notebook
 from meshbook.runtime.cells.dependencies import Dependent, depend, require
-from meshbook.runtime.cells.function_calls import Reference
+from meshbook.runtime.cells.function_calls import Reference, publish_data
 
 ROOT = "ipyparallel"
 
@@ -75,6 +75,9 @@ def make_modules(notebook: Notebook, rewriting: Rewriting) -> Mapping[str, Modul
         "client.remotefunction": functions,
         "controller": {},
         "controller.dependency": dependencies,
+        "datapub": {"publish_data": publish_data},
+        "engine": {},
+        "engine.datapub": {"publish_data": publish_data},
         "joblib": {"register": register_joblib_backend},
         "util": {"interactive": interactive},
     }

@@ -6,10 +6,13 @@ The output and displays of a call are recorded with its result and not shown, si
 from __future__ import annotations
 
 import ast
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from IPython.utils.capture import capture_output
@@ -28,7 +31,7 @@ Answer = PackedValues | RankError | RequestError
 
 @dataclass(frozen=True)
 class RecordedResult:
-    """The result of a call, with its output and displays; `began` in seconds since 1970."""
+    """The result of a call, with its output, displays and published data; `began` in seconds since 1970."""
 
     answer: Answer
     stdout: str
@@ -36,6 +39,7 @@ class RecordedResult:
     outputs: tuple[Mapping[str, Any], ...]  # display bundles: `data` and `metadata`
     began: float
     seconds: float
+    data: tuple[PackedValues, ...] = ()  # each has some names
 
 
 class Reference:
@@ -156,11 +160,41 @@ class RecordedFunction:
 def record(call: Callable[[], Any]) -> RecordedResult:
     """Call this and record its output and displays. An interrupt becomes the error of the call."""
     began, clock = time.time(), time.perf_counter()
-    with capture_output() as captured:
-        answer = _answer(call)
+    sys.modules.update(_DATAPUB)  # the program's own `import ipyparallel` is of the notebook
+    token = _published.set([])
+    try:
+        with capture_output() as captured:
+            answer = _answer(call)
+        data = tuple(_published.get() or ())
+    finally:
+        _published.reset(token)
     seconds = time.perf_counter() - clock
     outputs = tuple({"data": each.data, "metadata": each.metadata} for each in captured.outputs)
-    return RecordedResult(answer, captured.stdout, captured.stderr, outputs, began, seconds)
+    return RecordedResult(answer, captured.stdout, captured.stderr, outputs, began, seconds, data)
+
+
+_published: ContextVar[list[PackedValues] | None] = ContextVar("published", default=None)  # by the present call
+
+
+def publish_data(data: Mapping[str, Any]) -> None:
+    """Set entries of the `data` of the present call's result, as `ipyparallel.datapub` does; they arrive with it.
+
+    RuntimeError outside of a call of a view; PickleError for values that cannot be sent.
+    """
+    if (present := _published.get()) is None:
+        raise RuntimeError(
+            "publish_data() is for functions that a view of ipyparallel calls, in the thread of the call"
+        )
+    present.append(pack(dict(data)))
+
+
+def _make_datapub(name: str) -> ModuleType:
+    module = ModuleType(name, "Names of ipyparallel for functions on a rank.")
+    module.__dict__["publish_data"] = publish_data
+    return module
+
+
+_DATAPUB = {name: _make_datapub(name) for name in ("ipyparallel.datapub", "ipyparallel.engine.datapub")}
 
 
 def _answer(call: Callable[[], Any]) -> Answer:

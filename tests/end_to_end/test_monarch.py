@@ -35,7 +35,7 @@ class Probe(Actor):
 command = BootstrapCommand(sys.executable, None, ["-m", "monarch._src.actor.bootstrap_main"], {"MINE": "by command"})
 procs = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap_command=command)
 print(procs.spawn("probe", Probe).variable.call_one().get(60))
-hosts = hosts_from_config("lab")
+hosts = hosts_from_config("MONARCH_HOSTS")
 print(hosts.sizes, len(hosts.spawn_procs(per_host={"gpus": 1}).spawn("probe", Probe)), hosts._labels)
 """
 PROGRAM = """

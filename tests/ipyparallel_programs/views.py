@@ -64,6 +64,13 @@ def nap(seconds):
     return seconds
 
 
+def publish(x):
+    from ipyparallel.datapub import publish_data
+
+    publish_data({"x": x, "last": x})
+    publish_data({"last": [x]})
+
+
 def begin(mark):
     import time
 
@@ -274,6 +281,11 @@ with ipp.Cluster(n=2, log_level=40) as rc:
         name_error(lambda: ipp.Dependency(first, success=False)),
         issubclass(ipp.error.ImpossibleDependency, ipp.error.UnmetDependency),
     ]
+    published = [dv.apply_async(publish, 3), lv.apply_async(publish, 4)]
+    for each in published:
+        each.get()
+        each.wait_for_output()
+    found["published"] = [each.data for each in published]
     chunks = lv.map_async(square, range(10), chunksize=4)
     found["chunks"] = [len(chunks.msg_ids), len(chunks), chunks.get(), chunks.progress]
     bad = lv.map_async(invert, [1, 0, 2, 4], chunksize=2, return_exceptions=True)
