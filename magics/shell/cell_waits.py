@@ -89,9 +89,9 @@ class CellWaits:
             self._set_timer(NOTED_AFTER)
 
     def _ask(self, future: Future[Any]) -> None:
-        pending_call = future.pending_call
-        silent = pending_call.unanswered() if isinstance(pending_call, PendingCall) else []
-        if silent and is_of_user(silent[0][1].actor, self._node):
+        pending_call: Any = future.pending_call
+        silent = pending_call.unanswered() if hasattr(pending_call, "unanswered") else []
+        if silent and not (isinstance(pending_call, PendingCall) and not is_of_user(silent[0][1].actor, self._node)):
             ask_places(self._node.calls, silent, lambda places: self._note(future.describe(), silent, places))
 
     def _note(self, called: str, silent: Sequence[Unanswered], places: Sequence[Future[CallPlace]]) -> None:

@@ -226,6 +226,8 @@ class HostedActor:
             execution = self._serving.execution
             present = execution.where()
             text = f"in its queue; the actor is in {present}" if present else "in its queue"
+        if (describe := getattr(self._actor, "__working__", None)) is not None and (work := describe()):
+            text = str(work)  # an actor of the runtime says more than the place in its code
         return CallPlace(text, execution.running(self.instance.name) if self.is_of_user else None)
 
     @property

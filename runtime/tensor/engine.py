@@ -75,6 +75,32 @@ class _Batch:
         self.raised: float = math.inf  # the first command whose error was raised while the batch was under way
 
 
+class _Awaited:
+    """What a wait for tensors waits for: all ranks that run commands, since they may wait for each other."""
+
+    def __init__(self, engine: Engine, pending_call: Any) -> None:
+        self._engine = engine
+        self._call = pending_call
+
+    def cancel(self, index: int | None) -> bool:
+        return self._call is not None and bool(self._call.cancel(index))
+
+    def owing(self, index: int | None) -> list[Any]:
+        return [] if self._call is None else list(self._call.owing(index))
+
+    def describe(self, index: int | None) -> str:
+        return f"the tensors of {self._engine.procs.name}"
+
+    def unanswered(self) -> list[Any]:
+        """Return the oldest batch that each rank has not run, and the call itself."""
+        batches = [batch.future.pending_call for batch in self._engine._outstanding.copy()]
+        calls = [each._call for each in (*batches, self) if isinstance(each, _Awaited) and each._call is not None]
+        oldest: dict[int, Any] = {}
+        for each in itertools.chain.from_iterable(call.unanswered() for call in calls):
+            oldest.setdefault(each[1].rank, each)
+        return [oldest[rank] for rank in sorted(oldest)]
+
+
 class CommandRecorder(Protocol):
     """Takes down the commands of a function (`recordings`)."""
 
@@ -286,6 +312,7 @@ class Engine:
         actors: Any = lane.actors
         with LOCALLY():
             future = self._context.copy().run(actors.run.call, self._next, body)
+            future.set_pending_call(_Awaited(self, future.pending_call), None)
         self._outstanding.append(_Batch(lane, self._next, [item[2] for item in run], sum(nbytes), future))
         self._next += len(run)
         self._ahead += len(run)
@@ -471,6 +498,7 @@ class Engine:
                 twin.resolve(lambda: _decode(future))
 
         future.when_done(settle)
+        twin.set_pending_call(_Awaited(self, future.pending_call), None)
         return twin
 
     def _explain_trouble(self) -> DeviceMeshError:

@@ -120,6 +120,7 @@ class Executor:
         self.groups = groups
         self.values: dict[int, Any] = {}
         self.dtype = torch.float32  # the default dtype of the controller
+        self._present: int | str | None = None  # the head of the command that runs
         self._kept: dict[int, Any] = {}  # the values of failed tensors whose memory is as it was
         self.failed_check: Failed | None = None  # the first one that no fetch has raised
         self._apply = apply
@@ -155,12 +156,22 @@ class Executor:
         """Run commands that are numbered from `first` on; return the first errors among them."""
         self._failures = []
         self._run_all(itertools.count(first), commands)
+        self._present = None
         return self._failures
+
+    @property
+    def present(self) -> str:
+        """The operator that runs, or "" between batches."""
+        head = self._present  # read once: another thread asks
+        if head is None or isinstance(head, str):
+            return head or ""
+        step = self._steps.get(head)
+        return "" if step is None else step.template.name
 
     def _run_all(self, numbers: Iterable[int], commands: Iterable[Command]) -> None:
         values, steps, apply = self.values, self._steps, self._apply
         for number, command in zip(numbers, commands, strict=False):
-            head = command[0]
+            self._present = head = command[0]
             if type(head) is not int:
                 self._handlers[head](number, *command[1:])
                 continue

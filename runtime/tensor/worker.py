@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +20,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.collectives.abort import find_collective
 from meshbook.runtime.collectives.membership import GroupMembership, has_gpu
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.mesh.actors import ActorMesh
@@ -49,11 +53,13 @@ class TensorWorker(Actor):
         self._executor.dtype = dtype
         # All threads share CUDA's default stream, so a stream of ours needs one of its own.
         self._cuda = torch.cuda.Stream() if stream and torch.cuda.is_available() else None
+        self._thread = 0  # that runs the commands
         self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
 
     @endpoint(instrument=False)
     def run(self, first: int, commands: bytes | list[Command]) -> list[Failed]:
         """Run a batch whose commands are numbered from `first` on; return the failures that began in it."""
+        self._thread = threading.get_ident()
         batch = pickle.loads(commands) if isinstance(commands, bytes) else commands
         with torch.no_grad(), self._in_own_stream(), self._executor.using_default_dtype():
             return self._executor.run(first, batch)
@@ -162,6 +168,18 @@ class TensorWorker(Actor):
     def count(self) -> int:
         """Return the number of values in the table."""
         return len(self._executor.values)
+
+    def __working__(self) -> str:
+        """Return the operator that this rank computes, or the collective in which it waits for others; "" if neither.
+
+        On another thread, while a batch runs.
+        """
+        if not (name := self._executor.present):
+            return ""
+        frames = traceback.walk_stack(sys._current_frames().get(self._thread))
+        stack = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in frames][::-1]
+        collective = find_collective(stack)
+        return f"in {name}" + (f", waits in {collective}" if collective else "")
 
     def _failed_in(self, tree: Any) -> Failed | None:
         """Return the first failure among the values of some arguments."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from meshbook.magics.shell.cell_waits import format_waits
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.tensors import heal_mesh
+from meshbook.runtime.node.call_table import ask_places
 from meshbook.runtime.tensor.failures import HEADLINE, DeviceMeshError, RemoteException
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
@@ -356,3 +361,37 @@ def test_a_stopped_engine_says_so(make_procs):
         x + 1
     with procs.activate():
         assert value(torch.ones(1)).tolist() == [1]
+
+
+# -- operations that do not end -------------------------------------------------------
+
+
+@pytest.fixture
+def gate():
+    """An event, and an operator that waits for it on rank 1."""
+    opened = threading.Event()
+    library = torch.library.Library("meshbook_tests", "FRAGMENT")
+    library.define("hold(Tensor rank) -> Tensor")
+    library.impl("hold", lambda rank: (opened.wait(PATIENCE) if rank.item() else None, rank.clone())[1], "CPU")
+    library.impl("hold", torch.empty_like, "Meta")
+    yield opened
+    opened.set()
+    library._destroy()
+
+
+def places(future, silent):
+    """Return the lines that a cell shows while it waits for a future."""
+    found = Future.pending()
+    ask_places(current_node().calls, silent, lambda places: found.resolve(lambda: list(places)))
+    return format_waits(future.describe(), silent, found.get(PATIENCE))
+
+
+def test_a_rank_that_computes_for_ever_is_named_with_its_operator(pair, gate):
+    with pair.activate():
+        total = torch.ops.meshbook_tests.hold(pair.rank_tensor("gpus")).reduce("gpus")
+        future = fetch_shard(total, gpus=0)
+    waiting = future.pending_call.unanswered()
+    assert [target.rank for _, target, _ in waiting] == [0, 1]
+    assert f"waits for the tensors of {pair.name} on rank 1: in meshbook_tests::hold" in places(future, waiting)
+    gate.set()
+    assert future.get(PATIENCE).item() == 1
