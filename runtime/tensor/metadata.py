@@ -86,8 +86,12 @@ class Meta:
 
     def make_tensor(self) -> torch.Tensor:
         """Return a new meta tensor."""
-        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
-        tensor = tensor.as_strided(self.shape, self.stride, self.offset) if self.offset else tensor
+        if self.offset:  # the storage has room for the offset: operators check that
+            reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
+            whole = torch.empty(self.offset + max(reach, 0), dtype=self.dtype, device=META)
+            tensor = whole.as_strided(self.shape, self.stride, self.offset)
+        else:
+            tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=META)
         return self.set_bits(tensor) if self.has_bits else tensor
 
     def make_zeros(self) -> torch.Tensor:

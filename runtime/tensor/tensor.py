@@ -290,9 +290,14 @@ def _run_special(
         for index, meta in plan.reshaped.items():
             tensors[index]._meta = meta
         return result
+    # First: what raises an error here would raise another one on the ranks.
+    value = _follow_constants(operator, args, kwargs, tensors, plan) if plan.has_constants else None
     result = _run(plan, tensors, numbers, place)
-    if plan.has_constants:
-        _follow_constants(operator, args, kwargs, tensors, plan, result)
+    if value is not None and isinstance(result, MeshTensor) and result._constant is None:
+        first = tensors[0]._constant
+        valid = first.valid if operator.is_view and first is not None else [True]
+        result._constant = Constant(value, valid)
+        result._meta = result._meta.as_constant(True)
     return result
 
 
@@ -305,26 +310,23 @@ def _give_own_id(tensor: MeshTensor) -> None:
 
 
 def _follow_constants(
-    operator: Operator, args: Any, kwargs: Any, tensors: list[MeshTensor], plan: Plan, result: Any
-) -> None:
-    """Compute numbers here as well, where all inputs are known here. So `item()` of an optimizer's step never waits."""
+    operator: Operator, args: Any, kwargs: Any, tensors: list[MeshTensor], plan: Plan
+) -> torch.Tensor | None:
+    """Compute numbers here as well, where all inputs are known here. So `item()` of an optimizer's step never waits.
+
+    Returns the result if that is a number.
+    """
     known = [tensor._constant for tensor in tensors]
     is_recorded = tensors[0]._place.engine.recorder is not None  # replays do not run here
     if is_recorded or operator.is_random or not all(each is not None and each.valid[0] for each in known):
         for index in plan.mutated:
             if (constant := known[index]) is not None:
                 constant.valid[0] = False
-        return
+        return None
     local = tree_map_only(MeshTensor, lambda tensor: tensor._constant.value, (tuple(args), kwargs))
     with torch._C._DisableTorchDispatch():
         value = operator.func(*local[0], **local[1])
-    if isinstance(result, MeshTensor) and isinstance(value, torch.Tensor) and result._constant is None:
-        if value.dim():
-            return
-        first = known[0]
-        valid = first.valid if operator.is_view and first is not None else [True]
-        result._constant = Constant(value, valid)
-        result._meta = result._meta.as_constant(True)
+    return value if isinstance(value, torch.Tensor) and not value.dim() else None
 
 
 def _ask_ranks(

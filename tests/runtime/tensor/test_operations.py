@@ -491,3 +491,18 @@ def test_a_data_loader_shuffles(pair):
             assert len(list(DataLoader(data, batch_size=4, shuffle=True))) == 2
             assert [len(each) for each in torch.utils.data.random_split(data, [3, 5])] == [3, 5]
     assert orders[0] == orders[1]
+
+
+def test_a_view_changes_its_shape_in_place(pair):
+    x = pair.device_mesh.constant(torch.arange(6.0).view(3, 2))
+    row = x[1].unsqueeze_(0)
+    assert row.shape == (1, 2)
+    row.mul_(2)
+    assert value((row, x), gpus=1)[1].tolist() == [[0, 1], [4, 6], [4, 5]]
+
+
+def test_a_number_that_all_know_raises_its_error_once(pair):
+    x, other = (pair.device_mesh.constant(torch.tensor(number)) for number in (3, 2))
+    with pytest.raises(RuntimeError, match="ldexp"):
+        x.ldexp_(other)
+    assert value(x).item() == x.item() == 3
