@@ -78,6 +78,7 @@ class Recovery:
     failed: Mapping[int, Failed]  # values that have failed on all ranks from now on
     moves: Mapping[int, Mapping[int, Move]]  # by value and receiving rank
     definitions: Definitions | None = None
+    kept: frozenset[int] = frozenset()  # failed values that no rank has changed: all have failed at the same command
 
 
 def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recovery:
@@ -85,6 +86,7 @@ def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recov
     new = frozenset(rank for rank, stock in enumerate(stocks) if stock is None)
     failed: dict[int, Failed] = {}
     moves: dict[int, Mapping[int, Move]] = {}
+    kept: set[int] = set()
     for value in sorted({each for stock in stocks if stock is not None for each in stock}):
         found = [None if stock is None else stock.get(value) for stock in stocks]
         failures = [each for each in found if isinstance(each, Failed)]
@@ -92,6 +94,8 @@ def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recov
         senders = _find_senders(found, shape)
         if own or (senders is None and failures and not new):
             failed[value] = min(own or failures, key=lambda each: each.command)
+            if len(own) == len(found) and len({each.command for each in own}) == 1:
+                kept.add(value)
         elif any(isinstance(each, Opaque) for each in found):
             if new:
                 failed[value] = Failed(0, min(new), "", LOST_RUN, is_lost=True)
@@ -101,7 +105,7 @@ def plan_recovery(stocks: Sequence[Stock | None], shape: Sequence[int]) -> Recov
             failed[value] = Failed(0, min(new, default=0), "", LOST_VIEW, is_lost=True)
         elif senders:
             moves[value] = senders
-    return Recovery(new, failed, moves)
+    return Recovery(new, failed, moves, kept=frozenset(kept))
 
 
 def _find_senders(found: Sequence[Any], shape: Sequence[int]) -> dict[int, Move] | None:

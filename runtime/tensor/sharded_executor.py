@@ -119,8 +119,8 @@ class ShardedExecutor(Executor):
             return id(value)
 
     def _is_as_before(self, failed: Failed) -> bool:
-        # The other ranks may have changed it, unless all of them fail alike.
-        return not (failed.has_left or failed.is_of_peer or failed.is_lost)
+        # If other ranks have changed it, a recovery drops what this rank has kept: it comes before the error is raised.
+        return not (failed.is_of_peer or failed.is_lost)
 
     # -- recovery ---------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class ShardedExecutor(Executor):
     def _recover(self, number: int, device: str, plan: Recovery) -> None:
         """Join new process groups, and take what this rank lacks from others."""
         self._join_mesh(number, device)
-        self._kept.clear()  # new ranks have none of it
+        self._kept = {each: value for each, value in self._kept.items() if each in plan.kept}
         for each, failed in plan.failed.items():
             self.values[each] = failed
         if (known := plan.definitions) is not None:

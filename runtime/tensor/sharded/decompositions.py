@@ -54,7 +54,18 @@ def native_batch_norm(
     return out, mean, rstd
 
 
-_OWN: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_batch_norm.default: native_batch_norm}
+def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    """Check the values as the kernel does, which torch's decomposition leaves out."""
+    torch._assert_async(((x >= 0) & (x <= 1)).all(), "all elements of input should be between 0 and 1")
+    decompose = decomposition_table[torch.ops.aten.binary_cross_entropy.default]
+    result: Tensor = decompose(x, target, weight, reduction)
+    return result
+
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.native_batch_norm.default: native_batch_norm,
+    torch.ops.aten.binary_cross_entropy.default: binary_cross_entropy,
+}
 
 # Kernels that divide by the number of local entries, or compare with local ones.
 _FROM_TORCH = """

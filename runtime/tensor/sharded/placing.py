@@ -17,6 +17,7 @@ CARRIERS = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
+    torch.uint64: torch.int64,  # modulo 2 ** 64
     torch.float8_e4m3fn: torch.float32,
     torch.float8_e5m2: torch.float32,
 }

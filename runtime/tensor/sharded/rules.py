@@ -48,7 +48,7 @@ TRUSTED = _names(
     native_layer_norm native_layer_norm_backward
     embedding embedding_dense_backward nll_loss_forward nll_loss_backward
     cat stack index_select index tril triu slice_backward select_backward
-    clone _to_copy copy_ _unsafe_view fill_ zero_
+    clone _to_copy copy_ fill_ zero_
     zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full new_empty_strided
     _fused_adam_ _fused_adamw_
     """
@@ -72,7 +72,7 @@ RANDOM = _names("rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional"
 VIEWS = _names(
     """
     alias detach view permute transpose t select slice expand squeeze unsqueeze split split_with_sizes
-    unbind diagonal
+    unbind diagonal _unsafe_view
     """
 )
 
@@ -126,7 +126,7 @@ def way_of(func: Any) -> Way:
         return Way.BATCHWISE
     if not has_out(func) and decomposition_of(func) is not None:
         return Way.DECOMPOSED
-    if func.is_view:
+    if func.is_view or name == "_unsafe_view":  # torch itself writes to results of that one, as in `kron`
         return Way.VIEW
     if _is_trusted(func, name):
         return Way.DTENSOR

@@ -20,6 +20,7 @@ from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteExce
 from meshbook.runtime.tensor.recovery import Opaque, Spread, plan_recovery
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.runtime.tensor.test_failures import WRITES
 
 PATIENCE = 60.0
 process = pytest.mark.process
@@ -174,6 +175,60 @@ def test_a_failure_on_one_rank_leaves_no_rank_waiting(mesh):
 
 
 @process
+@pytest.mark.parametrize("spec", [["data", None], [None, None], ["data", "model"]], ids=["rows", "whole", "parts"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_that_fails_keeps_the_tensor(mesh, write, spec):
+    local = torch.arange(15.0).view(5, 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        write(local, torch.tensor([99]))
+    x = distribute(torch.arange(15.0).view(5, 3), mesh, spec)
+    bad, row, column = distribute(torch.tensor([99]), mesh), x[0], x[:, 1]
+    write(x, bad)
+    x.add_(1)  # has no effect: in one process it does not run
+    for each in (column, x, row):
+        with pytest.raises(RemoteException):
+            each.full_tensor()
+        assert torch.equal(x.full_tensor(), local)
+        assert torch.equal(row.full_tensor(), local[0])
+        assert torch.equal(column.full_tensor(), local[:, 1])
+        write(x, bad)
+    with pytest.raises(RemoteException):
+        x.full_tensor()
+    row.zero_()
+    assert x.full_tensor()[0].tolist() == [0, 0, 0]
+
+
+@process
+def test_a_write_that_all_ranks_refuse_keeps_the_tensor(mesh):
+    numbers = distribute(torch.arange(4), mesh, ["data"])
+    numbers.logit_()
+    with pytest.raises(RemoteException, match="can't be cast"):
+        numbers.full_tensor()
+    assert numbers.tolist() == [0, 1, 2, 3]
+    numbers.floor_divide_(distribute(torch.tensor([1, 1, 0, 1]), mesh, ["data"]))
+    with pytest.raises(RemoteException, match="ZeroDivisionError"):
+        numbers.full_tensor()
+    assert numbers.tolist() == [0, 1, 2, 3]
+
+
+@process
+@pytest.mark.parametrize("spec", [["data", None], [None, None]], ids=["rows", "whole"])
+def test_the_next_fetch_raises_a_failed_check(mesh, spec):
+    good, x = distribute(torch.ones(4), mesh, ["data"]), distribute(torch.full((4, 4), -1.0), mesh, spec)
+    checks = {
+        "singular": lambda: torch.linalg.inv(x),
+        "linalg": lambda: torch.linalg.cholesky(x),
+        "the assertion": lambda: torch._assert_async((x > 0).all(), "the assertion"),
+        "between 0 and 1": lambda: torch.nn.functional.binary_cross_entropy(x, x.detach()),
+    }
+    for text, check in checks.items():
+        result = check()
+        with pytest.raises(RemoteException, match=text):
+            (good if result is None else result).full_tensor()
+        assert good.full_tensor().tolist() == [1, 1, 1, 1]
+
+
+@process
 def test_a_healed_mesh_has_the_tensors_that_other_ranks_had(mortal):
     local = torch.randn(6, 4)
     replicated, by_rows = distribute(local, mortal), distribute(local, mortal, ["data", None])
@@ -246,6 +301,7 @@ OWN = Failed(1, 0, "", "")
         pytest.param([PEER, PEER, PEER, None], "lost", id="failed everywhere"),
         pytest.param([spread(Shard(0), Replicate())] * 3 + [OWN], OWN, id="failed by itself"),
         pytest.param([PEER, OWN, PEER, PEER], OWN, id="its failure is the reason"),
+        pytest.param([OWN] * 4, OWN, id="all fail alike"),
         pytest.param([PEER] * 4, PEER, id="all wait for another failure"),
         pytest.param([spread(Replicate(), Replicate(), is_detached=True)] * 3 + [None], "lost", id="a view"),
         pytest.param([spread(Shard(0), Replicate())] * 4, None, id="nothing to do"),
@@ -255,6 +311,7 @@ OWN = Failed(1, 0, "", "")
 )
 def test_the_plan_of_a_recovery(found, expected):
     plan = plan_recovery([None if each is None else {7: each} for each in found], (2, 2))
+    assert plan.kept == (frozenset({7}) if all(each is OWN for each in found) else frozenset())
     moves = {receiver: move.sender for receiver, move in plan.moves.get(7, {}).items()}
     failed = plan.failed.get(7)
     if isinstance(expected, dict):
