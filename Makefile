@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium servers demo lab docs test quick test-pythons check bench soak chaos clean
+.PHONY: help setup chromium servers demo lab docs test slow quick test-pythons check bench soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -63,6 +63,9 @@ docs: setup ## build the site into site/, with warnings as errors, and serve it 
 # on the main thread, so its tests come last.
 test: setup chromium servers ## run all tests; those in a browser only if Chromium is installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+slow: setup ## run the tests that take minutes: many random programs, all of PyTorch's operators
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 quick: setup ## run the tests that start no process, in about a minute
 	$(BIN)/python -m pytest -n 3 -m quick -q

@@ -41,14 +41,17 @@ def run_program(mesh: DeviceMesh, shape: tuple[int, ...], layout: tuple[int, ...
             ),
             index,
         ) % len(plain)
-        expected = apply(step, plain[index], plain[other])
+        expected = apply_or_fail(step, plain[index], plain[other])
         if expected is None:
             continue
         if step.operation == "reshard":
             got: Any = reshard(whole[index], placements((step.number, step.second), plain[index], mesh))
         else:
-            got = apply(step, whole[index], whole[other])
-        if expected is not plain[index]:
+            got = apply_or_fail(step, whole[index], whole[other])
+        if isinstance(expected, Exception):
+            if not isinstance(got, Exception):
+                return f"step {at} {step} does not raise {expected!r}"
+        elif expected is not plain[index]:
             plain.append(expected)
             whole.append(got)
         for number, (a, b) in enumerate(zip(whole, plain, strict=True)):
@@ -72,6 +75,8 @@ def reshard(tensor: Tensor, wanted: list[Placement]) -> Tensor:
 
 VIEWS = ["select", "narrow", "strided", "transpose", "flatten", "unsqueeze", "squeeze", "expand", "chunk", "unbind"]
 VIEWS += ["diagonal", "detach", "split_first", "unfold"]
+# They raise an error that depends on values: one of them after a part was written.
+FAILING = ["fill_out_of_range", "put_out_of_range", "add_out_of_range", "invert", "assert"]
 IN_PLACE = ["add_", "mul_", "fill_", "add_other_", "copy_", "zero_", "set_rows", "clamp_", "masked_fill_", "cumsum_"]
 NEW = [
     "add",
@@ -89,8 +94,35 @@ NEW = [
     "matmul",
     "sum_all",
 ]
-NEW += ["reshape", "where", "index_select", "norm", "argmax", "flip"]
-OPERATIONS = [*VIEWS, *IN_PLACE, *NEW, "reshard"]
+NEW += ["reshape", "where", "index_select", "norm", "argmax", "flip", "pairs", "repeat"]
+OPERATIONS = [*VIEWS, *IN_PLACE, *NEW, *FAILING, "reshard"]
+# These take tensors without entries.
+OF_EMPTY = ["transpose", "flatten", "unsqueeze", "squeeze", "expand", "chunk", "detach", "strided", "fill_", "zero_"]
+OF_EMPTY += [
+    "add_",
+    "mul_",
+    "add_other_",
+    "copy_",
+    "clamp_",
+    "masked_fill_",
+    "cumsum_",
+    "add",
+    "mul",
+    "exp",
+    "sum",
+    "cat",
+]
+OF_EMPTY += ["sum_all", "softmax", "cumsum", "sort", "clone", "reshape", "where", "norm", "flip", "pairs", "repeat"]
+
+
+def apply_or_fail(step: Step, x: Tensor, y: Tensor) -> Tensor | Exception | None:
+    """Apply a step; return the error that a step raises which is to fail."""
+    if step.operation not in FAILING:
+        return apply(step, x, y)
+    try:
+        return apply(step, x, y)
+    except (RuntimeError, IndexError) as error:
+        return error
 
 
 def apply(step: Step, x: Tensor, y: Tensor) -> Tensor | None:
@@ -102,12 +134,12 @@ def apply(step: Step, x: Tensor, y: Tensor) -> Tensor | None:
         return x.unsqueeze(0) if name == "unsqueeze" else None
     dim = n % max(x.dim(), 1)
     size = x.shape[dim] if x.dim() else 1
-    if size == 0 or x.numel() > 4096:
+    if x.numel() > 4096 or (not x.numel() and name not in OF_EMPTY):
         return None
     view = _apply_view(name, x, n, dim, size)
     if view is not None:
         return view
-    if name in IN_PLACE:
+    if name in (*IN_PLACE, *FAILING):
         overlaps = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
         return None if overlaps or name == "unfold" or _overlaps(x) else _apply_in_place(name, x, y, n, dim, size)
     return _apply_new(name, x, y, n, dim, size)
@@ -157,6 +189,8 @@ def _apply_view(name: str, x: Tensor, n: int, dim: int, size: int) -> Tensor | N
 
 
 def _apply_in_place(name: str, x: Tensor, y: Tensor, n: int, dim: int, size: int) -> Tensor | None:
+    if name in FAILING:
+        return _fail(name, x, n, dim, size)
     match name:
         case "add_":
             return x.add_(n / 4)
@@ -180,6 +214,22 @@ def _apply_in_place(name: str, x: Tensor, y: Tensor, n: int, dim: int, size: int
         case "cumsum_":
             return x.cumsum_(dim).mul_(0.25)
     return None
+
+
+def _fail(name: str, x: Tensor, n: int, dim: int, size: int) -> Tensor | None:
+    match name:
+        case "fill_out_of_range":
+            return x.index_fill_(dim, torch.tensor([size + n]), 1.0) if x.dim() else None
+        case "put_out_of_range":
+            return x.index_put_((torch.tensor([0, 99]),), x.sum()) if x.dim() else None
+        case "add_out_of_range":
+            return x.index_add_(dim, torch.tensor([size + n]), x.narrow(dim, 0, 1).clone()) if x.dim() else None
+        case "invert":
+            square = x.dim() == 2 and x.shape[0] == x.shape[1]
+            return x.copy_(torch.linalg.inv(x * 0)) if square else None
+        case "assert":
+            torch._assert_async(x.sum() != x.sum())
+    return x
 
 
 def _apply_new(name: str, x: Tensor, y: Tensor, n: int, dim: int, size: int) -> Tensor | None:
@@ -222,4 +272,8 @@ def _apply_new(name: str, x: Tensor, y: Tensor, n: int, dim: int, size: int) -> 
             return x.argmax().float()
         case "flip":
             return x.flip(dim)
+        case "pairs":  # the entries that are chosen may be none
+            return x[x > n].reshape(-1, 1, 1).expand(-1, 2, 1).reshape(-1, 2)
+        case "repeat":
+            return x.repeat_interleave(2, dim) if x.dim() else None
     return None

@@ -1,6 +1,12 @@
-"""Random programs on the tensors of a mesh give what they give in one process."""
+"""Random programs on the tensors of a mesh give what they give in one process, in both views.
+
+They consist of views, changes in place, reductions, reshards and operations that fail, on tensors that may be empty or
+sharded unevenly. After an operation that has failed, all tensors have the values that they have in one process.
+"""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 import torch
@@ -10,21 +16,26 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from meshbook.runtime.hosts.session import close_session, current_session
 from meshbook.runtime.tensor.distributing import distribute
-from tests.runtime.tensor.programs import OPERATIONS, Step, apply
+from meshbook.runtime.tensor.failures import RemoteException
+from meshbook.runtime.tensor.trees import fetch_shard
+from tests.runtime.tensor.programs import OPERATIONS, Step, apply_or_fail
 
 PATIENCE = 60.0
 SHAPES = {"4": (4,), "2x2": (2, 2)}
+PER_RANK = "per rank"
 pytestmark = pytest.mark.process
 
 numbers = st.integers(0, 11)
 steps = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), numbers, numbers, numbers), min_size=1, max_size=12)
-shapes = st.lists(st.integers(1, 6), max_size=3).map(tuple)
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+programs = given(shape=shapes, layout=st.tuples(numbers, numbers), program=steps)
+options = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
 def meshes():
     procs = current_session().host.spawn_procs(per_host={"ranks": 4})
-    yield {name: procs.as_device_mesh(shape=shape) for name, shape in SHAPES.items()}
+    yield {PER_RANK: procs.device_mesh, **{name: procs.as_device_mesh(shape=shape) for name, shape in SHAPES.items()}}
     procs.stop().get(PATIENCE)
     close_session()
 
@@ -40,25 +51,67 @@ def partner_of(plain, index, second):
     return next(each for each in candidates if plain[each].shape == plain[index].shape)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(sorted(SHAPES)), shape=shapes, layout=st.tuples(numbers, numbers), program=steps)
-def test_a_program_gives_the_same_values_as_in_one_process(meshes, name, shape, layout, program):
-    mesh = meshes[name]
+def value(tensor):
+    return tensor.full_tensor() if tensor._place.is_global else fetch_shard(tensor, ranks=1).get(PATIENCE)
+
+
+def fetch_all(tensors):
+    """Return all values, once each failure was raised, and whether there were any."""
+    has_failed = False
+    for tensor in tensors:
+        try:
+            value(tensor)
+        except RemoteException:
+            has_failed = True
+    return [value(tensor) for tensor in tensors], has_failed
+
+
+def run(mesh, name, shape, layout, program):
+    """Run a program in one process and on a mesh, and compare all tensors after each failure, and at the end."""
+    is_global = name != PER_RANK
     start = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(shape) / 8
     plain = [start, start.flip(0).clone() if start.dim() else start + 1]
-    whole = [distribute(each, mesh, placements(layout, each, mesh)) for each in plain]
+    if is_global:
+        whole = [distribute(each, mesh, placements(layout, each, mesh)) for each in plain]
+    else:
+        whole = [mesh.constant(each) for each in plain]
     for step in program:
         index = step.first % len(plain)
         other = partner_of(plain, index, step.second)
-        expected = apply(step, plain[index], plain[other])
+        expected = apply_or_fail(step, plain[index], plain[other])
         if expected is None:
             continue
-        if step.operation == "reshard":
+        if step.operation == "reshard" and is_global:
             got = whole[index].redistribute(placements((step.number, step.second), plain[index], mesh))
         else:
-            got = apply(step, whole[index], whole[other])
-        if expected is not plain[index]:
+            with contextlib.nullcontext() if is_global else mesh.activate():
+                got = apply_or_fail(step, whole[index], whole[other])
+        if isinstance(expected, Exception):
+            values, has_failed = fetch_all(whole)
+            assert has_failed or isinstance(got, Exception), f"{step} does not raise {expected!r}"
+            compare(values, plain)
+        elif expected is not plain[index]:
             plain.append(expected)
             whole.append(got)
-    for got, expected in zip(whole, plain, strict=True):
-        torch.testing.assert_close(got.full_tensor(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    compare([value(each) for each in whole], plain)
+
+
+def compare(values, plain):
+    for got, expected in zip(values, plain, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [PER_RANK, *SHAPES])
+@settings(options, max_examples=30, derandomize=True)
+@programs
+def test_a_program_gives_the_same_values_as_in_one_process(meshes, name, shape, layout, program):
+    run(meshes[name], name, shape, layout, program)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [PER_RANK, *SHAPES])
+@settings(options, max_examples=1000)
+@programs
+def test_many_programs_give_the_same_values_as_in_one_process(meshes, name, shape, layout, program):
+    run(meshes[name], name, shape, layout, program)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 numbers = st.integers(0, 11)
 steps = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), numbers, numbers, numbers), min_size=1, max_size=12)
-shapes = st.lists(st.integers(1, 6), max_size=3).map(tuple)
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 
 
 @settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
