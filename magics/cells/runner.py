@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from meshbook.magics.cells.cell import PreparedCell
@@ -19,10 +20,12 @@ from meshbook.magics.cells.timing import Timer, parse_timer, time_often, time_on
 from meshbook.magics.errors import CellError, UsageError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
-from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.cell_interrupts import interruptible
+from meshbook.magics.output.publisher import Error
+from meshbook.magics.results.result import MeshResult, ResultsByMesh
+from meshbook.magics.shell.cell_interrupts import interruptible, run_interruptible
 from meshbook.magics.syntax.argparsing import HelpText, quoted
 from meshbook.magics.syntax.cell_options import CellOptions, parse_cell_options
+from meshbook.magics.syntax.selectors import split_by_mesh
 from meshbook.magics.tracing.profiler import ProfileRequest, ProfileTarget
 
 T = TypeVar("T")
@@ -36,11 +39,11 @@ class CellRunner:
         self._planner = CellPlanner(notebook)
         self._shown: Callable[[], MeshResult | None] = lambda: None  # the last result, if no option names it
 
-    async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> MeshResult | Job | Any:
+    async def run(self, line: str, source: str, timer: str = "", *, by_mode: bool = False) -> Any:
         """Run a cell by its line and source (see `transform`).
 
         `timer` is a line above the cell: `%%time` or `%%timeit`. `by_mode`: the cell has no `%%mesh` line of its own.
-        Returns the result if the cell has a value, or a job for a cell with `-a`.
+        Returns the result if the cell has a value, or a job for a cell with `-a`; for several meshes a dict of results.
         """
         options = parse_cell_options(line, self._notebook.settings.of_cells)
         asked = parse_timer(timer) if timer else None
@@ -52,13 +55,51 @@ class CellRunner:
             return None
         if asked is not None:
             _check_timed(options, asked)
-        await self._planner.bring_up_default(options)
+        selections = split_by_mesh(options.selection)
+        await self._planner.bring_up_default(dataclasses.replace(options, selection=selections[0]))
+        if len(selections) > 1:
+            return await self._run_on_meshes(options, selections, source, is_timed=asked is not None)
         if asked is not None:
             return await self._run_timed(options, source, asked)
         cell = self._planner.plan(options, by_mode=by_mode)
         if not options.block:
             return self._keep(options, self._notebook.jobs.start(cell, source))
         return self._show(options, await self._complete(cell, self._run_profiled(cell, source)))
+
+    async def _run_on_meshes(
+        self, options: CellOptions, selections: Sequence[str], source: str, *, is_timed: bool
+    ) -> ResultsByMesh | None:
+        """Run a cell on several meshes at the same time, and wait for all; an error of one does not end the others."""
+        if is_timed or not options.block or options.local or options.profile or options.pull:
+            raise UsageError("%%mesh: several meshes cannot be combined with timers, -a, --local, --profile or --pull")
+        each = [dataclasses.replace(options, selection=selection, out=None) for selection in selections]
+        cells = [self._planner.plan(options) for options in each]
+        if len({cell.mesh.name for cell in cells}) < len(cells):
+            raise UsageError(f"%%mesh: a mesh is given twice in {options.selection}")
+        runs = [self._notebook.background.start(cell, source) for cell in cells]
+
+        def interrupt() -> None:
+            for run in runs:
+                run.interrupt()
+
+        async def wait() -> None:
+            await asyncio.wait([run.future.as_asyncio() for run in runs])
+
+        await run_interruptible(wait(), interrupt)
+        results, errors = ResultsByMesh(), list[CellError]()
+        for cell, run in zip(cells, runs, strict=True):
+            try:
+                results[cell.mesh.name] = await self._complete(cell, run.future)
+            except CellError as error:
+                errors.append(error)
+                if error.result is not None:
+                    results[cell.mesh.name] = error.result
+        self._keep(options, results)
+        for other in errors[1:]:  # the cell raises the first
+            cells[0].publisher.publish([Error(other.ename, other.evalue, tuple(other._render_traceback_()))])
+        if errors:
+            raise errors[0]
+        return results if any(result.has_value for result in results.values()) else None
 
     async def _complete(self, cell: PreparedCell, ended: Awaitable[MeshResult]) -> MeshResult:
         """Wait for the end of a cell, then store its result under its name, set pulled variables and show its times."""

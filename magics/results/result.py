@@ -270,6 +270,13 @@ class MeshResult:
         return bundle_of(self._outcomes, self._sources.mesh)
 
 
+class ResultsByMesh(dict[str, MeshResult]):
+    """The results of a cell that ran on several meshes, by the name of the mesh; its text has labels with the names."""
+
+    def __repr__(self) -> str:
+        return "\n".join(repr(each) for each in self.values() if each.has_value)
+
+
 def _stack(values: Sequence[Any]) -> Any:
     # torch and numpy take up to seconds to import, so they are imported only to stack. A tensor value has imported
     # torch already, so plain numbers never import it.

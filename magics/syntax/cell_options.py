@@ -87,7 +87,7 @@ def cell_parser() -> Parser:
         nargs="?",
         default="all",
         type=selector,
-        help="ranks to run on: all, 0, -1, 0,3, 0-3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], failed, ok, changed"
+        help="ranks to run on: all, 0, -1, 0,3, 0-3, 0:4, ::2, !3, gpus=0:4, NAME, NAME[0,3], A,B, failed, ok, changed"
         " (default: all)",
     )
     waiting = parser.add_mutually_exclusive_group()

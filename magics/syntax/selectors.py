@@ -156,6 +156,17 @@ def resolve(selection: Selection, meshes: Mapping[str, Region], default: str, hi
     return SelectedRegion(name, resolver.part(selection.part))
 
 
+_OF_ONE_MESH = r"\s*[^\W\d]\w*\s*(\[[^\]]*\])?\s*"
+_OF_SEVERAL = re.compile(rf"{_OF_ONE_MESH}(,{_OF_ONE_MESH})+")
+
+
+def split_by_mesh(text: str) -> list[str]:
+    """Return the selectors of `a,b[0:2]`, each of one mesh by its name; any other selector is the only one."""
+    parts = re.split(r",(?![^\[]*\])", text)
+    is_several = _OF_SEVERAL.fullmatch(text) and not any(part.strip() in WORDS for part in parts)
+    return [part.strip() for part in parts] if is_several else [text]
+
+
 def names_one_rank(text: str) -> bool:
     """Whether a selector is one rank by its number, `3` or `NAME[-1]`; `3:4` is not, although it selects one rank."""
     part = parse(text).part
@@ -203,6 +214,8 @@ class _Parser:
         first, second = self._peek(), self._peek(1)
         has_mesh = first.kind == "name" and second.kind != "=" and (second.kind == "[" or first.text not in WORDS)
         selection = self._named() if has_mesh else Selection(self._text, None, self._part())
+        if has_mesh and self._peek().kind == ",":
+            self._fail(self._peek(), "only %%mesh cells take several meshes, as in `%%mesh a,b[0]`; select one here")
         self._expect("end", "a comma or the end")
         return selection
 

@@ -106,6 +106,14 @@ def test_meshes_have_names(bare_notebook: KernelNotebook) -> None:
     assert bare_notebook.run("%mesh down").stdout == "judge is down\nthe current mesh is now trainers\n"
     assert bare_notebook.run("%%mesh\nworld_size").result == "[0-1] 2"
     bare_notebook.run("%mesh up --gpus 1 --name judge")
+    both = bare_notebook.run("%%mesh trainers,judge[0] -o both\nprint('here')\nrank")
+    assert sorted(both.stdout.splitlines()) == ["judge[0] here", "trainers[0-1] here"]
+    assert both.result == "trainers[0] 0\ntrainers[1] 1\njudge[0] 0"
+    assert bare_notebook.evaluate("[len(both[name]) for name in ('trainers', 'judge')]") == [2, 1]
+    failed = bare_notebook.start("%%mesh judge,trainers\n1 / 0")
+    bare_notebook.wait(failed)
+    assert [each["ename"] for each in failed.contents("error")] == ["ZeroDivisionError"] * 2
+    assert "cannot be combined with" in bare_notebook.run_failing("%%mesh judge,trainers -a\n1").error["evalue"]
     bare_notebook.run("%%mesh trainers\nheld = rank")
     assert "held" in bare_notebook.run("%mesh whos --mesh trainers").stdout
     assert "ranks agree" not in bare_notebook.run("%mesh diff held 0 --mesh trainers").stdout

@@ -24,6 +24,7 @@ from meshbook.magics.syntax.selectors import (
     SpanSelector,
     parse,
     resolve,
+    split_by_mesh,
 )
 from meshbook.runtime.geometry import Extent, Region
 
@@ -169,6 +170,23 @@ def test_plain_ranks_select_as_list_indexes_do(items: list[int | slice]) -> None
 
 
 # --- outcomes of the last cell ---
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a,b", ["a", "b"]),
+        ("a[0,1] , b[gpus=0]", ["a[0,1]", "b[gpus=0]"]),
+        *((text, [text]) for text in ("a", "a[0,1]", "0,1", "all", "hosts=0,gpus=1", "all,failed", "a,0", "a,")),
+    ],
+)
+def test_selectors_of_several_meshes(text: str, parts: list[str]) -> None:
+    assert split_by_mesh(text) == parts
+
+
+def test_several_meshes_are_for_cells() -> None:
+    with pytest.raises(SelectionError, match="only %%mesh cells take several meshes"):
+        parse("a,b")
 
 
 def test_interrupted_ranks_have_not_failed() -> None:
