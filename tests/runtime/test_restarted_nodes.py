@@ -88,7 +88,7 @@ def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -
     again.calls.send(
         [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
     )
-    assert reply_handler.futures[0].get(PATIENCE) == "not spawned yet"
+    assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
     session.controller.peers.begin_again(again.address, 1)
     assert told == ["worker-0"]
     assert call_back(session, again).get(PATIENCE) == 4
@@ -103,7 +103,7 @@ def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: A
     again.calls.send(
         [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
     )
-    assert reply_handler.futures[0].get(PATIENCE) == "not spawned yet"
+    assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
     declare_down(session)
     with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor
         lost.get(PATIENCE)
