@@ -14,6 +14,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.flow_control import LONG
 from meshbook.runtime.telemetry.output import TELEMETRY
+from meshbook.runtime.transport.io_loop import Timer
 from tests.runtime.conftest import NOWHERE, Gate
 from tests.support import PATIENCE
 
@@ -45,7 +46,12 @@ def test_output_that_is_not_taken_in_waits_in_its_process(
     session.controller.actors.host_inline(TELEMETRY, log)
     (worker,) = session.workers(1)
     waits: queue.SimpleQueue[float] = queue.SimpleQueue()
-    monkeypatch.setattr(worker.flow, "_call_later", lambda seconds, callback: waits.put(seconds))
+
+    def note(seconds: float, callback: Callable[[], object]) -> Timer:
+        waits.put(seconds)
+        return Timer(callback)
+
+    monkeypatch.setattr(worker.flow, "_call_later", note)
     target = [Target(session.controller.address, TELEMETRY)]
 
     def write() -> None:
