@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from meshbook import Actor, CallTimeout, SupervisionError, current_rank, endpoint
+from meshbook.runtime.transport.io_loop import Timer
 from tests.support import PATIENCE
 
 SHORT = 0.05
@@ -73,12 +74,15 @@ class Time:
     """Stands still for the client's node, until the test lets the next thing happen that is due."""
 
     def __init__(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._due: list[Callable[[], object]] = []
-        calls = world.session.node.calls
-        monkeypatch.setattr(calls, "call_later", lambda seconds, callback: self._due.append(callback))
+        self._due: list[Timer] = []
+        monkeypatch.setattr(world.session.node.calls, "call_later", self._call_later)
+
+    def _call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self._due.append(Timer(callback))
+        return self._due[-1]
 
     def go_on(self) -> None:
-        self._due.pop(0)()
+        self._due.pop(0).run()
 
 
 @pytest.fixture
