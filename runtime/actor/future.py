@@ -252,7 +252,8 @@ class Future(Generic[T]):
                 interrupt.add_note(f"{what} goes on; {HOW_TO_CANCEL}")
             raise
         finally:
-            self._forget(latch.release)
+            if not self._done:  # here, as most waits end with an answer
+                self._forget(latch.release)
         if not self._done:
             raise TimeoutError(f"{self.describe() or 'the future'} did not answer within {timeout:g} s")
 
