@@ -218,9 +218,8 @@ def test_41_a_timeout_does_not_consume_the_answer(world: Any, keeper: Any) -> No
     gate = world.gate()
     future = keeper.hold.call_one(gate)
     for _ in range(2):
-        with pytest.raises(TimeoutError) as caught:
+        with pytest.raises(TimeoutError, match=r"keeper\.hold\(\) on rank 0 did not answer within 0 s"):
             future.get(timeout=0)
-        assert str(caught.value) == ""
     gate.open()
     assert future.get(PATIENCE) == "held"
 
