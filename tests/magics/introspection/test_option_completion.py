@@ -87,7 +87,7 @@ def test_exclusive_options_are_not_offered_together() -> None:
     [
         ("st", "status stack"),
         ("  heal", "heal"),
-        ("down ", "mesh trainers many --help --now"),
+        ("down ", "mesh trainers many --help --now --all"),
         ("down tr", "trainers"),
         ("down --no", "--now"),
         ("drain g", "gpu1 gpu2"),
