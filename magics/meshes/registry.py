@@ -459,7 +459,7 @@ class MeshRegistry:
             del self._by_name[mesh.name]
             if self._current == mesh.name:
                 self._current = next(reversed(self._by_name), "")
-            if mesh.hosts is not None:
+            if mesh.hosts is not None and mesh.session is running_session():  # else the session ends them
                 mesh.closing = threading.Thread(target=self._close_unused, args=(mesh.hosts,), name="meshbook hosts")
                 mesh.closing.start()
         mesh.unwatch()

@@ -302,6 +302,19 @@ def test_an_interrupted_down_keeps_the_mesh_until_its_ranks_have_ended(
     assert ended.wait(PATIENCE)
 
 
+def test_the_hosts_of_a_session_that_closes_end_with_it(
+    meshes: MeshRegistry, session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the exit of the process, no thread can be started."""
+    machines = SimpleNamespace(spawn_procs=session.spawn_procs, extent=Extent.of(hosts=1))
+    hosts: Any = SimpleNamespace(machines=machines, count_gpus=lambda: 0)
+    mesh = meshes.up(Extent.of(gpus=1), open_hosts=lambda: hosts)
+    monkeypatch.setattr(module, "running_session", lambda: None)
+    session.report(ExitReport("mesh.0", 4711, 0, stopped="the session was closed"))
+    assert mesh.closing is None
+    assert session.node.peers.when_down == []
+
+
 @pytest.mark.parametrize("line", [20, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_mesh_is_up_or_not_after_an_interrupt_at_any_statement(
     meshes: MeshRegistry, session: FakeSession, line: int
