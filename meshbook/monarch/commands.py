@@ -101,6 +101,7 @@ class ShellActor(Actor):
     """Runs an interactive shell on a pseudo-terminal."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _waiting: threading.Thread  # ends the session once the shell has ended
 
     @endpoint
     def begin(self, output: Port[Any], env: dict[str, str], workdir: str | None, size: tuple[int, int]) -> None:
@@ -130,7 +131,7 @@ class ShellActor(Actor):
             waiting.join()
             output.send(process.wait())
 
-        waiting = threading.Thread(target=wait, name="meshbook shell end", daemon=True)
+        self._waiting = waiting = threading.Thread(target=wait, name="meshbook shell end", daemon=True)
         waiting.start()
         threading.Thread(target=read, name="meshbook shell output", daemon=True).start()
 
@@ -176,8 +177,11 @@ class ShellActor(Actor):
             os.write(self._terminal, END_OF_INPUT)
 
     def __cleanup__(self, error: Exception | None) -> None:
-        if self._process is not None:
+        if self._process is None:
+            return
+        if self._process.returncode is None:  # else another session may have its pid
             end_session(self._process.pid)
+        self._waiting.join(2 * HANG_UP_SECONDS)
 
 
 def end_session(leader: int) -> None:

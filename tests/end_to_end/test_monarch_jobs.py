@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import psutil
 import pytest
 
 from meshbook import ActorError, HostMesh, this_host, this_proc
-from meshbook.monarch.commands import exec_command, shell
+from meshbook.monarch.commands import ShellActor, exec_command, shell
 from meshbook.monarch.jobs import JobState, LocalJob, ProcessJob, SlurmJob, job_load, job_loads
 from meshbook.monarch.port_forwarding import PortForwarder
 from meshbook.runtime.geometry import Extent
@@ -141,6 +142,21 @@ def test_a_shell_leaves_no_process_at_the_end_of_its_input(tmp_path: Path, progr
     assert "code " in said
     [leader] = re.findall(rf"^(\d+) in {tmp_path}\r?$", said, re.MULTILINE)
     assert [pid for pid in psutil.pids() if session_of(pid) == int(leader)] == []
+
+
+def test_an_ended_shell_leaves_another_session_with_its_pid() -> None:
+    other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    shell_actor = ShellActor()
+    shell_actor._process = cast("subprocess.Popen[bytes]", SimpleNamespace(pid=other.pid, returncode=0))
+    shell_actor._waiting = threading.Thread(target=lambda: None)
+    shell_actor._waiting.start()
+    try:
+        shell_actor.__cleanup__(None)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.1)
+    finally:
+        other.kill()
+        other.wait()
 
 
 def session_of(pid: int) -> int:
