@@ -100,10 +100,12 @@ class MapBar:
 
     def _report(self) -> None:
         failures = {item: each for item, each in self._result.failures().items() if not isinstance(each, CallCancelled)}
-        if failures and not self._result.is_read:
+        with self._lock:  # the cell and the last future may end at the same time
+            if not failures or self._result.is_read:
+                return
             self._result.is_read = True
-            text = format_failures(self._result.name, failures, len(self._result))
-            self._publisher.publish([StreamText("stderr", f"{text}\n")])
+        text = format_failures(self._result.name, failures, len(self._result))
+        self._publisher.publish([StreamText("stderr", f"{text}\n")])
 
     def _publish(self, now: float, *, is_final: bool) -> None:
         text = format_bar(self._result.name, self._result.progress, len(self._result), now - self._began)
