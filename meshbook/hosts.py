@@ -336,7 +336,7 @@ def _start(
             )
         return hosts  # noqa: RET504 - the handler below uses it
     except KeyboardInterrupt:
-        if hosts is not None:  # no handle reaches the caller, who could not end them
+        if hosts is not None:  # the caller gets no handle to end them
             hosts.shutdown()
         raise
 

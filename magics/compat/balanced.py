@@ -179,7 +179,7 @@ class _ViewTask:
 
     def begin_once(self, after: Condition, follow: Condition) -> None:
         """Submit once both conditions are met, on a rank of the second one; fail if one cannot be met any more."""
-        undecided = [None]  # the thread that pops it goes on
+        undecided = [None]  # the thread that pops it continues
 
         def look(_: Any = None) -> None:
             try:

@@ -31,7 +31,7 @@ class Dependency(set[Any]):
         failure: bool = False,
     ) -> None:
         if not (success or failure):
-            raise ValueError("Must depend on at least one of success or failure")
+            raise ValueError("a Dependency needs at least one of success=True and failure=True")
         is_one = isinstance(dependencies, str | Future) or hasattr(dependencies, "msg_ids")
         super().__init__([dependencies] if is_one else dependencies)
         self.all = all

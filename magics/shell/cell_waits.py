@@ -64,8 +64,9 @@ class CellWaits:
             self.cancelled += filter(None, [wait.future.describe()])
 
     def format_cancelled(self) -> str:
-        """Return a line for the calls that go on after an interrupt of the cell, or ""."""
-        return f"{', '.join(self.cancelled)} {'goes' if len(self.cancelled) == 1 else 'go'} on; {HOW_TO_CANCEL}\n"
+        """Return a line for the calls that continue after an interrupt of the cell, or ""."""
+        verb = "continues" if len(self.cancelled) == 1 else "continue"
+        return f"{', '.join(self.cancelled)} {verb}; {HOW_TO_CANCEL}\n"
 
     # -- on the I/O thread ---------------------------------------------------
 

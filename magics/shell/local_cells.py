@@ -56,7 +56,7 @@ class LocalCells:
         CURRENT.set(Context(session.context.actor_instance, origin=origin, waiter=self._waits))
 
     def after_cell(self, result: Any) -> None:
-        """Show the output of the cell before its reply, and after an interrupt the calls that go on.
+        """Show the output of the cell before its reply, and after an interrupt the calls that continue.
 
         Batch runs (nbclient) read nothing after the reply.
         """

@@ -249,7 +249,7 @@ class Future(Generic[T]):
             latch.wait(timeout)
         except KeyboardInterrupt as interrupt:
             if what := self.describe():
-                interrupt.add_note(f"{what} goes on; {HOW_TO_CANCEL}")
+                interrupt.add_note(f"{what} continues; {HOW_TO_CANCEL}")
             raise
         finally:
             if not self._done:  # here, as most waits end with an answer

@@ -355,7 +355,7 @@ class HostMesh(MeshTrait):
                 self._ownership.add(procs)
             return procs
         except BaseException:
-            # No handle reaches the caller, who could not stop them.
+            # The caller gets no handle to stop them.
             with hold_interrupts():
                 current_node().ledger.end(mesh, ranks)
                 self.stop_procs(nodes, "its spawn was interrupted")

@@ -232,7 +232,7 @@ class ProcMesh(TensorMesh, MeshTrait):
                 node.calls.create(creation, range(len(targets)), reply_handler)
             return mesh
         except KeyboardInterrupt:
-            mesh.stop("its spawn was interrupted")  # no handle reaches the caller, who could not stop them
+            mesh.stop("its spawn was interrupted")  # the caller gets no handle to stop it
             raise
         except BaseException:
             node.ledger.end(actor, ranks)

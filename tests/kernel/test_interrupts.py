@@ -254,7 +254,7 @@ def test_an_endpoint_that_runs_is_shown_and_can_be_interrupted(notebook: KernelN
     number = cell.reply["execution_count"] if cell.reply else 0
     called = f"called in cell {number}"
     assert cell.stdout == f"waits for beds.sleep() on ranks 0-2, {called}\n"
-    assert "beds.sleep() on ranks 0-2 goes on; cancel it with cancel()" in cell.traceback
+    assert "beds.sleep() on ranks 0-2 continues; cancel it with cancel()" in cell.traceback
     queued = notebook.start("await beds.answer.call()")
     notebook.wait_until(lambda: "\n" in queued.stdout)
     notebook.interrupt()

@@ -26,7 +26,7 @@ export function makeSpark(values, { width, height }) {
 
 /**
  * The SVG path of a curve from the first known value on. The extremes are near the edges, but changes of less than two
- * percent stay nearly level: at full height they would look like a storm. Empty if too few values are known.
+ * percent stay nearly level: at full height they would look large. Empty if too few values are known.
  *
  * @param {(number | null)[]} values
  * @param {number} width

@@ -421,6 +421,6 @@ def test_an_interrupted_wait_says_that_the_call_goes_on_and_how_to_cancel_it(ses
         future.get(PATIENCE)
     thread.join()
     (note,) = caught.value.__notes__
-    assert ".hold() on rank 0 goes on; cancel it with cancel() of its future" in note
+    assert ".hold() on rank 0 continues; cancel it with cancel() of its future" in note
     assert future.cancel()
     gate.open()
