@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -392,6 +393,9 @@ def test_a_rank_that_computes_for_ever_is_named_with_its_operator(pair, gate):
         future = fetch_shard(total, gpus=0)
     waiting = future.pending_call.unanswered()
     assert [target.rank for _, target, _ in waiting] == [0, 1]
-    assert f"waits for the tensors of {pair.name} on rank 1: in meshbook_tests::hold" in places(future, waiting)
+    wanted = f"waits for the tensors of {pair.name} on rank 1: in meshbook_tests::hold"
+    until = time.monotonic() + PATIENCE
+    while wanted not in (found := places(future, waiting)):  # until both ranks have come so far
+        assert time.monotonic() < until, found
     gate.set()
     assert future.get(PATIENCE).item() == 1
