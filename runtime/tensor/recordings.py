@@ -31,7 +31,8 @@ from meshbook.runtime.tensor.templates import FIRST_SLOT, Command, Template, use
 from meshbook.runtime.tensor.tensor import MeshTensor, make_tensor
 
 MOST_RECORDINGS: Final = 100  # of one function
-_DEFINITIONS: Final = frozenset({"template", "group", "forget", "random_state"})  # not part of a recording
+# Commands that are not part of a recording.
+_DEFINITIONS: Final = frozenset({"template", "group", "forget", "random_state", "default_dtype", "settle"})
 _serial = itertools.count(1)
 Key = tuple[Any, ...]
 

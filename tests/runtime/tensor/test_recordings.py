@@ -64,6 +64,19 @@ def test_a_recording_is_one_command(pair):
     assert calls == [2, 1, 2]
 
 
+def test_a_default_dtype_that_is_set_before_a_recording(pair):
+    work = record(lambda x: x + torch.ones(2))
+    with pair.activate():
+        x = torch.zeros(2)
+        torch.set_default_dtype(torch.float64)
+        try:
+            results = [work(x) for _ in range(2)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append(work(x))
+    assert [value(result).dtype for result in results] == [torch.float64] * 2 + [torch.float32]
+
+
 def test_results_of_replays_are_apart(pair):
     work = record(lambda x: (x + 1, x))
     with pair.activate():
