@@ -226,7 +226,9 @@ class HostedActor:
             execution = self._serving.execution
             present = execution.where()
             text = f"in its queue; the actor is in {present}" if present else "in its queue"
-        if (describe := getattr(self._actor, "__working__", None)) is not None and (work := describe()):
+        # Looked up on the class: an actor of a user may have a `__getattr__` that returns something for any name.
+        describe = getattr(type(self._actor), "__working__", None)
+        if describe is not None and (work := describe(self._actor)):
             text = str(work)  # an actor of the runtime says more than the place in its code
         return CallPlace(text, execution.running(self.instance.name) if self.is_of_user else None)
 
@@ -411,7 +413,7 @@ class HostedActor:
     @property
     def idle(self) -> Idle | None:
         """The actor's work beside its messages."""
-        return getattr(self._actor, "__idle__", None)
+        return self._actor.__idle__ if hasattr(type(self._actor), "__idle__") else None  # see `where`
 
     def hook(self, notice: Notice) -> Any:
         hook = getattr(self._actor, notice.hook, None)

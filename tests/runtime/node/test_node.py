@@ -35,6 +35,13 @@ def fails(future: Any, said: str, kind: type[BaseException] = SupervisionError) 
     return caught.value
 
 
+class Lenient(Probe):
+    """Has any attribute, as a proxy or a recorder has."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: name
+
+
 def answers(mesh: Any) -> bool:
     return bool(mesh.run.call_one(len, "abc").get(PATIENCE) == 3)
 
@@ -577,3 +584,16 @@ def stay_at(begun: Gate) -> None:
 async def stay(begun: Gate) -> None:
     begun.tell()
     await asyncio.Event().wait()
+
+
+def test_an_actor_with_any_attribute_is_served_and_located(session: Any) -> None:
+    [node] = session.workers(1)
+    mesh = session.spawn(Lenient, on=[node])
+    assert answers(mesh)
+    gate = Gate()
+    running = mesh.run.call_one(Gate.pass_through, gate)
+    gate.wait_entered()
+    [(target, _, call)] = running.owing()
+    assert "run()" in str(node.actors.where_is(target.actor, session.controller.address.node, call))
+    gate.open()
+    running.get(PATIENCE)
