@@ -48,8 +48,9 @@ class _UnknownContentError(Exception):
 
 
 _known: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()  # by digest
-# The digest that was computed last, and of which members.
-_computed: weakref.WeakKeyDictionary[type, tuple[tuple[int, ...], bytes | None]] = weakref.WeakKeyDictionary()
+# The digest that was computed last, and of which members: the identity of each, and the value of a plain one.
+Members = tuple[tuple[int, Any], ...]
+_computed: weakref.WeakKeyDictionary[type, tuple[Members, bytes | None]] = weakref.WeakKeyDictionary()
 _digests: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()  # the last ones of these
 
 
@@ -74,12 +75,18 @@ def digest_of(cls: type) -> bytes | None:
     return digest
 
 
-def _members_of(cls: type) -> tuple[int, ...] | None:
-    """Return the identities of its members; None if one of them may change itself, such as a list."""
+def _members_of(cls: type) -> Members | None:
+    """Return what identifies its members; None if one of them may change itself, such as a list."""
     members = [pair for each in cls.__mro__ if each.__module__ == "__main__" for pair in vars(each).items()]
-    if any(isinstance(value, _CHANGEABLE) and not name.startswith("_") for name, value in members):
+    if any(isinstance(value, _CHANGEABLE) and not _is_of_python(name) for name, value in members):
         return None
-    return tuple(id(value) for _, value in members)
+    # A plain value is kept with its identity: a later one could get the memory, and so the identity, of one that has
+    # been dropped. A function is not kept, since it may refer to its class.
+    return tuple((id(value), value if type(value) in _PLAIN else None) for _, value in members)
+
+
+def _is_of_python(name: str) -> bool:
+    return name in _IGNORED or (name.startswith("__") and name.endswith("__"))
 
 
 def note_digest(cls: type, digest: bytes) -> None:

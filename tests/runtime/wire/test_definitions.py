@@ -33,6 +33,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slotted:
+    _known = []
     x: int = 1
 
 class Pair(typing.NamedTuple):
@@ -119,11 +120,22 @@ def test_a_class_that_was_changed_is_another(run: Run) -> None:
     for name, change in (
         ("Setting", lambda cls: setattr(cls, "lr", 0.25)),
         ("Model", lambda cls: cls.kinds.add("c")),
+        ("Slotted", lambda cls: cls._known.append(1)),
         ("Failure", lambda cls: setattr(cls, "__init__", lambda self: None)),
     ):
         assert digest_of(here[name]) == digest_of(there[name])
         change(here[name])
         assert digest_of(here[name]) != digest_of(there[name])
+
+
+def test_a_number_in_the_memory_of_the_one_before_is_another(run: Run) -> None:
+    cls = run("class A: count = 1000")["A"]
+    digests = set()
+    for _ in range(20):
+        digests.add(digest_of(cls))
+        for _ in range(2):  # the second takes the memory of the present one
+            cls.count += 1
+    assert len(digests) == 20
 
 
 def test_values_of_one_definition_are_equal(run: Run) -> None:
