@@ -132,7 +132,8 @@ def _watch_backward(recorder: Recorder, status: StatusWriter) -> None:
             status.collectives(len(recorder.open))
 
         # The first hook of the pass queues this callback before the reducer queues its own, which waits.
-        node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
+        root = next(iter(roots), None)
+        node = getattr(root, "grad_fn", None) or getattr(root, "node", None)
         queue = autograd.Variable._execution_engine.queue_callback
         hook = node.register_prehook(lambda gradients: queue(begin_wait)) if link and node is not None else None
         try:
