@@ -54,7 +54,8 @@ class SignalHandlers:
                 if self._is_child or self.runs_user_code(frame):
                     raise
                 if not isinstance(error, KeyboardInterrupt):  # there is nothing to interrupt
-                    name = signal.Signals(number).name
+                    # Most real-time signals have no name.
+                    name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
                     self.report(f"the handler of {name} raised while nothing ran:\n{format_error(error)}")
 
         _on_signal.handler = handler  # type: ignore[attr-defined]

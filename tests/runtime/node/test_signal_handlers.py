@@ -68,6 +68,17 @@ def test_other_code_reports_it(reports: list[str]) -> None:
     assert len(reports) == 1
 
 
+def test_a_signal_without_a_name_is_reported_by_its_number(reports: list[str]) -> None:
+    number = signal.SIGRTMIN + 1
+    signal.signal(number, fail)
+    try:
+        serve(functools.partial(signal.raise_signal, number))
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+    (report,) = reports
+    assert f"signal {number}" in report
+
+
 @pytest.mark.process
 def test_a_forked_child_serves_nothing(reports: list[str]) -> None:
     signal.signal(NUMBER, fail)
