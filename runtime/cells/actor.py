@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from bdb import BdbQuit
+from collections import deque
 from collections.abc import KeysView
 from typing import Any
 
@@ -53,6 +54,7 @@ from meshbook.runtime.wire.module_edits import note_modules
 FORWARDING = ("MESHBOOK_ENABLE_LOG_FORWARDING", "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING")
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
+MOST_REPORTS = 100  # errors between two cells: a signal or a task may raise again and again
 
 
 class CellActor(Actor):
@@ -81,7 +83,8 @@ class CellActor(Actor):
         self._reported_names: KeysView[str] = {}.keys()  # the whole namespace at the last report of the user's names
         self._values = KeptValues()
         self._tasks = table_of(self._node)
-        self._reports: list[str] = []  # for the next cell: what was raised while no cell ran
+        # For the next cell: the last errors that were raised while no cell ran.
+        self._reports: deque[str] = deque(maxlen=MOST_REPORTS)
         self._shell.loop_runner.report = self._reports.append
         if (handlers := self._node.signal_handlers) is not None:
             handlers.runs_user_code, handlers.report = lambda frame: INTERRUPTS.is_open, self._reports.append
@@ -158,7 +161,7 @@ class CellActor(Actor):
     def _run_out(self, source: str, number: int, origin: str, debugs: bool, meter: CellMeter) -> CellOutcome:
         try:
             while self._reports:
-                print(self._reports.pop(0), file=sys.stderr)
+                print(self._reports.popleft(), file=sys.stderr)
             ran = self._shell.run_source(source, number)
             cost = meter.read()
             outcome = self._outcome(ran, cost, origin)
