@@ -30,6 +30,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     handlers.report = found.append
     handlers.install()
     yield found
+    monkeypatch.undo()  # first: the present functions would guard these handlers
     for number, handler in before.items():
         signal.signal(number, handler)
 
