@@ -58,7 +58,7 @@ _HOLD = _Hold()
 
 
 def _in_forked_child() -> None:
-    # The operation goes on in the parent alone. Another thread than the one that holds SIGINT may have forked.
+    # The operation continues in the parent only. The forking thread need not be the one that holds SIGINT.
     if signal.getsignal(signal.SIGINT) == _HOLD.on_signal:
         signal.signal(signal.SIGINT, _HOLD.previous)
 

@@ -5,7 +5,7 @@ window around it (`Interrupts.user_code`), since IPython swallows some. An earli
 begins. A signal in the instant before a blocking call has no effect, so it is sent again until the handler has run; so
 is one that Python dropped in a finalizer.
 
-What cells leave on the event loop, tasks above all, goes on while the main thread waits for the next cell
+Tasks that cells leave on the event loop continue while the main thread waits for the next cell
 (`LoopRunner.run`). A message wakes the loop; without such work, the thread waits for messages alone. The handler of a
 signal that raises between cells is reported in the next cell (`runtime/node/signal_handlers.py`).
 

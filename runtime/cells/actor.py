@@ -307,7 +307,7 @@ class CellControl(Actor):
         collective = collective_of(found)
         remark = f"in {collective}" if collective else _pause() if INTERRUPTS.origin else "idle"
         running = context().actor_instance.node.actors.running()
-        endpoints = [stack_of_endpoint(endpoint, *execution.frames_of) for endpoint, execution in running]
+        endpoints = [stack_of_endpoint(endpoint, *execution.thread_and_coroutine) for endpoint, execution in running]
         shown = {stack.thread for stack in endpoints}
         others = [stack for stack in stacks_of_others() if stack.thread not in shown]
         return [ThreadStack(MAIN, read_frames(found, with_source=True), remark), *endpoints, *others]

@@ -61,7 +61,7 @@ class Requirements:
         bound = Requirements(self._modules, self._values)
         bound._names = names
         with contextlib.suppress(UnmetDependency):  # each call raises it
-            bound()  # for good: what is lent for a call is what the names lack then
+            bound()  # now, so that its names stay: those that are missing at a call are lent for that call only
         return bound
 
     def __call__(self) -> bool:

@@ -213,7 +213,7 @@ def _answer(call: Callable[[], Any]) -> Answer:
 
 
 def bind(function: Any, names: dict[str, Any]) -> Any:
-    """Return a function of a view, or what stands for one, on a rank with these names."""
+    """Return a function of a view, or the object in place of one, on a rank with these names."""
     if isinstance(function, Reference):
         return eval(function.name, names)
     own = getattr(type(function), "bind_to", None)

@@ -401,7 +401,7 @@ def make_shell(displays: Displays, asking: RankPrompts) -> RankShell:
 class LoopRunner:
     """Runs the coroutine of a cell with top-level await on a loop that lasts as long as the worker.
 
-    What cells leave on the loop goes on between cells (`run`).
+    Tasks that cells leave on the loop continue between cells (`run`).
     """
 
     def __init__(self) -> None:
@@ -410,7 +410,7 @@ class LoopRunner:
         self._is_used = False
         self._woken = self._loop.create_future()
         self.running: Coroutine[Any, Any, Any] | None = None
-        self.report: Callable[[str], object] = print  # gets what ended the loop
+        self.report: Callable[[str], object] = print  # receives the error that ended the loop
 
     @property
     def has_work(self) -> bool:

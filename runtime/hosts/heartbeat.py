@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from meshbook.runtime.node.node import Node
-from meshbook.runtime.telemetry.stderr_tail import leave_last_words
+from meshbook.runtime.telemetry.stderr_tail import append_last_line
 from meshbook.runtime.telemetry.vitals import IDLE_BEAT_SECONDS, SECONDS, Activity, ProcessReport
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Heartbeat:
         self._closed = False
         self._has_failed = False
         self._folder = folder
-        node.loop.when_deaf = self._end_if_deaf  # at once, if it sends or receives
+        node.loop.when_unusable = self._end_if_unusable  # at once, if it sends or receives
         node.status.open(folder, node.address.node, incarnation)
         node.status.when_changed = self._changed.set
         self._beat()
@@ -57,14 +57,14 @@ class Heartbeat:
                 if self._node.capture is not None:
                     self._node.capture.poll(is_idle=is_idle)
             finally:  # its descriptors may be closed as well
-                self._end_if_deaf()
+                self._end_if_unusable()
             self._changed.wait(IDLE_BEAT_SECONDS if is_idle else SECONDS)
             self._changed.clear()
             self._beat()
 
-    def _end_if_deaf(self) -> None:
+    def _end_if_unusable(self) -> None:
         if self._node.loop.has_lost_descriptors():
-            leave_last_words(self._folder, self._node.address.node, LOST_DESCRIPTORS)
+            append_last_line(self._folder, self._node.address.node, LOST_DESCRIPTORS)
             os._exit(1)
 
     def _beat(self) -> None:

@@ -207,7 +207,7 @@ class Execution:
         return self.endpoint if self._key is not None else ""
 
     @property
-    def frames_of(self) -> tuple[int, Any]:
+    def thread_and_coroutine(self) -> tuple[int, Any]:
         """The thread of the current message and, if a task runs it, its coroutine."""
         return self._thread, None if self._task is None else self._task.get_coro()
 

@@ -13,7 +13,7 @@ or finalizer that waits for another thread meanwhile. So no thread waits for a t
 
 - A message is reserved first, and counts as sent once it has left (`SentMessages.leave`). Other threads wait for the
   room of a reserved message only for `MOMENT`, which is longer than any send takes. Then it is written off.
-- A report is subtracted from what was taken only once it has been sent. A sender that waits for long asks for it
+- A report is subtracted from what was taken only once it has been sent. A sender that waits for long requests it
   (`FlowControl.report`), and the I/O thread answers.
 - Where an interrupt leaves it open whether a message was sent or counted, it does not count. So room is never lost. The
   counts are right again when the queue is empty.
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 W = TypeVar("W")
 Queue = tuple[str, str]  # the node of an actor, and its key
 LONG = 10.0  # seconds of waiting for room before a warning
-ASK_SECONDS = 0.5  # between two questions of a thread that waits for room
+ASK_SECONDS = 0.5  # between two requests of a thread that waits for room
 MOMENT = 0.05  # seconds; a message that is reserved for longer may never be sent
 REMEDY = (
     "Send less at once, wait for answers in between, or raise MESHBOOK_QUEUE_MESSAGES or MESHBOOK_QUEUE_BYTES where "
@@ -425,7 +425,7 @@ class FlowControl:
 
 
 class _LongWait:
-    """What happens on the I/O thread while a thread waits for room: it asks for a report again and again, and warns."""
+    """Requests a report again and again while a thread waits for room, and warns once; on the I/O thread."""
 
     def __init__(self, call_later: CallLater, ask: Callback, warn: Callback) -> None:
         self._call_later = call_later

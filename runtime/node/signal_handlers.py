@@ -1,4 +1,4 @@
-"""The user's signal handlers on a worker: what they raise, they raise in user code only.
+"""The user's signal handlers on a worker: their exceptions are raised in user code only.
 
 Python runs a handler between two instructions of the main thread, and raises its exception there. In the code of the
 runtime it would end the serving of an actor, or lose a message. So outside of user code it is reported instead.

@@ -51,7 +51,7 @@ class StderrTail:
             os.write(self._file, end)
 
 
-def leave_last_words(folder: Path, node: str, text: str) -> None:
+def append_last_line(folder: Path, node: str, text: str) -> None:
     """Add a line to what a process has written to stderr, whatever its descriptor refers to by now."""
     with contextlib.suppress(OSError), open(folder / f"{node}.err", "a") as file:
         file.write(f"{text}\n")

@@ -84,7 +84,7 @@ class IoLoop:
         self._bell: _Bell | None = _Bell()
         self._handlers: dict[int, Handler] = {}
         self._callbacks: deque[Callback] = deque()
-        self.when_deaf: Callback = _nothing  # called before the error is raised if a descriptor of the loop fails
+        self.when_unusable: Callback = _nothing  # called before the error is raised if a descriptor of the loop fails
         self._kept_open: dict[int, str] = {}  # what these descriptors refer to until they are closed here
         self._timers: list[tuple[float, int, Timer]] = []  # a heap, for the I/O thread only
         self._most_timers = FEW_TIMERS  # when there are more, the cancelled ones are removed
@@ -180,7 +180,7 @@ class IoLoop:
             try:
                 bell.ring()
             except OSError:
-                self.when_deaf()
+                self.when_unusable()
                 raise
             # Only now, as a Ctrl-C may stop this thread at any point. Each wait has a number: by now the I/O thread may
             # be in the next one, which needs a ring of its own. There is no call between the check and the assignment,
@@ -204,11 +204,11 @@ class IoLoop:
         self._kept_open[descriptor] = _describe(descriptor)
 
     def end_keeping(self, descriptor: int) -> None:
-        """Stop to check a descriptor, which is about to be closed."""
+        """Stop checking a descriptor, which is about to be closed."""
         self._kept_open.pop(descriptor, None)
 
     def has_lost_descriptors(self) -> bool:
-        """Whether other code has closed descriptors of this loop (`os.closerange`): nothing arrives any more."""
+        """Whether other code has closed descriptors of this loop (`os.closerange`): no more messages arrive."""
         lost = [each for each, target in items_of(self._kept_open) if _describe(each) != target]
         return any(each in self._kept_open for each in lost) and not self._is_closing and not self._has_ended
 
@@ -227,7 +227,7 @@ class IoLoop:
                 try:
                     events = poll(timeout)
                 except OSError:
-                    self.when_deaf()
+                    self.when_unusable()
                     raise
                 self._asleep = 0
                 self.wakeups += 1

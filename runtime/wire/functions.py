@@ -51,7 +51,7 @@ def has_program() -> bool:
 
 
 def namespace_here() -> Names | None:
-    """Return the variables in whose world an arriving value is: those of the program, or on a rank of its cells.
+    """Return the variables that define the classes of an arriving value: of the program, or on a rank of its cells.
 
     None on a rank for what its actors receive: their definitions come with the messages.
     """

@@ -47,7 +47,7 @@ class _Version:
 
 
 class _State:
-    """What this process knows of the modules of the user."""
+    """The versions of the user's modules in this process, and the edits that it has found."""
 
     def __init__(self) -> None:
         self.versions: dict[str, _Version] = {}
@@ -120,7 +120,7 @@ def _look_at(name: str) -> None:
         return
     is_reloaded = new.spec is not old.spec or not _are_same(new.codes, old.codes)
     if not is_reloaded:
-        return  # the program goes on with the old version
+        return  # the program keeps the old version
     _state.versions[name] = new
     # At the end: ranks reload modules in the order in which the program did.
     others = (each for each in _state.edits if each[0] != name)
