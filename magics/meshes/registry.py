@@ -454,7 +454,8 @@ class MeshRegistry:
     def _remove(self, mesh: NotebookMesh) -> None:
         """Forget a mesh whose processes have ended, and begin to return its hosts. Idempotent; does not wait."""
         with self._lock:
-            if self._by_name.get(mesh.name) is not mesh:
+            mesh.unwatch()
+            if self._by_name.get(mesh.name) is not mesh:  # it did not start, or is removed already
                 return
             del self._by_name[mesh.name]
             if self._current == mesh.name:
@@ -462,7 +463,6 @@ class MeshRegistry:
             if mesh.hosts is not None and mesh.session is running_session():  # else the session ends them
                 mesh.closing = threading.Thread(target=self._close_unused, args=(mesh.hosts,), name="meshbook hosts")
                 mesh.closing.start()
-        mesh.unwatch()
         mesh.session.output.forget(mesh.procs.name)
         mesh.session.history.forget(mesh.procs.name)
         self.when_changed()

@@ -377,6 +377,10 @@ def test_an_ended_mesh_has_no_listeners(meshes: MeshRegistry, session: FakeSessi
     up(meshes, "other", 1)
     session.report(ExitReport("other.0", 4711, -9))
     meshes.down("other")
+    session.answers = [Future.failed(MeshbookError("no device"))]
+    with pytest.raises(MeshError):
+        up(meshes, "unstarted", 1)
+    session.report(ExitReport("unstarted.0", 4711, 0, stopped="it did not start"))
     assert (session.node.peers.when_down, session.node.peers.when_restarted) == ([], [])
 
 
