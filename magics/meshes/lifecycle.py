@@ -148,12 +148,14 @@ def join(meshes: Sequence[NotebookMesh], machines: HostMesh, follow: Callable[[N
     names = ", ".join(mesh.name for mesh in meshes)
     try:
         with hold_interrupts(f"the hosts join {names}"):
-            begun = [(mesh, mesh.procs.join(machines).initialized) for mesh in meshes]
+            begun = []
             try:
+                for mesh in meshes:
+                    begun.append((mesh, mesh.procs.join(machines).initialized))
                 for mesh, joined in begun:
                     _wait_for_resize(mesh, joined, functools.partial(follow, mesh))
                     follow(mesh)
-            except KeyboardInterrupt:
+            except BaseException:  # the joins that have begun continue
                 for mesh, joined in begun:
                     joined.when_done(functools.partial(follow, mesh))
                 raise
