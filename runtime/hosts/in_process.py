@@ -79,8 +79,10 @@ class InProcessSession(Session):
     def close(self, seconds: float = STOP_SECONDS) -> None:
         """End the run and release its threads; a thread that user code blocks is left behind."""
         with hold_interrupts():
-            super().close(seconds)
-            self.agent.release()
+            try:
+                super().close(seconds)
+            finally:
+                self.agent.release()
 
 
 class PatientSwitchboard(Switchboard):

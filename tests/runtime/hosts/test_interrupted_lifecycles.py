@@ -19,7 +19,7 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, Probe, StatementInterrupts
+from tests.support import PATIENCE, Probe, StatementInterrupts, raise_interrupt
 
 
 @pytest.fixture
@@ -124,3 +124,16 @@ def test_a_session_is_closed_or_can_be(monkeypatch: pytest.MonkeyPatch, interrup
         assert sessions.running_session() is None
         assert session.agent.poll() == 0, interrupts.where
         assert not session.folder.path.exists(), interrupts.where
+
+
+def test_a_session_whose_close_is_interrupted_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    session = InProcessSession()
+    monkeypatch.setattr(sessions._Current, "session", session)
+    spawn(1).initialized.get(PATIENCE)
+    monkeypatch.setattr(session.curves, "discard", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sessions.close_session()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), thread
