@@ -158,7 +158,8 @@ class RayProcess:
         except Exception as error:  # the actor has died or does not answer, or Ray was shut down
             raise BrokenPipeError(str(error)) from error
 
-    def _read_line(self) -> bytes:
+    def _read_line(self, limit: int = -1) -> bytes:
+        del limit  # a line is read as a whole
         line: bytes = self._get(self._actor.read_line.remote(), b"")
         if not line:
             self._store_log()
