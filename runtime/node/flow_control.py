@@ -361,6 +361,7 @@ class FlowControl:
                         reserved_until = monotonic() + MOMENT
                     elif reserved_until <= monotonic():
                         _wake(self._outstanding.write_off(queue))
+                        reserved_until = 0.0
                         continue
                     room.wait_here(min(MOMENT, math.inf if left is None else left) if reserved_until else left)
                 except TimeoutError:

@@ -342,9 +342,11 @@ def _ask_ranks(
     engine, lane = place.engine, place.lane
     number = engine.new_ids(1)
     template = next(engine.templates)
-    engine.issue(lane, ("template", template, make_template(operator, args, kwargs, MeshTensor, None)), None, 0)
-    ids = [tensor._ref.id for tensor in tensors]
-    engine.issue(lane, (template, number, *ids, *numbers), user_place(DEPTH))
+    ids, where = [tensor._ref.id for tensor in tensors], user_place(DEPTH)
+    made = make_template(operator, args, kwargs, MeshTensor, None)
+    with engine.lock:  # another thread may let the ranks forget all templates
+        engine.issue(lane, ("template", template, made), None, 0)
+        engine.issue(lane, (template, number, *ids, *numbers), where)
     ref = lane.new_ref(number)
     leaves = tree_leaves(unite(engine, operator.name, engine.describe(lane, number)))
     metas = [leaf for leaf in leaves if isinstance(leaf, Meta)]
