@@ -202,7 +202,7 @@ def test_what_a_command_runs_may_stop_too(notebook: KernelNotebook) -> None:
 
 def test_threads_of_a_rank_are_in_the_debugger_one_after_the_other(notebook: KernelNotebook) -> None:
     cell, _ = notebook.converse(
-        "%%mesh 0\ndef work(name):\n    pdb.set_trace()\n    print(name, 'goes on')\n"
+        "%%mesh 0\ndef work(name):\n    pdb.set_trace()\n    print(f'{name} goes on\\n', end='')\n"
         "threads = [threading.Thread(target=work, args=(name,)) for name in 'abcdef']\n"
         "for thread in threads: thread.start()\nfor thread in threads: thread.join()",
         *["p name", "c"] * 6,
