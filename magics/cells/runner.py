@@ -16,7 +16,7 @@ from meshbook.magics.cells.execution import CellExecution
 from meshbook.magics.cells.jobs import Job, table_of
 from meshbook.magics.cells.local import run_with_local
 from meshbook.magics.cells.plan import CellPlanner
-from meshbook.magics.cells.timing import Timer, parse_timer, time_often, time_once
+from meshbook.magics.cells.timing import CellTimer, parse_timer, time_often, time_once
 from meshbook.magics.errors import CellError, UsageError
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.notebook import Notebook
@@ -114,7 +114,7 @@ class CellRunner:
             cell.publisher.publish([table_of(result)])
         return result
 
-    async def _run_timed(self, options: CellOptions, source: str, timer: Timer) -> Any:
+    async def _run_timed(self, options: CellOptions, source: str, timer: CellTimer) -> Any:
         if not timer.repeats:
             cell = self._planner.plan(options)
             return _shown_value(await time_once(lambda: self._complete(cell, self._run_profiled(cell, source))))
@@ -217,7 +217,7 @@ class CellRunner:
         return value
 
 
-def _check_timed(options: CellOptions, timer: Timer) -> None:
+def _check_timed(options: CellOptions, timer: CellTimer) -> None:
     """Raise UsageError for options that a timer does not support."""
     if not options.block:
         raise UsageError("%%mesh: -a and a timer cannot be combined, since a cell with -a returns at once")

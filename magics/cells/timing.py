@@ -22,7 +22,7 @@ Run = Callable[[], Awaitable[MeshResult]]
 
 
 @dataclass(frozen=True)
-class Timer:
+class CellTimer:
     """The options of a timer line: `number` of runs in a measurement (None: as many as take 0.2 s), and `repeat`."""
 
     repeats: bool
@@ -34,16 +34,16 @@ class Timer:
     name: str | None = None
 
 
-def parse_timer(line: str) -> Timer | HelpText:
+def parse_timer(line: str) -> CellTimer | HelpText:
     """Parse a line such as `%%time` or `%%timeit -n 10`; UsageError for anything else."""
     word, *rest = line.removeprefix("%%").split(maxsplit=1)
     text = rest[0] if rest else ""
     if word == "time":
         if text:
             raise UsageError(f"%%time above a mesh cell takes no arguments, got {text!r}")
-        return Timer(repeats=False)
+        return CellTimer(repeats=False)
     try:
-        return Timer(repeats=True, **vars(parse_words(_timeit_parser(), split_words(text))))
+        return CellTimer(repeats=True, **vars(parse_words(_timeit_parser(), split_words(text))))
     except HelpRequested as asked:
         return HelpText(asked.text)
 
@@ -70,7 +70,7 @@ def format_processors(result: MeshResult) -> str:
     return f"CPU times: {whole} on {len(costs)} ranks, most {format_seconds(costs[most])} on r{most}\n"
 
 
-async def time_often(run: Run, timer: Timer) -> Any:
+async def time_often(run: Run, timer: CellTimer) -> Any:
     """Run the cell repeatedly, and print how long one run takes, as IPython does for a statement."""
     number = timer.number or await _find_number(run)
     runs = [await _measure(run, number) / number for _ in range(timer.repeat)]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from meshbook.runtime.cells.dependencies import ImpossibleDependency
 
 
-class Call(Protocol):
+class DependedCall(Protocol):
     """The attributes of a call that are needed here."""
 
     engine: int | None
@@ -47,13 +47,13 @@ class Dependency(set[Any]):
 class Condition:
     """A dependency with its calls."""
 
-    calls: Collection[Call]
+    calls: Collection[DependedCall]
     all: bool = True
     success: bool = True
     failure: bool = False
 
     @classmethod
-    def of(cls, dependency: Any, find: Callable[[Any], Iterable[Call]]) -> Condition:
+    def of(cls, dependency: Any, find: Callable[[Any], Iterable[DependedCall]]) -> Condition:
         """Return the condition of a `Dependency`, or of one or several results or ids; `find` returns their calls."""
         if dependency is None:
             return cls(())
@@ -82,7 +82,7 @@ class Condition:
             raise ImpossibleDependency("no rank of the view has run the calls that the task follows")
         return found
 
-    def _met(self) -> list[Call]:
+    def _met(self) -> list[DependedCall]:
         return [
             call for call in self.calls if call.done() and (self.success if call.exception(0) is None else self.failure)
         ]

@@ -119,7 +119,7 @@ class Unknown(Exception):
     """The metadata of the outputs cannot be inferred without data."""
 
 
-class Refused(Unknown):
+class ShapeRefused(Unknown):
     """Torch's rule for the shapes refuses the arguments with this error. Its kernel may take them."""
 
     def __init__(self, error: Exception) -> None:
@@ -130,7 +130,7 @@ class Refused(Unknown):
 def infer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operator on meta tensors; `device=` arguments become the meta device.
 
-    Raises Unknown for operators without a meta kernel, and Refused for arguments that do not fit.
+    Raises Unknown for operators without a meta kernel, and ShapeRefused for arguments that do not fit.
     """
     with torch._C._DisableTorchDispatch():
         # A device among the arguments without a name: `full(size, value, None, None, device)`.
@@ -142,9 +142,9 @@ def infer(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         except RuntimeError as error:
             if "meta tensor" in str(error).lower():  # it needs the data
                 raise Unknown from error
-            raise Refused(error) from error
+            raise ShapeRefused(error) from error
         except (TypeError, ValueError, IndexError) as error:
-            raise Refused(error) from error
+            raise ShapeRefused(error) from error
 
 
 def target_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Meta]) -> torch.device:

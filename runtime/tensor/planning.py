@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
-from meshbook.runtime.tensor.metadata import META, Meta, Refused, Unknown, infer, target_device
+from meshbook.runtime.tensor.metadata import META, Meta, ShapeRefused, Unknown, infer, target_device
 from meshbook.runtime.tensor.operators import Operator, Plan
 from meshbook.runtime.tensor.templates import FIRST_SLOT, Slot, Template, flatten_result
 
@@ -89,7 +89,7 @@ def make_plan(
     device = target_device(operator.func, args, kwargs, given)
     try:
         result = infer(operator.func, meta_args, meta_kwargs)
-    except Refused as refused:
+    except ShapeRefused as refused:
         result = _ask_rank(ask, operator, args, kwargs, tensor_class)
         if result is None:
             raise refused.error from None

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from meshbook.magics.cells.timing import Timer, format_processors, parse_timer, time_often, time_once
+from meshbook.magics.cells.timing import CellTimer, format_processors, parse_timer, time_often, time_once
 from meshbook.magics.errors import UsageError
 from meshbook.magics.results.result import MeshResult, Sources
 from meshbook.magics.syntax.argparsing import HelpText
@@ -22,14 +22,14 @@ def result(*processor_seconds: float) -> MeshResult:
 @pytest.mark.parametrize(
     ("line", "timer"),
     [
-        ("%%time", Timer(repeats=False)),
-        ("%%timeit", Timer(repeats=True)),
-        ("%%timeit -n 3 -r 2", Timer(repeats=True, number=3, repeat=2)),
-        ("%%timeit -n3 -q -o -p 5", Timer(repeats=True, number=3, quiet=True, gives_result=True, precision=5)),
-        ("%%timeit -v took", Timer(repeats=True, name="took")),
+        ("%%time", CellTimer(repeats=False)),
+        ("%%timeit", CellTimer(repeats=True)),
+        ("%%timeit -n 3 -r 2", CellTimer(repeats=True, number=3, repeat=2)),
+        ("%%timeit -n3 -q -o -p 5", CellTimer(repeats=True, number=3, quiet=True, gives_result=True, precision=5)),
+        ("%%timeit -v took", CellTimer(repeats=True, name="took")),
     ],
 )
-def test_what_is_asked_for(line: str, timer: Timer) -> None:
+def test_what_is_asked_for(line: str, timer: CellTimer) -> None:
     assert parse_timer(line) == timer
 
 
@@ -70,8 +70,8 @@ def test_many_runs_are_reported_as_by_ipython(capsys: pytest.CaptureFixture[str]
         runs.append(1)
         return result(0.0)
 
-    told = asyncio.run(time_often(run, Timer(repeats=True, number=3, repeat=2)))
+    told = asyncio.run(time_often(run, CellTimer(repeats=True, number=3, repeat=2)))
     assert (len(runs), told.loops, told.repeat, len(told.all_runs)) == (6, 3, 2, 2)
     assert "per loop (mean ± std. dev. of 2 runs, 3 loops each)" in capsys.readouterr().out
-    asyncio.run(time_often(run, Timer(repeats=True, number=1, repeat=1, quiet=True)))
+    asyncio.run(time_often(run, CellTimer(repeats=True, number=1, repeat=1, quiet=True)))
     assert capsys.readouterr().out == ""
