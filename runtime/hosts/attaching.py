@@ -99,6 +99,8 @@ class AttachedSession(Session):
         finally:
             CURRENT.reset(token)
         self._send_line(msgspec.json.encode(RunTaken()) + b"\n")
+        # Not by the agent, which may read that line only after this process has detached again, with a new file.
+        (self._path / STATE_FILE).unlink(missing_ok=True)
         super()._begin()
         self.node.peers.greet(self.node.peers.known())
         self.remote.watch_adopted()

@@ -29,7 +29,6 @@ from meshbook.runtime.hosts.launch import AgentSpec
 from meshbook.runtime.hosts.lifeline import (
     JOURNAL,
     RUN_SOCKET,
-    STATE_FILE,
     Line,
     LineReader,
     MeshStatus,
@@ -121,7 +120,6 @@ class RunLease:
                     self._lifelines.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         elif isinstance(line, RunTaken):
             self._state, self._order = "held", None
-            (self._folder / STATE_FILE).unlink(missing_ok=True)
             shutil.rmtree(self._folder / JOURNAL, ignore_errors=True)
             for descriptor in self._lifelines:  # the new controller has its own
                 os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from meshbook.runtime.hosts import run_lease
-from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
+from meshbook.runtime.hosts.lifeline import RUN_SOCKET, STATE_FILE, RunRequest, RunTaken, RunUnreachable, send_request
 from meshbook.runtime.hosts.run_lease import RunLease
 from tests.support import PATIENCE
 
@@ -57,13 +57,24 @@ def test_a_socket_whose_file_was_removed_is_opened_again(tmp_path: Path, monkeyp
     lease._listen()
     (tmp_path / RUN_SOCKET).unlink()
     end = time.monotonic() + PATIENCE
-    while not (tmp_path / RUN_SOCKET).exists():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    answer, connection = send_request(tmp_path, RunRequest("status"))
+    while True:
+        try:
+            answer, connection = send_request(tmp_path, RunRequest("status"))
+            break
+        except RunUnreachable:
+            assert time.monotonic() < end
     connection.close()
     assert answer.status is not None
     assert answer.status.run == "3f9c01aa"
+
+
+def test_a_takeover_leaves_the_state_that_the_next_detach_has_written(tmp_path: Path) -> None:
+    """The agent may read that the run was taken only after its client has detached again."""
+    nothing = cast("Any", None)
+    lease = RunLease(cast("Any", types.SimpleNamespace(folder=str(tmp_path))), nothing, nothing, nothing, nothing)
+    (tmp_path / STATE_FILE).write_bytes(b"the next state")
+    lease._handle(RunTaken())
+    assert (tmp_path / STATE_FILE).read_bytes() == b"the next state"
 
 
 def test_forgetting_standard_input_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
