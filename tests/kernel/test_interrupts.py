@@ -236,7 +236,7 @@ def test_a_local_cell_that_waits_for_an_actor_is_interrupted(notebook: KernelNot
 
 
 def test_an_endpoint_that_runs_is_shown_and_can_be_interrupted(notebook: KernelNotebook) -> None:
-    """The cell that waits says so, and what is left of it after Ctrl-C is not invisible."""
+    """A cell that waits shows the call, and the endpoint that a Ctrl-C leaves behind stays visible."""
     notebook.run(
         "import asyncio\n"
         "from meshbook import Actor, endpoint\n"

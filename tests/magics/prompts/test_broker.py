@@ -163,9 +163,9 @@ def test_what_is_answered_at_once(
 
 @pytest.mark.parametrize("kind", ["input", "password", "stop"])
 def test_without_a_keyboard_each_is_refused_at_once(start: Callable[..., Cell], kind: Kind) -> None:
-    cell = start(NoKeyboard("nobody is here"))
+    cell = start(NoKeyboard("no keyboard here"))
     cell.ask(0, kind)
-    assert cell.answer() == (0, "refused", "nobody is here")
+    assert cell.answer() == (0, "refused", "no keyboard here")
 
 
 def test_the_end_of_all_input_is_one_for_input_and_quits_the_debugger(cell: Cell, person: Person) -> None:
