@@ -26,7 +26,8 @@ from meshbook.runtime.error_page import WIDTH, format_list, sections
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # texts of users and ours must not end a command that runs for hours
+        # Its own streams, unlike those of a user's program (`formats.encodable`): what it prints must not end a run.
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = run_verb(argv)

@@ -1,11 +1,15 @@
 """Formatting for users: times, bytes, and sets of ranks as `0-2,5`, `[0-2,5]` or `ranks 0-2,5`.
 
+Text of users may have characters that cannot be encoded. A text in a message is `whole`, one for a stream `encodable`;
+the streams of the command `meshbook` write escapes themselves.
+
 Not for parsing a selection that a user typed; that grammar is richer and has its own parser.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TextIO
 
 
 def format_seconds(seconds: float) -> str:
@@ -83,3 +87,13 @@ def whole(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def encodable(text: str, file: TextIO) -> str:
+    """Return the text with escapes for the characters that this file cannot encode."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text

@@ -15,8 +15,7 @@ from typing import Any, Protocol, TextIO, TypeAlias
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from meshbook.magics.output.grouping import StreamName
-from meshbook.runtime.formats import whole
-from meshbook.runtime.telemetry.forwarding import encodable
+from meshbook.runtime.formats import encodable, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from meshbook.runtime.telemetry.forwarding import encodable
+from meshbook.runtime.formats import encodable
 from meshbook.runtime.telemetry.output import Chunk, OutputChunk, StreamName
 
 REDRAW_SECONDS = 1.0  # between two states of a progress bar, which would otherwise be a line each

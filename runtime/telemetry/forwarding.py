@@ -14,10 +14,10 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from typing import Protocol
 
 from meshbook.runtime.clock import monotonic
-from meshbook.runtime.formats import format_ranks, mesh_name
+from meshbook.runtime.formats import encodable, format_ranks, mesh_name
 from meshbook.runtime.telemetry.lines import DrawnText, LogLines, Shown
 from meshbook.runtime.telemetry.output import Chunk, ClearChunk, DisplayChunk, OutputChunk
 from meshbook.runtime.telemetry.overflow import Overflow
@@ -145,16 +145,6 @@ class ScriptScreen:
             if file is not None:  # a process may have none
                 file.write(encodable("".join(map(_labelled, some)), file))
                 file.flush()
-
-
-def encodable(text: str, file: TextIO) -> str:
-    """Return the text with escapes for the characters that this file cannot encode."""
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
-    return text
 
 
 def _labelled(shown: Shown) -> str:
