@@ -66,7 +66,7 @@ class CellItemRunner:
             cells.forget_map.call_each(self.key)  # a dead rank need not answer
 
 
-class MapBar:
+class MapProgress:
     """The progress bar of a map, in the cell that began it; after that cell, also the failures that nothing reads."""
 
     def __init__(self, shell: Any, result: MapResult[Any]) -> None:
@@ -129,4 +129,4 @@ def format_failures(name: str, failures: Mapping[int, BaseException], total: int
 
 def show_progress(shell: Any, result: MapResult[Any]) -> None:
     """Show the progress of a map in the cell that runs now, and failures that are not read."""
-    MapBar(shell, result)
+    MapProgress(shell, result)

@@ -14,7 +14,7 @@ from typing import Any
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
-from meshbook.magics.results.error_groups import AGAIN
+from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import CallError, MeshbookError, ProcessDied
 from meshbook.runtime.formats import format_ranks, name_ranks
@@ -137,7 +137,7 @@ def explain_broken(errors: Mapping[int, RankError], broken: Mapping[int, str]) -
     ):
         return ""
     by = " and ".join(dict.fromkeys(broken[rank] for rank in failed))
-    return f"the process groups of {name_ranks(failed)} were broken by {by}: {AGAIN}"
+    return f"the process groups of {name_ranks(failed)} were broken by {by}: {HOW_TO_INITIALIZE}"
 
 
 _TWICE = "trying to initialize the default process group twice"

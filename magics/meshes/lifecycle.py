@@ -29,7 +29,7 @@ from meshbook.magics.meshes.whereabouts import (
     format_remaining,
     format_whereabouts,
 )
-from meshbook.magics.results.error_groups import AGAIN
+from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.formats import name_ranks
@@ -192,7 +192,7 @@ def break_groups(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
     mesh.breaks += 1
     broken, running = wait_for(_break_groups(mesh, alive))
     mesh.note_broken("%mesh interrupt --break")
-    groups = f"broke process groups ({', '.join(sorted(broken))}): {AGAIN}"
+    groups = f"broke process groups ({', '.join(sorted(broken))}): {HOW_TO_INITIALIZE}"
     parts = [groups if broken else f"{mesh.name} has no process group"]
     if running:
         parts.append(f"{format_remaining(running)}; restart with %mesh interrupt{_selector(mesh, running)} --kill")

@@ -15,7 +15,7 @@ from meshbook.magics.output.grouping import Block, OutputGroup, split_lines
 from meshbook.magics.output.render import HEADER_STYLE, render_html, render_text
 from meshbook.runtime.formats import format_label
 
-KEPT = "with -o NAME, NAME[{}].displays has them"
+WHERE_DISPLAYS_ARE = "with -o NAME, NAME[{}].displays has them"
 MOST_OPEN = 4  # shown at once; the others are collapsed
 
 _GRID = "display:flex;flex-wrap:wrap;gap:8px 16px;align-items:flex-start"
@@ -162,7 +162,7 @@ def _in_html(own: Sequence[_EqualDisplays]) -> str:
             left_out += each.ranks
     if not left_out:
         return side_by_side(cells)
-    note = f"… {format_label(left_out)} not shown, since it is large ({KEPT.format(left_out[0])})"
+    note = f"… {format_label(left_out)} not shown, since it is large ({WHERE_DISPLAYS_ARE.format(left_out[0])})"
     return f'{side_by_side(cells)}<div style="{HEADER_STYLE}">{note}</div>'
 
 

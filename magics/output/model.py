@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshbook.magics.output.display_rows import DisplayRows
-from meshbook.magics.output.gallery import KEPT, RankDisplay
+from meshbook.magics.output.gallery import WHERE_DISPLAYS_ARE, RankDisplay
 from meshbook.magics.output.grouping import Block, GroupMode, OutputGroup, StreamName, group_blocks, split_lines
 from meshbook.magics.output.publisher import Display, LiveDisplay, Publication, StreamText
 from meshbook.magics.output.render import Ending, format_header, format_left, render_area, render_text
@@ -319,7 +319,7 @@ class CellOutput:
         if not hidden:
             return []
         count, first = max(hidden.values()), min(hidden)
-        whose, where = f"{self._mesh}{format_label(hidden)}", KEPT.format(first)
+        whose, where = f"{self._mesh}{format_label(hidden)}", WHERE_DISPLAYS_ARE.format(first)
         return [StreamText("stdout", f"… {count:,} more displays of {whose} are not shown ({where})\n")]
 
     def _forget_texts(self) -> None:

@@ -31,7 +31,7 @@ _MANY = (
 )
 _TIMEOUT = "TimeoutError"
 # What to do once process groups were broken. Models keep the groups with which they were wrapped.
-AGAIN = "initialize them again (dist.init_process_group()), then wrap DDP and FSDP models again"
+HOW_TO_INITIALIZE = "initialize them again (dist.init_process_group()), then wrap DDP and FSDP models again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class EndedBy:
     @property
     def remarks(self) -> list[str]:
         """Remarks that matter to the cells after it."""
-        broken = f"process groups were broken ({', '.join(self.aborted)}): {AGAIN}"
+        broken = f"process groups were broken ({', '.join(self.aborted)}): {HOW_TO_INITIALIZE}"
         return [*self.hints, *([broken] if self.aborted else [])]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshbook.magics.results.error_groups import AGAIN
+from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.runtime.hosts.observer import Observation, observe
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_second_interrupt_frees_ranks_in_a_collective(mesh: KernelNotebook, si
     assert cell.error["ename"] == "KeyboardInterrupt"
     assert cell.error["evalue"] == (
         f"interrupted; ranks 0,2 were in all_reduce (cell {number}:4), rank 1 at cell {number}:3; "
-        f"process groups were broken (gloo group of 3 ranks): {AGAIN}"
+        f"process groups were broken (gloo group of 3 ranks): {HOW_TO_INITIALIZE}"
     )
     assert pids_of_ranks(mesh) == pids, "nobody was killed"
     assert mesh.run(INIT).result == "[0-2] 3.0", "at the same port"
@@ -107,7 +107,7 @@ def test_the_error_of_a_rank_frees_those_that_wait_for_it_in_a_collective(mesh: 
     assert cell.traceback.splitlines()[-3:] == [
         f"ranks 0,2 failed as a consequence (KeyboardInterrupt in all_reduce (cell {number}:3))",
         "",
-        f"process groups were broken (gloo group of 3 ranks): {AGAIN}",
+        f"process groups were broken (gloo group of 3 ranks): {HOW_TO_INITIALIZE}",
     ]
     assert mesh.run(INIT).result == "[0-2] 3.0"
 
@@ -248,7 +248,7 @@ def test_a_rank_that_is_stuck_in_a_collective_after_its_cell_is_freed_without_lo
     (mesh.folder / "go").touch()
     wait_until_seen(pid, is_in("init_process_group"))
     assert mesh.run("%mesh interrupt --break").stdout == (
-        f"broke process groups (a process group that was being created): {AGAIN}\nranks 0-2 run no cell\n"
+        f"broke process groups (a process group that was being created): {HOW_TO_INITIALIZE}\nranks 0-2 run no cell\n"
     )
     assert run_once_free(mesh, "%%mesh 0\nkept").result == "[0] 0"
     (mesh.folder / "go").unlink()
@@ -283,13 +283,14 @@ def test_an_error_in_the_second_step_of_a_training_frees_the_others(mesh: Kernel
     assert cell.traceback.splitlines()[-3:] == [
         f"ranks 0-1 failed as a consequence (KeyboardInterrupt in DistributedDataParallel (cell {number}:5))",
         "",
-        f"process groups were broken (gloo group of 3 ranks): {AGAIN}",
+        f"process groups were broken (gloo group of 3 ranks): {HOW_TO_INITIALIZE}",
     ]
     # DDP keeps its group, so it fails also once the ranks have another.
     for again in ("", "dist.init_process_group('gloo')\n"):
         later = mesh.run_failing(f"%%mesh\n{again}model(torch.ones(2, 3)).sum().backward()", ENDS_WITHIN)
         assert (
-            later.traceback.splitlines()[0] == f"the process groups of ranks 0-2 were broken by cell {number}: {AGAIN}"
+            later.traceback.splitlines()[0]
+            == f"the process groups of ranks 0-2 were broken by cell {number}: {HOW_TO_INITIALIZE}"
         )
         assert "distributed.py" not in later.traceback, "the frames of torch hide the cause"
     twice = mesh.run_failing("%%mesh\ndist.init_process_group('gloo')")
@@ -308,7 +309,7 @@ def test_ranks_of_a_job_that_are_stuck_in_a_collective_are_freed_by_a_command(me
     )
     mesh.wait_until(lambda: re.search(where, mesh.run("%mesh status").stdout) is not None)
     assert mesh.run("%mesh interrupt --break").stdout == (
-        f"broke process groups (gloo group of 3 ranks): {AGAIN}\nranks 0-2 run no cell\n"
+        f"broke process groups (gloo group of 3 ranks): {HOW_TO_INITIALIZE}\nranks 0-2 run no cell\n"
     )
     error = mesh.run_failing("%mesh result", ENDS_WITHIN).error
     assert error["ename"] == "AssertionError"

@@ -25,7 +25,7 @@ from meshbook.magics.errors import CellError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.output.model import OutputLimits
 from meshbook.magics.output.publisher import LiveDisplay, Publication, StreamText
-from meshbook.magics.results.error_groups import AGAIN
+from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.magics.results.result import MeshResult
 from meshbook.magics.shell.cell_interrupts import interruptible
 from meshbook.magics.syntax.cell_options import CellOptions
@@ -260,7 +260,7 @@ def test_after_an_error_a_collective_is_broken() -> None:
     assert str(error).splitlines() == [
         "[rank 1] ValueError: bad",
         "rank 0 failed as a consequence (KeyboardInterrupt in all_reduce (cell 7:4))",
-        f"process groups were broken (gloo group of 3 ranks): {AGAIN}",
+        f"process groups were broken (gloo group of 3 ranks): {HOW_TO_INITIALIZE}",
     ]
     assert cell.mesh.busy == {}
 
@@ -335,7 +335,7 @@ def test_a_second_interrupt_breaks_process_groups() -> None:
     assert (error.is_interrupt, cell.mesh.busy) == (True, {})
     assert str(error) == (
         "interrupted; rank 0 was at an unknown place, rank 1 in all_reduce (cell 7:4); "
-        f"process groups were broken (gloo group of 3 ranks): {AGAIN}"
+        f"process groups were broken (gloo group of 3 ranks): {HOW_TO_INITIALIZE}"
     )
 
 

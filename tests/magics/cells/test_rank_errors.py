@@ -10,7 +10,7 @@ import pytest
 from meshbook.magics.cells.rank_errors import check_able, error_of_lost, explain_broken, format_lost, format_stuck
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
-from meshbook.magics.results.error_groups import AGAIN
+from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.runtime.cells.outcome import RankError
 from meshbook.runtime.errors import ExitReport, ProcessDied
 from meshbook.runtime.geometry import Extent
@@ -146,5 +146,5 @@ INTERRUPTED = RankError("interrupted", "KeyboardInterrupt", "", is_consequence=T
 def test_errors_of_process_groups_that_were_broken_earlier_name_the_cause(
     errors: list[RankError], broken: dict[int, str], said: str
 ) -> None:
-    expected = f"the process groups of {said}: {AGAIN}" if said else ""
+    expected = f"the process groups of {said}: {HOW_TO_INITIALIZE}" if said else ""
     assert explain_broken(dict(enumerate(errors)), broken) == expected
