@@ -113,8 +113,10 @@ def _source(value: Any, names: dict[str, Any]) -> str:
     return name
 
 
-def _make_generator(state: torch.Tensor) -> torch.Generator:
+def _make_generator(state: torch.Tensor) -> torch.Generator | None:
     local: torch.Tensor = state.to_local() if hasattr(state, "to_local") else state
+    if local.is_meta:  # a simulation draws no numbers
+        return None
     # The state of a generator of a GPU is a seed and an offset.
     generator = torch.Generator("cpu" if local.numel() > 16 else "cuda")
     generator.set_state(local.cpu())

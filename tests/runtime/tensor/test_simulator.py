@@ -141,6 +141,14 @@ def test_recordings_and_remote_functions_run():
     assert fetch_shard(x).get().shape == (3,)
 
 
+def test_draws_from_a_generator_of_the_program_run():
+    simulator = Simulator(costs=COSTS)
+    with simulator.mesh.activate():
+        x = torch.randn(3, generator=torch.Generator())
+        assert x.normal_(generator=torch.Generator()).shape == (3,)
+    assert fetch_shard(x).get().tolist() == [0, 0, 0]
+
+
 def test_what_depends_on_values_is_refused():
     simulator = Simulator()
     with simulator.mesh.activate():
