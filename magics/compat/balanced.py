@@ -75,7 +75,7 @@ class LoadBalancedView(View):
         """Call the function with each element; returns the results in order, or with `ordered=False` as they arrive."""
         columns = [sequence if hasattr(sequence, "__len__") else list(sequence) for sequence in sequences]
         if not columns:
-            raise ValueError("must have some sequences to map onto!")
+            raise ValueError("map() needs at least one sequence")
         rows = list(zip(*columns, strict=False))
         tasks, sizes, called, size = rows, [1] * len(rows), function, chunksize or 1
         if is_chunked := size > 1:  # one task for each chunk

@@ -186,10 +186,10 @@ class Client:
     def _find(self, index: int | str) -> ViewCall:
         msg_id = self.history[index] if isinstance(index, int) else index
         if not isinstance(msg_id, str):
-            raise TypeError(f"Expected msg_id, int, or AsyncResult, got {index!r}")
+            raise TypeError(f"a result is found by its msg_id, history index or AsyncResult, not by {index!r}")
         with self._lock:
             if msg_id not in self._known:
-                raise KeyError(f"No such msg: {msg_id!r}; a result is kept as long as the program refers to it")
+                raise KeyError(f"no result has the id {msg_id!r}; a result is kept as long as the program refers to it")
             return self._known[msg_id]
 
     def get_result(self, index: int | str | Sequence[int | str] = -1, **_: Any) -> AsyncResult:
