@@ -204,9 +204,9 @@ def _member(leader: int, pid: int) -> psutil.Process | None:
 def shell(singleton_host_mesh: HostMesh, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
     """Run an interactive shell on the only host of a mesh, on this terminal; return its exit code.
 
-    When standard input ends, all programs there read the end of their input, and one that still runs in the foreground
-    5 s later is ended; `exec_command` runs programs that take longer. No process of the shell is left at the end.
-    ValueError unless there is one host.
+    When standard input ends, all programs there read the end of their input. Once they have read all of it, one that
+    still runs in the foreground 5 s later is ended; `exec_command` runs programs that take longer. No process of the
+    shell is left at the end. ValueError unless there is one host.
     """
     if singleton_host_mesh.size() != 1:
         raise ValueError(f"shell() needs one host, not {singleton_host_mesh.size()}; use hosts.slice(hosts=0)")
