@@ -80,27 +80,31 @@ def resize(mesh: NotebookMesh, sizes: Mapping[str, int], follow: Callable[[], No
     """
     started = time.monotonic()
     try:
-        with hold_interrupts(f"the resize of {mesh.name} continues"):
-            _wait_for_resize(mesh, mesh.procs.resize(**sizes).initialized, follow)
+        with hold_interrupts():
+            _complete("the resize", mesh, mesh.procs.resize(**sizes).initialized, follow)
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name} could not be resized: {error}") from error
-    follow()
     return f"{mesh.format_summary()}; resized in {time.monotonic() - started:.2f} s"
 
 
-def _wait_for_resize(mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
-    """Wait, and after a second print what for: each rank is resized between two cells."""
+def _complete(change: str, mesh: NotebookMesh, resized: Future[bool], follow: Callable[[], None]) -> None:
+    """Wait for a change of ranks, and then call `follow`, also if the change fails or the wait is interrupted.
+
+    After a second, print what it waits for: each rank is resized between two cells.
+    """
     try:
         with allow_interrupts():
             with contextlib.suppress(TimeoutError):
                 resized.get(MOMENT)
             if not resized.done() and (working := "; ".join(mesh.at_work())):
-                print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not the resize)")
+                print(f"waiting for running cells: {working} (Ctrl-C stops the wait, not {change})")
             resized.get()
-    except KeyboardInterrupt:
-        print(f"the resize of {mesh.name} continues; see %mesh status")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            print(f"{change} of {mesh.name} continues; see %mesh status")
         resized.when_done(follow)
         raise
+    follow()
 
 
 def drain(mesh: NotebookMesh, hosts: Sequence[str], *, now: bool, follow: Callable[[], None]) -> None:
@@ -120,11 +124,10 @@ def drain(mesh: NotebookMesh, hosts: Sequence[str], *, now: bool, follow: Callab
         if now and ranks:
             wait_for(_interrupt(mesh, ranks))
         _wait_idle(mesh, {node for node, rank in nodes if rank in ranks}, ENDS_WITHIN if now else math.inf)
-        with hold_interrupts(f"the drain of {mesh.name} continues"):
-            _wait_for_resize(mesh, mesh.procs.drain(*hosts).initialized, follow)
+        with hold_interrupts():
+            _complete("the drain", mesh, mesh.procs.drain(*hosts).initialized, follow)
     except (MeshbookError, RuntimeError, ValueError) as error:
         raise MeshError(f"{mesh.name}: {error}") from error
-    follow()
 
 
 def _wait_idle(mesh: NotebookMesh, nodes: set[str], seconds: float) -> None:
@@ -145,21 +148,20 @@ def join(meshes: Sequence[NotebookMesh], machines: HostMesh, follow: Callable[[N
 
     Raises MeshError if that fails. Ctrl-C ends the waiting, not the join.
     """
-    names = ", ".join(mesh.name for mesh in meshes)
+    begun = []
     try:
-        with hold_interrupts(f"the hosts join {names}"):
-            begun = []
+        with hold_interrupts():
             try:
                 for mesh in meshes:
                     begun.append((mesh, mesh.procs.join(machines).initialized))
-                for mesh, joined in begun:
-                    _wait_for_resize(mesh, joined, functools.partial(follow, mesh))
-                    follow(mesh)
-            except BaseException:  # the joins that have begun continue
+                while begun:
+                    mesh, joined = begun.pop(0)
+                    _complete("the join", mesh, joined, functools.partial(follow, mesh))
+            finally:  # after an error or interrupt, the others continue
                 for mesh, joined in begun:
                     joined.when_done(functools.partial(follow, mesh))
-                raise
     except (MeshbookError, RuntimeError, ValueError) as error:
+        names = ", ".join(mesh.name for mesh in meshes)
         raise MeshError(f"{names}: {error}") from error
 
 
