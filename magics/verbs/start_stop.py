@@ -79,9 +79,10 @@ class UpVerb(Verb):
     def run(self, notebook: Notebook) -> None:
         name = self.name or DEFAULT_NAME
         fixed = self if self.fixed else notebook.fixed_meshes.get(name, self)
-        replace(self, gpus=fixed.gpus, shape=fixed.shape, hosts=fixed.hosts, idle=fixed.idle)._start(notebook)
-        if self.fixed:
-            notebook.fixed_meshes[name] = self
+        with hold_interrupts():
+            replace(self, gpus=fixed.gpus, shape=fixed.shape, hosts=fixed.hosts, idle=fixed.idle)._start(notebook)
+            if self.fixed:
+                notebook.fixed_meshes[name] = self
 
     def _start(self, notebook: Notebook) -> None:
         started = time.monotonic()
@@ -101,15 +102,14 @@ class UpVerb(Verb):
         bar = StartProgress(notebook.shell)
         try:
             open_hosts = functools.partial(self._open_hosts, notebook, bar) if self.hosts is not None else None
-            with hold_interrupts():
-                mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
-                notebook.bind(mesh)
-                if mesh.hosts is not None:
-                    self._limit_idleness(notebook, mesh.hosts, session.settings.host_idle)
+            mesh = notebook.meshes.up(extent, self.name, bar, spares=self.spares, open_hosts=open_hosts)
+            notebook.bind(mesh)
+            notebook.meshes.use(mesh.name)
+            if mesh.hosts is not None:
+                self._limit_idleness(notebook, mesh.hosts, session.settings.host_idle)
         except BaseException:
             bar.stop()
             raise
-        notebook.meshes.use(mesh.name)
         bar.done(f"{format_up(mesh, started)}{_mark_current(mesh)}")
         print_detached_runs()
 

@@ -16,6 +16,7 @@ from meshbook.magics.meshes.registry import MeshRegistry, NotebookMesh, default_
 from meshbook.magics.meshes.status import history_of, state_of
 from meshbook.magics.meshes.whereabouts import RankWhereabouts
 from meshbook.magics.syntax.selectors import LastCell
+from meshbook.magics.verbs.start_stop import UpVerb
 from meshbook.runtime.actor.context import CURRENT
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import Frame
@@ -331,6 +332,25 @@ def test_a_mesh_is_up_or_not_after_an_interrupt_at_any_statement(
             assert interrupt.__notes__ == ["mesh was not started"]
             assert len(session.ended) == session.spawned, interrupts.where
         session.spawned = 0
+
+
+def test_a_mesh_that_is_up_is_the_current_one_also_after_an_interrupt(
+    meshes: MeshRegistry, session: FakeSession
+) -> None:
+    fixed: dict[str, UpVerb] = {}
+    notebook: Any = SimpleNamespace(
+        shell=None,
+        meshes=meshes,
+        session=lambda: session,
+        bind=lambda mesh: signal.raise_signal(signal.SIGINT),
+        fixed_meshes=fixed,
+    )
+    up(meshes, "a")
+    verb = UpVerb(gpus=2, name="b", fixed=True)
+    with pytest.raises(KeyboardInterrupt):
+        verb.run(notebook)
+    assert meshes.get().name == "b"
+    assert fixed == {"b": verb}
 
 
 def test_progress_counts_the_ranks_that_are_ready(meshes: MeshRegistry, session: FakeSession) -> None:
