@@ -461,6 +461,7 @@ class MeshRegistry:
             if self._current == mesh.name:
                 self._current = next(reversed(self._by_name), "")
             if mesh.hosts is not None and mesh.session is running_session():  # else the session ends them
+                # `down` joins it; after `stop()` by code the interpreter does, since it is no daemon.
                 mesh.closing = threading.Thread(target=self._close_unused, args=(mesh.hosts,), name="meshbook hosts")
                 mesh.closing.start()
         mesh.session.output.forget(mesh.procs.name)
