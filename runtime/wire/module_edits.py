@@ -16,7 +16,9 @@ import sysconfig
 import threading
 import time
 import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -55,9 +57,10 @@ class _State:
         self.count = 0  # of modules, at the last look at new ones
         self.edits: Edits = ()
         self.may_have_edits = True
+        self.reloading: set[str] = set()  # modules whose reload has begun since the last look at them
         self.began = time.time()
         self.warned: set[tuple[str, str]] = set()
-        self.reloading = threading.RLock()  # one thread reloads; the module's own code may receive messages
+        self.lock = threading.RLock()  # one thread reloads; the module's own code may receive messages
 
 
 _state = _State()
@@ -84,32 +87,25 @@ def note_modules() -> None:
                 edited.append((name, version.digest, 0.0))
     if has_program():
         _state.edits = (*_state.edits, *edited)
-
-
-def known_edits() -> Edits:
-    """Return the same as `find_edits`, without a look at each module unless a cell has begun since the last one."""
-    return find_edits() if _state.may_have_edits else _state.edits
+        if _state.versions and _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
 
 
 def find_edits() -> Edits:
     """Return the modules that were edited while the program ran, and that it has reloaded."""
-    if not has_program():
-        _state.may_have_edits = False
-        return ()
-    if _state.may_have_edits or (_state.versions and _has_reloaded()):
-        _state.may_have_edits = False
-        note_modules()
-        for name in list(_state.versions):
-            _look_at(name)
+    if _state.may_have_edits or _state.reloading:
+        _look()
     return _state.edits
 
 
-def _has_reloaded() -> bool:
-    modules = sys.modules
-    return any(
-        version.spec is not getattr(modules.get(name), "__spec__", None)
-        for name, version in list(_state.versions.items())
-    )
+def _look() -> None:
+    names: Collection[str] = _state.reloading
+    if _state.may_have_edits:
+        _state.may_have_edits = False
+        note_modules()
+        names = _state.versions if has_program() else ()
+    for name in list(names):
+        _look_at(name)
 
 
 def _look_at(name: str) -> None:
@@ -118,10 +114,10 @@ def _look_at(name: str) -> None:
         return
     if (new := _version_of(module)) is None:
         return
-    is_reloaded = new.spec is not old.spec or not _are_same(new.codes, old.codes)
-    if not is_reloaded:
+    if new.spec is old.spec and new.codes == old.codes:
         return  # the program keeps the old version
     _state.versions[name] = new
+    _state.reloading.discard(name)
     # At the end: ranks reload modules in the order in which the program did.
     others = (each for each in _state.edits if each[0] != name)
     _state.edits = (*others, (name, new.digest, new.at))
@@ -133,7 +129,7 @@ def follow(edits: Edits) -> None:
         return
     for name, digest, at in edits:
         if name in sys.modules and not _is_followed(name, digest, at):
-            with _state.reloading:
+            with _state.lock:
                 if not _is_followed(name, digest, at):  # by another thread meanwhile
                     _follow(name, sys.modules[name], digest)
                     if (version := _state.versions.get(name)) is not None:
@@ -201,8 +197,16 @@ def _codes_of(module: ModuleType) -> tuple[CodeType, ...]:
     return tuple(found)
 
 
-def _are_same(codes: tuple[CodeType, ...], others: tuple[CodeType, ...]) -> bool:
-    return len(codes) == len(others) and all(one is other for one, other in zip(codes, others, strict=True))
+class _ReloadFinder(MetaPathFinder):
+    """Finds no module, and notes which ones are reloaded: only a reload passes the present module as `target`."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if target is not None and fullname in _state.versions:
+            # Only begun: a message of another thread in between must not end the look at this module.
+            _state.reloading.add(fullname)
+
+
+_finder = _ReloadFinder()
 
 
 class Followed:

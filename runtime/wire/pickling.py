@@ -22,7 +22,7 @@ from meshbook.runtime.errors import MessageLost, PickleError
 from meshbook.runtime.wire.definitions import digest_of, find_class, note_digest, own_class
 from meshbook.runtime.wire.frames import Body, Buffer, LostBody
 from meshbook.runtime.wire.functions import make_code, reduce_function
-from meshbook.runtime.wire.module_edits import Followed, find_edits, known_edits, note_modules
+from meshbook.runtime.wire.module_edits import Followed, find_edits, note_modules
 from meshbook.runtime.wire.reducers import (
     reduce_array,
     reduce_arrow,
@@ -60,7 +60,7 @@ def dumps(value: Any, what: What) -> list[Buffer]:
     """Return the body of a message."""
     try:
         if type(value) in _PLAIN or _is_plain(value):
-            return [_pickle(Followed(edits, value) if (edits := known_edits()) else value, 5)]
+            return [_pickle(Followed(edits, value) if (edits := find_edits()) else value, 5)]
         return _dumps_anything(value)
     except RecursionError as error:
         raise PickleError(f"{_text_of(what)} cannot be pickled: it is nested too deeply, or contains itself") from error

@@ -6,7 +6,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ def edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Edit:
     """Write the file of the module; each version is a second newer, the first is older than the program."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(module_edits, "_state", module_edits._State())
     times = iter(range(1_600_000_000, 1_600_000_100))
 
@@ -58,6 +60,13 @@ def names_of(edits: module_edits.Edits) -> list[str]:
     return [name for name, *_ in edits]
 
 
+def digest_of(module: ModuleType) -> str:
+    """The digest of the module's file."""
+    version = module_edits._version_of(module)
+    assert version is not None
+    return version.digest
+
+
 def test_a_module_that_was_not_edited_is_not_in_messages(module: ModuleType) -> None:
     assert module_edits.find_edits() == ()
     assert b"module_edits" not in pickling.dumps(module.f, "a function")[0]
@@ -70,6 +79,22 @@ def test_a_module_is_reported_once_the_program_has_reloaded_it(module: ModuleTyp
     importlib.reload(module)
     assert names_of(module_edits.find_edits()) == [NAME]
     assert b"module_edits" in pickling.dumps(1, "a number")[0]
+
+
+def test_a_message_at_the_beginning_of_a_reload_does_not_hide_it(module: ModuleType, edit: Edit) -> None:
+    """As another thread sends it."""
+    at_beginning: list[module_edits.Edits] = []
+
+    class Sends(MetaPathFinder):
+        def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+            at_beginning.append(module_edits.find_edits())
+
+    module_edits.find_edits()
+    sys.meta_path.insert(1, Sends())
+    edit(NEW)
+    importlib.reload(module)
+    assert at_beginning[0] == ()
+    assert names_of(module_edits.find_edits()) == [NAME]
 
 
 def test_a_function_that_was_replaced_in_place_counts_as_reloaded(module: ModuleType, edit: Edit) -> None:
@@ -90,7 +115,7 @@ def test_a_module_that_is_newer_than_the_program_is_reported(
     module_edits._state.seen.discard(NAME)
     monkeypatch.setitem(sys.modules, "another_module_of_this_test", ModuleType("another"))
     module_edits.note_modules()
-    assert NAME in names_of(module_edits.known_edits())
+    assert NAME in names_of(module_edits.find_edits())
 
 
 def test_a_rank_reloads_what_the_program_has_reloaded(
@@ -99,7 +124,7 @@ def test_a_rank_reloads_what_the_program_has_reloaded(
     """Also for modules that have imported names from it."""
     imported = module.f
     edit(NEW)
-    digest = module_edits._version_of(module).digest  # type: ignore[union-attr]
+    digest = digest_of(module)
     on_rank()
     module_edits.follow(((NAME, digest, 0.0), ("not_imported_here", "0", 0.0)))
     assert (module.f(1), imported(1), module.SETTING) == (("the new one", 1), ("the new one", 1), 22)
@@ -124,7 +149,7 @@ def test_a_rank_that_cannot_reload_a_module_says_so_and_goes_on(
     module: ModuleType, edit: Edit, on_rank: Callable[[], None]
 ) -> None:
     edit(f"{NEW}\nraise ValueError('not here')\n")
-    digest = module_edits._version_of(module).digest  # type: ignore[union-attr]
+    digest = digest_of(module)
     on_rank()
     with pytest.warns(UserWarning, match=r"keeps its old version.*ValueError: not here"):
         module_edits.follow(((NAME, digest, 0.0),))
@@ -136,7 +161,7 @@ def test_the_receiver_follows_before_it_unpickles(
     module: ModuleType, edit: Edit, on_rank: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(NEW)
-    digest = module_edits._version_of(module).digest  # type: ignore[union-attr]
+    digest = digest_of(module)
     monkeypatch.setattr(module_edits._state, "edits", ((NAME, digest, 0.0),))
     body = pickling.dumps({"f": module.f}, "a function")
     on_rank()
