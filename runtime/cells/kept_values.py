@@ -1,7 +1,8 @@
 """Large values of cells, which stay on their rank until they are fetched: each as it was at the end of its cell.
 
 A value of up to 256 MiB is copied. Of a larger one the rank keeps a reference, and sends it only if it is unchanged.
-Once the controller has released a value, it can be fetched as long as a variable of the user holds it, unchanged.
+Once the controller has released a value, it can be fetched as long as a variable of the user holds it, unchanged. So
+can the oldest ones if all copies take more than 1 GiB.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshbook.runtime.cells.packed_values import PackedValues, pack
-from meshbook.runtime.cells.values import BoundedStream, without_graph
+from meshbook.runtime.cells.values import BoundedStream, TooLargeError, without_graph
 from meshbook.runtime.wire.pickling import dump_on_cpu
 
 MOST_VALUES = 16
-COPIED_BYTES = 256 << 20
+COPIED_BYTES = 256 << 20  # of one value
+ALL_COPIED_BYTES = 1 << 30
 _DISCARDED = (
     "the value was discarded: a rank keeps that of the last cell, and those of the last few results with a name; "
     "run the cell with -o NAME, or assign the value to a variable on the rank"
@@ -46,6 +48,10 @@ class KeptValues:
             self._values[origin] = _Kept(lambda: value, versions=_versions_of(value))
         while len(self._values) > MOST_VALUES:
             self._values.popitem(last=False)
+        room = ALL_COPIED_BYTES
+        for kept in reversed(self._values.values()):
+            if kept.copy is not None and (room := room - kept.copy.size) < 0:
+                kept.release()
 
     def pack(self, origin: str) -> PackedValues:
         """Return the value of a cell, under the name `value`. Raises KeyError if it is gone, or may have changed."""
@@ -97,10 +103,6 @@ def _reference_to(value: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-class _TooLargeError(Exception):
-    """The value is not copied."""
-
-
 def _copy_of(value: Any) -> PackedValues | None:
     """Return a copy of a value; None if it is too large, or cannot be pickled."""
     buffers: list[pickle.PickleBuffer] = []
@@ -111,13 +113,13 @@ def _copy_of(value: Any) -> PackedValues | None:
         raw = buffer.raw()
         room -= raw.nbytes
         if room < 0:
-            raise _TooLargeError
+            raise TooLargeError
         buffers.append(pickle.PickleBuffer(bytearray(raw)))
 
     stream = BoundedStream(COPIED_BYTES)
     try:
         dump_on_cpu({"value": without_graph(value)}, stream, take)
-    except Exception:  # a later fetch reports the reason
+    except Exception:  # also of the value's own code, such as `__reduce__`; a later fetch reports it
         return None
     return PackedValues(stream.getvalue(), tuple(buffers))
 

@@ -72,9 +72,9 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     stream = BoundedStream(limit)
     try:
         dump_on_cpu(value, stream)
-    except _TooLarge:
+    except TooLargeError:
         return None, f"values of more than {limit >> 20} MiB stay on their rank"
-    except Exception as error:
+    except Exception as error:  # of the value's own code, such as `__reduce__`
         return None, f"cannot be pickled ({type(error).__name__}: {error})"
     return stream.getvalue(), ""
 
@@ -85,8 +85,8 @@ def without_graph(value: Any) -> Any:
     return value.detach() if torch is not None and type(value) is torch.Tensor else value
 
 
-class _TooLarge(Exception):
-    pass
+class TooLargeError(Exception):
+    """A value is over the limit of what is copied or sent."""
 
 
 class BoundedStream(io.BytesIO):
@@ -98,7 +98,7 @@ class BoundedStream(io.BytesIO):
 
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > self._limit:
-            raise _TooLarge
+            raise TooLargeError
         return super().write(data)
 
 

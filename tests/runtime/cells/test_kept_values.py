@@ -102,3 +102,15 @@ def test_only_the_last_ones_are_kept() -> None:
     assert sum_of(kept, "cell 1") == 0
     with pytest.raises(KeyError, match="discarded"):
         kept.pack("cell 0")
+
+
+def test_all_copies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones are released."""
+    values, kept = [np.zeros(1000), np.zeros(1000)], KeptValues()
+    monkeypatch.setattr(kept_values, "ALL_COPIED_BYTES", 12_000)
+    for number, value in enumerate(values):
+        kept.add(f"cell {number}", value)
+        add(value)
+    assert sum_of(kept, "cell 1") == 0
+    with pytest.raises(KeyError, match="may have changed"):
+        kept.pack("cell 0")
