@@ -408,6 +408,7 @@ class LoopRunner:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._is_used = False
+        self._has_run = True  # False once the loop has failed before it ran anything, until the next cell that uses it
         self._woken = self._loop.create_future()
         self.running: Coroutine[Any, Any, Any] | None = None
         self.report: Callable[[str], object] = print  # receives the error that ended the loop
@@ -416,15 +417,23 @@ class LoopRunner:
     def has_work(self) -> bool:
         """Whether there may be anything to run between cells. A thread that only waits wakes faster without a loop."""
         self._is_used = self._is_used or bool(asyncio.all_tasks(self._loop))
-        return self._is_used and not self._loop.is_closed()
+        return self._is_used and self._has_run and not self._loop.is_closed()
 
     def run(self) -> None:
         """Run the loop until `wake`. It may also return earlier."""
-        self._woken = self._loop.create_future()
+        self._woken, self._has_run = self._loop.create_future(), False
         try:
+            self._loop.call_soon(self._note_run)
             self._loop.run_until_complete(self._woken)
-        except BaseException as error:  # the SystemExit of a task, or its call of `loop.stop()`
-            self.report(f"a task of an earlier cell ended the event loop, which continues:\n{format_error(error)}")
+        except BaseException as error:
+            if self._has_run:  # the SystemExit of a task, or its call of `loop.stop()`
+                what = "a task of an earlier cell ended the event loop, which continues"
+            else:  # its descriptors are closed, or another loop of this thread counts as running
+                what = "the event loop does not run, and tasks of earlier cells wait until a cell awaits something"
+            self.report(f"{what}:\n{format_error(error)}")
+
+    def _note_run(self) -> None:
+        self._has_run = True
 
     def wake(self) -> None:
         """Let `run` return, this time or, if it does not run now, the next time; from any thread."""
@@ -436,7 +445,7 @@ class LoopRunner:
             self._woken.set_result(None)
 
     def __call__(self, cell: Coroutine[Any, Any, Any]) -> Any:
-        self.running, self._is_used = cell, True
+        self.running, self._is_used, self._has_run = cell, True, True
         try:
             return self._run(cell)
         finally:

@@ -203,6 +203,24 @@ def test_a_task_of_a_cell_that_did_not_await_is_work(run: LoopRunner) -> None:
     assert task.done()
 
 
+def test_a_loop_that_cannot_run_is_reported_once_and_left_alone(run: LoopRunner) -> None:
+    """Here since another loop runs on this thread."""
+    reports: list[str] = []
+    run.report = reports.append
+    run(asyncio.sleep(0))
+
+    async def while_another_runs() -> bool:
+        run.run()
+        return run.has_work
+
+    other = asyncio.new_event_loop()
+    assert not other.run_until_complete(while_another_runs())
+    other.close()
+    assert ["another loop is running" in report for report in reports] == [True]
+    run(asyncio.sleep(0))
+    assert run.has_work
+
+
 def test_a_task_that_ends_the_loop_is_reported_and_the_others_go_on(run: LoopRunner) -> None:
     reports: list[str] = []
     run.report = reports.append
