@@ -53,11 +53,12 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._closed:
             is_idle = self._node.status.activity == Activity.IDLE
-            try:
-                if self._node.capture is not None:
+            if self._node.capture is not None:
+                try:
                     self._node.capture.poll(is_idle=is_idle)
-            finally:  # its descriptors may be closed as well
-                self._end_if_unusable()
+                except OSError:  # the user's code has closed its files; a live process must not look dead
+                    self._log_once("look for the output of C code and subprocesses")
+            self._end_if_unusable()
             self._changed.wait(IDLE_BEAT_SECONDS if is_idle else SECONDS)
             self._changed.clear()
             self._beat()
@@ -71,10 +72,13 @@ class Heartbeat:
         try:
             self._write_status()
         except Exception:  # a failed status must not make a live process look dead
-            if not self._has_failed:
-                logger.exception("%s cannot write its status", self._node.address.node)
-            self._has_failed = True
+            self._log_once("write its status")
             self._node.status.tick(ProcessReport(os.getpid()), self._node.traffic())
+
+    def _log_once(self, what: str) -> None:
+        if not self._has_failed:
+            logger.exception("%s cannot %s", self._node.address.node, what)
+        self._has_failed = True
 
     def _write_status(self) -> None:
         node = self._node

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from meshbook.runtime.telemetry.status_page import (
 )
 from meshbook.runtime.telemetry.status_writer import StatusWriter, watch_steps
 from meshbook.runtime.telemetry.vitals import Activity, ProcessReport, decode_process_report
-from tests.support import open_files
+from tests.support import PATIENCE, open_files
 
 WORDS = ProcessReport(42, (("trainer", 3, "step"), ("cells", 1, "")), "all_reduce", "in input()")
 
@@ -229,3 +231,24 @@ def test_a_process_without_a_known_activity_is_alive(
     assert reading.traffic == (1, 2, 3, 4)
     assert decode_process_report(reading.words or b"") == ProcessReport(os.getpid())
     assert "m.0 cannot write its status" in caplog.text
+
+
+class CaptureWithClosedFiles:
+    """As much of a capture as a heartbeat needs, after code of the user has closed all descriptors."""
+
+    def __init__(self) -> None:
+        self.polls = threading.Semaphore(0)
+
+    def poll(self, *, is_idle: bool) -> None:
+        self.polls.release()
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+
+def test_a_process_whose_files_were_closed_is_alive(tmp_path: Path) -> None:
+    node: Any = Talkative()
+    node.capture = CaptureWithClosedFiles()
+    heart = Heartbeat(node, tmp_path, 0)
+    for _ in range(2):
+        assert node.capture.polls.acquire(timeout=PATIENCE)
+        node.status.when_changed()
+    heart.close()
