@@ -354,11 +354,12 @@ class HostMesh(MeshTrait):
                 )
                 self._ownership.add(procs)
             return procs
-        except BaseException:
-            # The caller gets no handle to stop them.
-            with hold_interrupts():
+        except BaseException as error:
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            why = "its spawn was interrupted" if is_interrupt else f"its spawn failed: {error!r}"
+            with hold_interrupts():  # the caller gets no handle to stop them
                 current_node().ledger.end(mesh, ranks)
-                self.stop_procs(nodes, "its spawn was interrupted")
+                self.stop_procs(nodes, why)
             raise
 
     def keep_spares(self, firsts: Sequence[WorkerSpec], spares: Spares) -> None:
