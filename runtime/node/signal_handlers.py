@@ -11,11 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 from meshbook.runtime.node.execution import is_of_user
 from meshbook.runtime.traces import format_error
+from meshbook.runtime.wire import pickling
+
+Handler = Callable[[int, FrameType | None], object]
 
 
 class SignalHandlers:
@@ -26,7 +30,7 @@ class SignalHandlers:
 
     def __init__(self, serving: CodeType) -> None:
         self._serving = serving
-        self._is_child = False
+        self.is_child = False  # a forked one, which serves no actors
         self.runs_user_code: Callable[[FrameType | None], bool] = self._has_user_frame
         self.report: Callable[[str], object] = lambda text: print(text, file=sys.stderr)
 
@@ -36,7 +40,8 @@ class SignalHandlers:
 
         @functools.wraps(set_handler)
         def set_guarded(signalnum: int, handler: Any) -> Any:
-            return _unguarded(set_handler(signalnum, self._guard(handler) if callable(handler) else handler))
+            guarded = _Guarded(self, handler)._on_signal if callable(handler) else handler
+            return _unguarded(set_handler(signalnum, guarded))
 
         @functools.wraps(get_handler)
         def get_unguarded(signalnum: int) -> Any:
@@ -46,31 +51,37 @@ class SignalHandlers:
         signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
         os.register_at_fork(after_in_child=self._become_child)
 
-    def _guard(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-        def _on_signal(number: int, frame: FrameType | None) -> None:
-            try:
-                handler(number, frame)
-            except BaseException as error:
-                if self._is_child or self.runs_user_code(frame):
-                    raise
-                if not isinstance(error, KeyboardInterrupt):  # there is nothing to interrupt
-                    # Most real-time signals have no name.
-                    name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
-                    self.report(f"the handler of {name} raised while nothing ran:\n{format_error(error)}")
-
-        _on_signal.handler = handler  # type: ignore[attr-defined]
-        return _on_signal
-
     def _has_user_frame(self, frame: FrameType | None) -> bool:
+        found = False
         while frame is not None and frame.f_code is not self._serving:
-            if is_of_user(frame.f_code):
-                return True
+            # What pickling calls belongs to a message of the runtime: libraries, and methods of the user's values.
+            found = (found or is_of_user(frame.f_code)) and frame.f_code.co_filename != pickling.__file__
             frame = frame.f_back
-        return frame is None  # not yet, or no longer serving
+        return found or frame is None  # not yet, or no longer serving
 
     def _become_child(self) -> None:
-        self._is_child = True  # it serves no actors
+        self.is_child = True
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A handler of the user. Python calls `_on_signal` instead, a name that tracebacks leave out."""
+
+    handlers: SignalHandlers
+    handler: Handler
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except BaseException as error:
+            if self.handlers.is_child or self.handlers.runs_user_code(frame):
+                raise
+            if not isinstance(error, KeyboardInterrupt):  # there is nothing to interrupt
+                # Most real-time signals have no name.
+                name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+                self.handlers.report(f"the handler of {name} raised while no user code ran:\n{format_error(error)}")
 
 
 def _unguarded(handler: Any) -> Any:
-    return getattr(handler, "handler", handler) if getattr(handler, "__name__", "") == "_on_signal" else handler
+    guarded = getattr(handler, "__self__", None)
+    return guarded.handler if isinstance(guarded, _Guarded) else handler

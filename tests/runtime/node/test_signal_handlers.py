@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from meshbook.runtime.errors import PickleError
 from meshbook.runtime.node.signal_handlers import SignalHandlers
+from meshbook.runtime.wire import pickling
 
 NUMBER = signal.SIGUSR1
 
@@ -66,6 +68,23 @@ def test_other_code_reports_it(reports: list[str]) -> None:
     assert "ValueError: of signal" in report
     signal.signal(NUMBER, signal.default_int_handler)
     serve(send)  # there is nothing to interrupt
+    assert len(reports) == 1
+
+
+class SignalsWhenPickled:
+    def __reduce__(self) -> Any:
+        send()
+        return str, ()
+
+
+def test_what_pickling_calls_is_no_user_code(reports: list[str]) -> None:
+    """Unless user code sends a message: the exception leaves that."""
+    signal.signal(NUMBER, fail)
+    value = SignalsWhenPickled()
+    serve(functools.partial(pickling.dumps, value, "a reply"))
+    assert len(reports) == 1
+    with pytest.raises(PickleError, match="of signal"):
+        serve(lambda: pickling.dumps(value, "an argument"))
     assert len(reports) == 1
 
 
