@@ -10,7 +10,6 @@ CHECKS: tuple[Check, ...] = (
     software.packages,
     software.extras,
     software.kernelspec,
-    software.gpus,
     machine.cores,
     machine.memory,
     machine.shared_memory,
@@ -20,4 +19,5 @@ CHECKS: tuple[Check, ...] = (
     processes.process_memory,
     processes.folder_of_runs,
     processes.a_worker,
+    software.gpus,  # last: it imports torch, and a worker of a process that has imported it does so too
 )

@@ -74,7 +74,7 @@ def extras() -> Iterator[Finding]:
 
 def gpus() -> Iterator[Finding]:
     """Check the GPUs, and whether torch can use them."""
-    import torch  # weight: half a second if it is not loaded yet
+    import torch  # weight: up to seconds
 
     # Not torch.cuda: it would open a CUDA context, whose memory stays with this process.
     yield judge_gpus(count_gpus(), torch.__version__, torch.version.cuda or torch.version.hip)
