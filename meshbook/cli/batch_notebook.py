@@ -228,10 +228,10 @@ class BatchClient(NotebookClient):
     def _begin_cell(self, cell: Any, cell_index: int) -> None:
         if self.signal:  # the last cell has handled the interrupt
             raise _Ended
-        if cell.cell_type == "code" and cell.source.strip():
-            self._cell = f"cell {self.code_cells_executed + 1}"
-            print_note(f"{self._cell}: {first_line(cell)}")
-            self._cell += f" ({first_line(cell)})"
+        if has_code(cell):
+            number = self.code_cells_executed + 1
+            print_note(f"cell {number} of {sum(map(has_code, self.nb.cells))}")
+            self._cell = f"cell {number} ({first_line(cell)})"
 
     def _end_cell(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
         for output in cell.outputs:
@@ -279,6 +279,11 @@ class BatchClient(NotebookClient):
 
 class _Ended(CellControlSignal):
     """A signal has ended the run between two cells."""
+
+
+def has_code(cell: Any) -> bool:
+    """Whether a cell is run."""
+    return bool(cell.cell_type == "code" and cell.source.strip())
 
 
 def first_line(cell: Any) -> str:
