@@ -104,7 +104,7 @@ class RankResult:
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # it exists, but its value cannot be unpickled: raise that error
                 return object.__getattribute__(self, name)
-            hint = f": its value is `result[{self.rank}].value`" if name == "values" else ""
+            hint = "; its value is `.value`" if name == "values" else ""
             raise AttributeError(f"the result of one rank has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
@@ -224,8 +224,7 @@ class MeshResult:
             index = operator.index(wanted)
         except TypeError:
             raise TypeError(
-                f"a result is indexed by rank (result[3], result[0:4]) or by dimensions (result[dict(gpus=3)]), "
-                f"not by {wanted!r}"
+                f"a result is indexed by rank ([3], [0:4]) or by dimensions ([dict(gpus=3)]), not by {wanted!r}"
             ) from None
         return self._of_rank(index)
 
@@ -253,8 +252,8 @@ class MeshResult:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
             ranks = self.__dict__.get("_results") if hasattr(RankResult, name) and not name.startswith("_") else None
-            all_of_them = "result.values has those of all ranks, " if name == "value" else ""
-            hint = f": {all_of_them}result[{next(iter(ranks))}].{name} that of one rank" if ranks else ""
+            all_of_them = "`.values` has those of all ranks, " if name == "value" else ""
+            hint = f"; {all_of_them}`[{next(iter(ranks))}].{name}` that of one rank" if ranks else ""
             raise AttributeError(f"the result of a cell has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[RankResult]:

@@ -144,7 +144,7 @@ def cell_parser() -> Parser:
     parser.add_argument(
         "--local",
         action="store_true",
-        help="run the cell in the notebook as well, at the same time; its value is result['local']",
+        help="run the cell in the notebook as well, at the same time; with -o NAME, NAME['local'] is its value",
     )
     parser.add_argument(
         "--on-error",

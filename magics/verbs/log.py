@@ -25,7 +25,7 @@ class LogVerb(Verb):
     word = "log"
     description = (
         "Show the last output of ranks, in order of arrival. The log keeps 1 MiB of each rank; the result of a cell "
-        "keeps more of its output (result[3].stdout)."
+        "keeps more of its output (with -o NAME, NAME[3].stdout)."
     )
 
     selection: str = "all"

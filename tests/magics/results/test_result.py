@@ -66,9 +66,9 @@ SQUARES = [value(rank * rank) for rank in range(4)]
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_error_for_a_missing_attribute_lists_those_of_the_result(count):
     ranks = result(*SQUARES[:count])
-    with pytest.raises(AttributeError, match=r"result.values has those of all ranks, result\[0\].value that of one"):
+    with pytest.raises(AttributeError, match=r"; `.values` has those of all ranks, `\[0\].value` that of one rank"):
         _ = ranks.value
-    with pytest.raises(AttributeError, match=r"has no attribute 'values': its value is `result\[0\].value`"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'values'; its value is `.value`"):
         _ = ranks[0].values
     with pytest.raises(AttributeError, match=r"'errno'$"):
         _ = ranks.errno
