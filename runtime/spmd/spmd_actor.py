@@ -49,7 +49,9 @@ class SPMDActor(Actor):
     """
 
     def __init__(self) -> None:
-        self._store: object = None  # at MASTER_PORT, on rank 0 of a process that belongs to a script
+        # On rank 0 of a process that belongs to a script: the socket at MASTER_PORT, and then the store that uses it.
+        self._listener: socket.socket | None = None
+        self._store: object = None
         ignore_interrupts()  # if this is the main thread; a running script receives them
 
     @endpoint
@@ -69,15 +71,18 @@ class SPMDActor(Actor):
         """
         spec = context().actor_instance.spec
         address = LOOPBACK if spec is None else spec.world.rendezvous["MASTER_ADDR"]
-        listener = listen(address)
+        is_new = self._listener is None
+        listener = self._listener = self._listener or listen(address)
         port = int(listener.getsockname()[1])
-
-        def open_store() -> None:
-            with listener:
-                self._store = open_store_at(listener)
-
-        when_imported("torch", open_store)
+        if is_new:
+            when_imported("torch", self._open_store)
         return address, port
+
+    def _open_store(self) -> None:
+        assert self._listener is not None
+        with self._listener as listener:
+            self._listener = None
+            self._store = open_store_at(listener)
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int, hosts: Sequence[int] | None = None) -> None:

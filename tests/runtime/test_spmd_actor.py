@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,18 @@ def test_a_port_that_is_free(spmd: SPMDActor) -> None:
     assert host == socket.gethostname()
     with socket.socket() as probe:
         probe.bind(("", port))
+
+
+def test_one_store_is_to_come_however_often_its_port_is_asked_for(
+    spmd: SPMDActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = len(sys.meta_path)
+    first, second = (spmd.get_rendezvous.call_one().get(PATIENCE) for _ in range(2))
+    assert first == second
+    assert len(sys.meta_path) == before + 1
+    socket.create_connection(first, PATIENCE).close()
 
 
 @pytest.mark.parametrize("kind", [AddrType.IPv4, "IPv4"])
