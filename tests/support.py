@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import linecache
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,16 +60,16 @@ class StatementInterrupts:
             interrupts.run(operation)
 
     SIGINT is raised there, so that its handler decides whether KeyboardInterrupt is. The statements are the lines of
-    the modules that change a run, and the entries of all other functions of the package: code of the core is correct
-    because threads do not change within some lines, and they may where these are traced. `stride` leaves out all but
-    every so many.
+    some parts of the package, by default of those that change a run, and the entries of all its other functions: code
+    of the core is correct because threads do not change within some lines, and they may where these are traced.
+    `stride` leaves out all but every so many.
     """
 
     PACKAGE = Path(threads.__file__).parents[1]
-    PARTS = "runtime/hosts", "runtime/mesh", "runtime/interrupts.py", "magics", "hosts.py", "runs.py"
+    CHANGING_RUNS = "runtime/hosts", "runtime/mesh", "runtime/interrupts.py", "magics", "hosts.py", "runs.py"
 
-    def __init__(self, stride: int = 1) -> None:
-        self._lines = tuple(str(self.PACKAGE / part) for part in self.PARTS)
+    def __init__(self, stride: int = 1, parts: Iterable[str] = CHANGING_RUNS) -> None:
+        self._lines = tuple(str(self.PACKAGE / part) for part in parts)
         self._stride = stride
         self._seen: set[tuple[str, int]] = set()
         self.where: tuple[str, int] | None = None  # the statement that was interrupted in the last run
@@ -102,6 +100,11 @@ class StatementInterrupts:
                 self.where = place
                 signal.raise_signal(signal.SIGINT)
         return self._trace if file.startswith(self._lines) else None
+
+
+def raise_interrupt() -> None:
+    """Raise KeyboardInterrupt, as Python's own handler of SIGINT does."""
+    raise KeyboardInterrupt
 
 
 def wait_forever() -> None:
@@ -185,59 +188,3 @@ class PortsOfTests(LocalPortCache):
 
 
 PortsOfTests.instance()  # from now on Jupyter's only one
-
-
-class LineInterrupt:
-    """Within its `with` block, interrupts this thread once, at the n-th line that it executes in some files.
-
-    `place`: where it did so; empty if the block ended before. The KeyboardInterrupt ends with the block.
-    """
-
-    def __init__(self, files: tuple[str, ...], number: int, interrupt: Callable[[], object]) -> None:
-        self._files = files
-        self._left = number
-        self._interrupt = interrupt
-        self._lines: dict[types.FrameType, int] = {}  # the last line of each frame that runs
-        self.place = ""
-
-    def __enter__(self) -> None:
-        sys.settrace(self._trace)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(None)
-        self._lines.clear()
-        return kind is KeyboardInterrupt
-
-    def _trace(self, frame: types.FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.endswith(self._files):
-            return None
-        line, before = frame.f_lineno, self._lines.get(frame, 0)
-        self._lines[frame] = line
-        # The end of a `with` block traces its first line once more, between instructions that no signal interrupts.
-        is_end = before > line and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("with ")
-        if event == "line" and not is_end and not self.place:
-            if self._left == 0:
-                self.place = f"{Path(frame.f_code.co_filename).name}:{line}"
-                self._interrupt()
-            self._left -= 1
-        return self._trace
-
-
-def raise_interrupt() -> None:
-    """Raise KeyboardInterrupt, as Python's own handler of SIGINT does."""
-    raise KeyboardInterrupt
-
-
-def interrupt_each_line(
-    *files: str, interrupt: Callable[[], object] = raise_interrupt, every: int = 1
-) -> Iterator[LineInterrupt]:
-    """Yield an interrupt for the first line that a `with` block executes in these files, for the second, and so on.
-
-    Ends after a block that ended before its line. A file is a path or the end of one. `interrupt` acts at the line;
-    `signal.raise_signal` calls the handler that the process has. `every`: only each n-th line.
-    """
-    for number in itertools.count(0, every):
-        each = LineInterrupt(files, number, interrupt)
-        yield each
-        if not each.place:
-            return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import resource
@@ -14,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshbook.runtime.memory import segments
 from meshbook.runtime.memory.layout import SegmentReference, starts_of
 from meshbook.runtime.memory.mappings import Mappings
 from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
@@ -28,7 +28,7 @@ from meshbook.runtime.memory.segments import (
     size_class,
     surplus,
 )
-from tests.support import PATIENCE, interrupt_each_line
+from tests.support import PATIENCE, StatementInterrupts
 
 MIB = 1 << 20
 PARTS = [b"first", bytearray(range(200)) * 7, memoryview(b"third" * 1000)]
@@ -307,13 +307,13 @@ def test_unused_shared_memory_is_released(pool, mappings, monkeypatch):
     assert lend(pool)[0].token != reference.token
 
 
-def test_a_ctrl_c_at_any_line_leaves_the_pool_usable() -> None:
-    for interrupt in interrupt_each_line(segments.__file__):
+def test_a_ctrl_c_at_any_statement_leaves_the_pool_usable() -> None:
+    interrupts = StatementInterrupts(parts=["runtime/memory/segments.py"])
+    while interrupts.are_left:
         pool = SegmentPool()
-        with interrupt:
-            lend(pool)
+        interrupts.run(functools.partial(lend, pool))
         trimming = threading.Thread(target=pool.trim, daemon=True)
         trimming.start()
         trimming.join(PATIENCE)
-        assert not trimming.is_alive(), f"the pool is locked after an interrupt at {interrupt.place}"
+        assert not trimming.is_alive(), f"the pool is locked after an interrupt at {interrupts.where}"
         pool.close(0)
