@@ -234,6 +234,8 @@ class SegmentPool:
 
         The lock's own methods are in C: a Ctrl-C within them would leave it locked otherwise.
         """
+        # Not public: only `threading.Condition` uses it, whose own methods are in Python. A note of the owner that is
+        # kept beside the lock would be wrong after a Ctrl-C between the two.
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise OSError(errno.EDEADLK, "a finalizer interrupts this thread while it takes shared memory")
         return self._lock
