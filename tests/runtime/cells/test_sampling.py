@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -101,16 +102,15 @@ def test_a_process_that_is_not_there_cannot_be_profiled() -> None:
 def test_a_full_pipe_does_not_stop_a_profile(tmp_path: Path) -> None:
     """py-spy prints while it samples; with nothing that reads it, its pipe fills and it waits."""
     program, done = tmp_path / "py-spy", tmp_path / "done"
-    program.write_text(f"#!/bin/sh\necho Sampling process; head -c 200000 /dev/zero; touch {done}; exec sleep 1000")
+    program.write_text(f"#!/bin/sh\necho Sampling process; head -c 200000 /dev/zero; echo > {done}; exec sleep 1000")
     program.chmod(0o755)
+    os.mkfifo(done)
     spy = _start(str(program), os.getpid(), 100)
     try:
         assert _wait_begun(spy, time.monotonic() + PATIENCE) == ""
         spy.discard_output()
-        end = time.monotonic() + PATIENCE
-        while not done.exists():
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        with open(os.open(done, os.O_RDONLY | os.O_NONBLOCK)) as written:
+            assert select.select([written], [], [], PATIENCE)[0]
     finally:
         assert spy.end() == b""
 

@@ -225,9 +225,10 @@ def test_a_task_that_ends_the_loop_is_reported_and_the_others_go_on(run: LoopRun
     reports: list[str] = []
     run.report = reports.append
     gone_on: list[str] = []
+    has_ended = asyncio.Event()  # the cell
 
     async def leave() -> None:
-        await asyncio.sleep(0.01)  # until the cell has ended
+        await has_ended.wait()
         raise SystemExit("of the task")
 
     async def go_on() -> None:
@@ -240,6 +241,7 @@ def test_a_task_that_ends_the_loop_is_reported_and_the_others_go_on(run: LoopRun
 
     tasks: list[asyncio.Task[None]] = []
     run(begin())
+    has_ended.set()
     while not gone_on:
         run.run()
     assert "SystemExit: of the task" in reports[0]
