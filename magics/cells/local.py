@@ -12,15 +12,12 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, TextIO
-
-from IPython.core.interactiveshell import InteractiveShell
 
 from meshbook.magics.cells.background import BackgroundCell
 from meshbook.magics.errors import CellError, LocalError
 from meshbook.magics.results.result import MeshResult
-from meshbook.magics.shell.cell_interrupts import interruptible, run_interruptible
+from meshbook.magics.shell.cell_interrupts import CodeInterrupts, interruptible, run_interruptible
 from meshbook.runtime.cells.shell import INCOMPLETE, ends_in_semicolon
 from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.telemetry.spool import Spool
@@ -131,7 +128,7 @@ async def _run_here(shell: Any, source: str, number: int, interrupt: Callable[[]
         stack.enter_context(redirect_stdout(_Labelled(sys.stdout, local.texts["stdout"])))
         stack.enter_context(redirect_stderr(_Labelled(sys.stderr, local.texts["stderr"])))
         cell = asyncio.ensure_future(_begin(shell, body))
-        with _interrupting(cell, interrupt):
+        with _interrupting(shell, cell, interrupt):
             await asyncio.wait([cell])
         ran = cell.result()
         shell.events.trigger("post_execute")
@@ -190,31 +187,30 @@ def _exact_syntax_errors(compiler: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupting(cell: asyncio.Task[Any], interrupt: Callable[[], object]) -> Iterator[None]:
+def _interrupting(shell: Any, cell: asyncio.Task[Any], interrupt: Callable[[], object]) -> Iterator[None]:
     """Interrupt the ranks and the code here on Ctrl-C.
 
     Running code gets a KeyboardInterrupt. Code that awaits is cancelled instead, since a KeyboardInterrupt would end
     the kernel's loop.
     """
     loop = asyncio.get_running_loop()
+    code = CodeInterrupts(shell, outer=(_run_here.__code__, run_with_local.__code__))
+
+    def cancel() -> None:
+        code.is_early = False  # the loop runs, so the code awaits
+        cell.cancel()
 
     def act() -> None:
         interrupt()
-        if _runs_code(sys._getframe()):
-            raise KeyboardInterrupt
-        loop.call_soon_threadsafe(cell.cancel)
+        code.interrupt(sys._getframe())
+        loop.call_soon_threadsafe(cancel)
 
-    with interruptible(act):
-        yield
-
-
-def _runs_code(frame: FrameType | None) -> bool:
-    """Whether IPython called the code of a cell in this stack, other than the cell that awaits us."""
-    while frame is not None and frame.f_code not in (_run_here.__code__, run_with_local.__code__):
-        if frame.f_code is InteractiveShell.run_code.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    code.install()
+    try:
+        with interruptible(act):
+            yield
+    finally:
+        code.remove()
 
 
 def _labelled(text: str) -> str:

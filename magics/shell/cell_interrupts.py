@@ -12,33 +12,82 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from IPython.core.interactiveshell import InteractiveShell
 
 
-class CellInterrupts:
+class CodeInterrupts:
+    """Raises interrupts in the code of a cell alone. One that comes between two statements is raised in the next.
+
+    `outer`: the functions of an outer cell that runs this one, at which the stack of this one ends.
+    """
+
+    def __init__(self, shell: Any, outer: Collection[CodeType] = ()) -> None:
+        self._shell = shell
+        self._run_code = shell.run_code
+        self._outer = outer
+        self.is_early = False  # an interrupt came while no code ran, and is raised as the next piece begins
+        self._is_begun = False  # a sync piece of the cell's code is about to run, or runs
+
+    def install(self) -> None:
+        """Replace IPython's method."""
+        self._shell.run_code = self.run_code
+
+    def remove(self) -> None:
+        """Put the method back that was there before."""
+        self._shell.run_code = self._run_code
+
+    def interrupt(self, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt if the code of the cell runs; else keep it for the next piece."""
+        if self._is_begun or self._runs_code(frame):
+            raise KeyboardInterrupt
+        self.is_early = True
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run code of the cell, unless its interrupt came before it."""
+        before = self._is_begun
+        try:
+            # First: a SIGINT between the check below and IPython's own frame would be stored as early, and never be
+            # raised. Not for code that awaits, since the loop runs between its steps; nor on other threads than the
+            # main one.
+            self._is_begun = before or (not async_ and threading.current_thread() is threading.main_thread())
+            if self.is_early:
+                self.is_early = False
+                raise KeyboardInterrupt
+            failed: bool = await self._run_code(code_obj, result, async_=async_)
+        finally:
+            self._is_begun = before
+        return failed
+
+    def _runs_code(self, frame: FrameType | None) -> bool:
+        """Whether IPython called the code of the cell in this stack."""
+        while frame is not None and frame.f_code not in self._outer:
+            if frame.f_code is InteractiveShell.run_code.__code__:
+                return True
+            frame = frame.f_back
+        return False
+
+
+class CellInterrupts(CodeInterrupts):
     """The SIGINT handling of a kernel while it handles a request. `%%mesh` cells handle SIGINT themselves."""
 
     def __init__(self, shell: Any) -> None:
-        self._shell = shell
+        super().__init__(shell)
         self._kernel = shell.kernel
-        self._run_code = shell.run_code
-        self._is_early = False  # SIGINT came for this request before its cell began
-        self._is_begun = False  # a sync piece of a cell's code is about to run, or runs
         self._woken: asyncio.AbstractEventLoop | None = None  # the loop that a signal wakes
 
     def install(self) -> None:
         """Replace ipykernel's hook and IPython's method."""
+        super().install()
         self._kernel.pre_handler_hook = self.begin_request
-        self._shell.run_code = self.run_code
 
     def begin_request(self) -> None:
         """Install our handler as the kernel begins a request; its `post_handler_hook` restores SIGINT."""
-        self._is_early = False
+        self.is_early = False
         # Signals wake the loop: ipykernel cancels an awaiting cell by a callback, which does not wake it.
         loop = asyncio._get_running_loop()
         if loop is not None and loop is not self._woken:
@@ -47,35 +96,9 @@ class CellInterrupts:
         self._kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        request = self._kernel.get_parent("shell").get("header", {}).get("msg_type")
-        if request != "execute_request" or self._is_begun or runs_a_cell(frame):
+        if self._kernel.get_parent("shell").get("header", {}).get("msg_type") != "execute_request":
             raise KeyboardInterrupt
-        self._is_early = True
-
-    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
-        """Run code of a cell, unless its interrupt came before it."""
-        before = self._is_begun
-        try:
-            # First: a SIGINT between the check below and IPython's own frame would be stored as early, and never be
-            # raised. Not for code that awaits, since the loop runs between its steps; nor on other threads than the
-            # main one.
-            self._is_begun = before or (not async_ and threading.current_thread() is threading.main_thread())
-            if self._is_early:
-                self._is_early = False
-                raise KeyboardInterrupt
-            failed: bool = await self._run_code(code_obj, result, async_=async_)
-        finally:
-            self._is_begun = before
-        return failed
-
-
-def runs_a_cell(frame: FrameType | None) -> bool:
-    """Whether IPython called the code of a cell in this stack."""
-    while frame is not None:
-        if frame.f_code is InteractiveShell.run_code.__code__:
-            return True
-        frame = frame.f_back
-    return False
+        self.interrupt(frame)
 
 
 T = TypeVar("T")

@@ -12,7 +12,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from meshbook.magics.cells.local import run_with_local
+from meshbook.magics.errors import LocalError
 from meshbook.magics.shell.cell_interrupts import CellInterrupts, run_interruptible
+from meshbook.runtime.actor.future import Future
 
 
 class Request:
@@ -86,6 +89,27 @@ def test_an_interrupt_in_the_cell_is_raised_there() -> None:
 
     shell.push({"interrupt": interrupt})
     assert isinstance(shell.run_cell("interrupt()").error_in_exec, KeyboardInterrupt)
+
+
+def test_an_interrupt_between_two_statements_ends_a_cell_that_runs_here_and_on_ranks() -> None:
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+    interrupts = list[str]()
+    running: Any = SimpleNamespace(interrupt=lambda: interrupts.append("interrupt"), future=Future.pending())
+    running.future.resolve(lambda: SimpleNamespace(region=None, _outcomes={}, _sources=None))
+
+    class Compiler(type(shell.compile)):  # type: ignore[misc]
+        def __call__(self, *args: Any) -> Any:
+            if "first" in shell.user_ns:
+                signal.raise_signal(signal.SIGINT)
+            return super().__call__(*args)
+
+    shell.compile = Compiler()
+    run_code = shell.run_code
+    with pytest.raises(LocalError, match="KeyboardInterrupt"):
+        asyncio.run(run_with_local(shell, running, "first = 1\nsecond = 2", number=1, stops=False))
+    assert interrupts == ["interrupt"]
+    assert "second" not in shell.user_ns
+    assert shell.run_code == run_code
 
 
 def test_other_requests_are_interrupted_anywhere() -> None:
