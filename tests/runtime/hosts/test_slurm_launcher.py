@@ -52,42 +52,40 @@ def test_a_forked_child_does_not_hold_the_allocation(install: Install, tmp_path:
         os.close(waits)
 
 
-def test_the_client_of_a_job_finds_the_job(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, where jobs write, without settings of the user."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_client_of_a_job_finds_the_job(install: Install, folder: Path) -> None:
     install("sbatch", 'echo "sbatch $1 $2" >> calls; cat > script; echo 7')
     install("scontrol", f'test -e {jobs.CACHE} && echo "scontrol $*" >> calls')
     install("squeue", "echo RUNNING")
     job = SlurmJob({"workers": 2})
     job.apply("client.py")
-    assert (tmp_path / "calls").read_text() == "sbatch --parsable --hold\nscontrol release 7\n"
-    assert "client.py" in (tmp_path / "script").read_text()
+    assert (folder / "calls").read_text() == "sbatch --parsable --hold\nscontrol release 7\n"
+    assert "client.py" in (folder / "script").read_text()
     assert jobs.job_load(jobs.CACHE).active
 
 
-def test_a_job_has_the_options_of_its_arguments_and_a_time_limit_for_its_start(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def test_a_job_has_the_options_of_its_arguments_and_a_time_limit_for_its_start(install: Install, folder: Path) -> None:
     install("sbatch", 'echo "$*" > options; cat > script; echo 7')
     install("squeue", "echo PENDING")
     wanted = {"ntasks_per_node": 2, "cpus_per_task": 4, "mem": "8G", "account": "lab", "qos": "high"}
     job = SlurmJob({"workers": 2}, **wanted, job_start_timeout=0)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="job 7 has not started in 0 s: PENDING"):
         job.state(cached_path=None)
-    options = (tmp_path / "options").read_text().split()
+    options = (folder / "options").read_text().split()
     assert {f"--{name.replace('_', '-')}={value}" for name, value in wanted.items()} <= set(options)
     assert "--exclusive" in options
     SlurmJob({"workers": 2}, exclusive=False).apply()
-    assert "--exclusive" not in (tmp_path / "options").read_text()
+    assert "--exclusive" not in (folder / "options").read_text()
 
 
-def test_a_job_is_not_given_up_while_slurm_does_not_answer(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def test_a_job_is_not_given_up_while_slurm_does_not_answer(install: Install, folder: Path) -> None:
     install("sbatch", "cat > script; echo 7")
     install("squeue", "echo RUNNING")
     job = SlurmJob({"workers": 2})
