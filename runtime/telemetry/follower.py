@@ -20,6 +20,10 @@ READ_BYTES = 1 << 20
 PUNCH_BYTES = 4 << 20  # how much is read before its space is freed
 KEPT_BYTES = 64 << 10  # stays readable behind the reader: the agent reads a process's last words there
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+# Keeps the GIL, unlike `os.lseek`, after which a thread that prints would wait for the GIL at each piece of text. Half
+# as expensive as `fstat`.
+_seek = ctypes.PyDLL(None, use_errno=True).lseek
+_seek.argtypes, _seek.restype = (ctypes.c_int, ctypes.c_int64, ctypes.c_int), ctypes.c_int64
 
 
 class Follower:
@@ -34,8 +38,11 @@ class Follower:
 
     @property
     def size(self) -> int:
-        """The current size of the file in bytes. Half as expensive as `fstat`: each piece of text needs it."""
-        return os.lseek(self._descriptor, 0, os.SEEK_END)
+        """The current size of the file in bytes; each piece of text needs it."""
+        size: int = _seek(self._descriptor, 0, os.SEEK_END)
+        if size < 0:  # the user's code has closed the descriptor
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return size
 
     def read(self, end: int | None = None) -> Iterator[str]:
         """Yield the new text in pieces, up to the position `end`.
