@@ -3,15 +3,14 @@
 Commands never raise. A command that fails leaves `Failed` in its outputs. A command with a failed input passes that
 failure on, so the first error is what a fetch raises.
 
-A tensor that a failed command was to change is `Failed` as well, with all tensors that share its memory. Their values
-are kept, and the controller restores them once it has raised the error (`settle`). So they have the values that they
-have in one process, where the program leaves at the line of the error. A check, which is a command without outputs that
-changes nothing, marks the results that it is about (`guarded`), and the next fetch raises its failure.
+A tensor that a failed command was to change is `Failed` as well, with all tensors that share its memory. These keep
+their values, and the controller restores them once it has raised the error (`settle`). So they have the values that
+they have in one process, where the program leaves at the line of the error. A check, which is a command without outputs
+that changes nothing, marks the results that it is about (`guarded`), and the next fetch raises its failure.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -42,6 +41,7 @@ from meshbook.runtime.tensor.templates import (
 )
 from meshbook.runtime.traces import headline
 
+MISSING = "this value was not made, since the tensor engine has failed on its rank"
 Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Member = str
 
@@ -104,6 +104,10 @@ class _Missing:
         raise LookupError(self._why)
 
 
+# Stands for a template that this rank lacks: the command fails, and the others of its batch are run.
+_UNKNOWN = Step(Template("a template that this rank lacks", (), {}, 0, (0,)))
+
+
 class _DefaultDtype:
     """The default dtype that this process has outside of commands. Several streams may run commands at once."""
 
@@ -121,7 +125,6 @@ class Executor:
         self.values: dict[int, Any] = {}
         self.dtype = torch.float32  # the default dtype of the controller
         self._present: int | str | None = None  # the head of the command that runs
-        self._kept: dict[int, Any] = {}  # the values of failed tensors whose memory is as it was
         self.failed_check: Failed | None = None  # the first one that no fetch has raised
         self._apply = apply
         self._hand_offs = hand_offs or HandOffs()
@@ -129,6 +132,7 @@ class Executor:
         self._recordings: dict[int, Recording] = {}
         self._functions: dict[int, Any] = {}  # remote functions
         self._failures: list[Failed] = []  # of the present batch: first errors, not those passed on
+        self._lost = Failed(0, rank, "", MISSING, is_lost=True)  # stands for a value that no command has made
         self._handlers: dict[str, Callable[..., None]] = {
             "delete": self._delete,
             "default_dtype": self._set_default_dtype,
@@ -175,8 +179,8 @@ class Executor:
             if type(head) is not int:
                 self._handlers[head](number, *command[1:])
                 continue
-            step = steps[head]
             try:
+                step = steps[head]
                 result = apply(step.func, *step.build(values, command))
                 outputs = step.outputs
                 if outputs == (0,):
@@ -191,7 +195,7 @@ class Executor:
                     # A DTensor cannot change its shape: the result is another one.
                     values[command[FIRST_SLOT]] = result
             except Exception as error:
-                self._fail_step(number, step, command, error)
+                self._fail_step(number, steps.get(head, _UNKNOWN), command, error)
 
     def _fail_step(self, number: int, step: Step, command: Command, error: Exception) -> None:
         inputs = command[FIRST_SLOT : FIRST_SLOT + step.values]
@@ -239,9 +243,7 @@ class Executor:
         memory = {self._memory_of(value) for value in found if isinstance(value, torch.Tensor)}
         for each, value in list(self.values.items()) if memory else ():
             if isinstance(value, torch.Tensor) and self._memory_of(value) in memory:
-                self.values[each] = failed
-                if keep:
-                    self._kept[each] = value
+                self.values[each] = failed.keeping(value if keep else None)
 
     def _memory_of(self, value: Any) -> int:
         """Return a number that tensors with the same memory have in common."""
@@ -254,8 +256,9 @@ class Executor:
     def _view_kept(self, step: Step, command: Command, inputs: Sequence[int]) -> bool:
         """Make a view of a failed tensor whose value is kept: it fails with the tensor, and is restored with it."""
         failed = self.find_failed(inputs)
-        table = collections.ChainMap(self._kept, self.values)
-        if failed is None or any(type(table.get(each)) is Failed for each in inputs):
+        found = {each: self.find(each) for each in inputs}
+        table = {each: value.kept if type(value) is Failed else value for each, value in found.items()}
+        if failed is None or any(value is None for value in table.values()):
             return False
         try:
             result = self._apply(step.func, *step.build(table, command))
@@ -265,14 +268,14 @@ class Executor:
         made = {output: leaves[leaf] for output, leaf in enumerate(step.outputs or (), command[1])}
         if step.reshapes:
             made[command[FIRST_SLOT]] = result
-        self._kept.update(made)
-        self.values.update(dict.fromkeys(made, failed))
+        self.values.update({each: failed.keeping(value) for each, value in made.items()})
         return True
 
     def _settle(self, number: int, failed: int) -> None:
         """Restore the tensors that the failed command with this number was to change: its error was raised."""
-        for each in [each for each in self._kept if self.values[each].command == failed]:
-            self.values[each] = self._kept.pop(each)
+        for each, value in self.values.items():
+            if type(value) is Failed and value.kept is not None and value.command == failed:
+                self.values[each] = value.kept
         if self.failed_check is not None and self.failed_check.command >= failed:
             self.failed_check = None  # later checks would not have run in one process
 
@@ -281,13 +284,14 @@ class Executor:
         return Failed(number, self.rank, headline(error), trace, is_between_ranks)
 
     def find(self, value: int) -> Any:
-        """Return a value of the table."""
-        return self.values[value]
+        """Return a value of the table; a failure if a command did not make it."""
+        return self.values.get(value, self._lost)
 
     def find_failed(self, ids: Iterable[int]) -> Failed | None:
-        """Return the failure among these values that happened first."""
-        found = [value for each in ids if type(value := self.values.get(each)) is Failed]
-        return min(found, key=lambda failed: failed.command, default=None)
+        """Return the failure among these values that happened first, for what depends on it."""
+        found = [value for each in ids if type(value := self.find(each)) is Failed]
+        first = min(found, key=lambda failed: failed.command, default=None)
+        return None if first is None else first.keeping(None)
 
     @contextlib.contextmanager
     def using_default_dtype(self) -> Iterator[None]:
@@ -313,11 +317,9 @@ class Executor:
     # -- the table --------------------------------------------------------------------
 
     def _delete(self, number: int, ids: Iterable[int]) -> None:
-        pop, kept = self.values.pop, self._kept
+        pop = self.values.pop
         for each in ids:
             pop(each, None)
-            if kept:
-                kept.pop(each, None)
 
     def _define(self, number: int, head: int, template: Template) -> None:
         self._steps[head] = Step(template)
@@ -337,16 +339,17 @@ class Executor:
 
     def _alias(self, number: int, output: int, source: int) -> None:
         value = self.find(source)
-        self.values[output] = value if type(value) is Failed else self._detach(value)
-        if source in self._kept:
-            self._kept[output] = self._detach(self._kept[source])
+        if type(value) is Failed:
+            self.values[output] = value.keeping(None if value.kept is None else self._detach(value.kept))
+        else:
+            self.values[output] = self._detach(value)
 
     def _detach(self, value: Any) -> Any:
         return value.detach()
 
     def _unpack(self, number: int, source: int, outputs: Sequence[int]) -> None:
         """Give the tensors of a whole result ids of their own."""
-        result = self.values.pop(source)
+        result = self.values.pop(source, self._lost)
         if type(result) is Failed:
             leaves: Sequence[Any] = [result] * len(outputs)
         else:
@@ -357,9 +360,11 @@ class Executor:
 
     def _hand_over(self, number: int, tag: int, source: int, as_copy: bool) -> None:
         """Hand a value off to another stream of this rank, which accepts it."""
-        value = self.values[source]
+        value = self.find(source)
         try:
-            self._hand_offs.put(tag, value.clone() if as_copy and type(value) is not Failed else value)
+            if as_copy:
+                value = value.keeping(None) if type(value) is Failed else value.clone()
+            self._hand_offs.put(tag, value)
         except Exception as error:  # out of memory
             self._failures.append(failed := self._describe(number, error, False))
             self._hand_offs.put(tag, failed)
@@ -373,7 +378,6 @@ class Executor:
             if type(value) is Failed and output in self.values:  # a borrower was to change it
                 self._mark_memory([output], value, keep=True)
             else:
-                self._kept.pop(output, None)
                 self.values[output] = value
         except Exception as error:
             self._fail(number, error, (), (output,) if output else ())
@@ -391,11 +395,9 @@ class Executor:
         recording, values = self._recordings[name], self.values
         values.update(zip(recording.inputs, [self.find(each) for each in inputs], strict=True))
         self._run_all(itertools.repeat(number), recording.commands)
-        results = [values[each] for each in recording.outputs]
-        kept = [self._kept.get(each) for each in recording.outputs]
+        results = [self.find(each) for each in recording.outputs]
         self._delete(number, (*recording.inputs, *range(recording.first, recording.last)))
         values.update(zip(outputs, results, strict=True))
-        self._kept.update((each, value) for each, value in zip(outputs, kept, strict=True) if value is not None)
 
     # -- between ranks ----------------------------------------------------------------
 
@@ -418,11 +420,11 @@ class Executor:
             self.values[into or output] = self.values[into].copy_(result) if into else result
         except Exception as error:
             new, written = ((), (into,)) if into else ((output,), ())
-            self._fail(number, error, (source, into), new, written, is_between_ranks=True)
+            self._fail(number, error, (source, *written), new, written, is_between_ranks=True)
 
     def _take(self, source: int, meta: Meta) -> tuple[torch.Tensor, bool]:
         """Return a value, or one of the same shape in place of one that has failed, and whether it has."""
-        value = self.values[source]
+        value = self.find(source)
         if type(value) is Failed:
             return torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device), True
         return value, False

@@ -9,9 +9,10 @@ MeshbookError
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.errors import MeshbookError
@@ -33,6 +34,15 @@ class Failed:
     has_left: bool = False  # the rank has left its process groups, so that no other rank waits for it
     is_lost: bool = False  # the value was lost with a rank that died
     is_check: bool = False  # the command has no result that a fetch could raise it for: the next fetch does
+    # What the tensor has in one process, where the error leaves it as it was. It stays on the rank.
+    kept: torch.Tensor | None = field(default=None, compare=False, repr=False)
+
+    def keeping(self, value: torch.Tensor | None) -> Failed:
+        """Return the same failure for a tensor that has this value in one process; None: for one that has none."""
+        return self if value is self.kept else dataclasses.replace(self, kept=value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Failed, tuple(getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "kept")
 
 
 class RemoteException(MeshbookError):

@@ -48,6 +48,7 @@ class ShardedExecutor(Executor):
     def __init__(self, rank: int, groups: Groups, layout: Layout) -> None:
         super().__init__(rank, groups, lambda func, args, kwargs: self.operators.run(func, args, kwargs))
         self._layout = layout
+        self._lost = Failed(0, rank, "", LOST, is_lost=True)  # the command may have been dropped when a rank died
         self._has_joined = False
         self._group: weakref.ref[Any] | None = None  # the default process group that the mesh uses
         self._has_left = False  # the process groups, after a failure
@@ -124,15 +125,6 @@ class ShardedExecutor(Executor):
 
     # -- recovery ---------------------------------------------------------------------
 
-    def find(self, value: int) -> Any:
-        """Return a value of the table; a command that made it may have been dropped when a rank died."""
-        found = self.values.get(value, self)
-        return Failed(0, self.rank, "", LOST, is_lost=True) if found is self else found
-
-    def find_failed(self, ids: Iterable[int]) -> Failed | None:
-        found = [value for each in ids if type(value := self.find(each)) is Failed]
-        return min(found, key=lambda failed: failed.command, default=None)
-
     def take_stock(self) -> Stock | None:
         """Return the placements of each tensor and the failures; None if this process is new."""
         if not self._has_joined:
@@ -148,9 +140,8 @@ class ShardedExecutor(Executor):
     def _recover(self, number: int, device: str, plan: Recovery) -> None:
         """Join new process groups, and take what this rank lacks from others."""
         self._join_mesh(number, device)
-        self._kept = {each: value for each, value in self._kept.items() if each in plan.kept}
         for each, failed in plan.failed.items():
-            self.values[each] = failed
+            self.values[each] = failed.keeping(self.values[each].kept if each in plan.kept else None)
         if (known := plan.definitions) is not None:
             self.operators.random.state = known.random_state
             if self.rank in plan.new:

@@ -119,7 +119,24 @@ def gather(tensor: DTensor) -> Tensor:
     """Return the whole tensor: the local one if it is replicated, else a copy with the same order of dimensions."""
     if is_replicated(tensor):
         return local_of(tensor)
-    return with_order_of(local_of(replicate(tensor)), tensor.stride())
+    full = with_order_of(local_of(replicate(tensor)), tensor.stride())
+    for dim in expanded_dims(tensor):  # a write to one entry changes the others
+        full = full.narrow(dim, 0, 1)
+    return full.expand(tensor.shape)
+
+
+def expanded_dims(tensor: Tensor) -> list[int]:
+    """Return the dimensions along which all entries are in the same memory."""
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    return [dim for dim, (size, stride) in enumerate(layout) if size > 1 and not stride]
+
+
+def assign(target: Tensor, values: Tensor) -> None:
+    """Write values to a tensor. Torch refuses to copy to an expanded one: it gets the first value of each dimension."""
+    for dim in expanded_dims(target):
+        target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    if target.data_ptr() != values.data_ptr():  # else they are the same memory, which torch may refuse to copy as well
+        target.copy_(values)
 
 
 def with_order_of(full: Tensor, stride: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshbook.runtime.tensor.sharded.placing import gather, local_of, scatter, with_order_of
+from meshbook.runtime.tensor.sharded.placing import assign, gather, local_of, scatter, with_order_of
 
 ATTRIBUTE = "_meshbook_detached_view"
 
@@ -51,7 +51,7 @@ def refresh(tensor: DTensor) -> None:
     view = detached(tensor)
     if view is None or view.version == view.base._version:
         return
-    local_of(tensor).copy_(scatter(view.make(gather(view.base)), tensor))
+    assign(local_of(tensor), scatter(view.make(gather(view.base)), tensor))
     view.version = view.base._version
 
 
@@ -61,7 +61,7 @@ def write_through(tensor: DTensor) -> None:
     if view is None:
         return
     base = gather(view.base)
-    view.make(base).copy_(gather(tensor))
+    assign(view.make(base), gather(tensor))
     store(base, view.base)
     view.version = view.base._version
 
@@ -70,5 +70,5 @@ def store(full: Tensor, tensor: DTensor) -> None:
     """Write the whole value `full` to the tensor, in place."""
     local = local_of(tensor)
     if full is not local:
-        local.copy_(scatter(with_order_of(full, tensor.stride()), tensor))
+        assign(local, scatter(with_order_of(full, tensor.stride()), tensor))
     torch.autograd.graph.increment_version(tensor)

@@ -116,8 +116,8 @@ OF_EMPTY += ["sum_all", "softmax", "cumsum", "sort", "clone", "reshape", "where"
 
 
 def apply_or_fail(step: Step, x: Tensor, y: Tensor) -> Tensor | Exception | None:
-    """Apply a step; return the error that a step raises which is to fail."""
-    if step.operation not in FAILING:
+    """Apply a step; return the error that a step raises which is to fail, or which writes to an expanded tensor."""
+    if step.operation not in (*FAILING, *IN_PLACE):
         return apply(step, x, y)
     try:
         return apply(step, x, y)
@@ -140,16 +140,15 @@ def apply(step: Step, x: Tensor, y: Tensor) -> Tensor | None:
     if view is not None:
         return view
     if name in (*IN_PLACE, *FAILING):
-        overlaps = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
-        return None if overlaps or name == "unfold" or _overlaps(x) else _apply_in_place(name, x, y, n, dim, size)
+        return None if _overlaps(x) else _apply_in_place(name, x, y, n, dim, size)
     return _apply_new(name, x, y, n, dim, size)
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Tell whether entries share memory, as those of an unfolded tensor do."""
+    """Tell whether entries share memory in part, as those of an unfolded tensor do: what a write leaves is undefined."""
     reach = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride < reach:
+        if size > 1 and 0 < stride < reach:
             return True
         reach += stride * (size - 1) if size > 1 else 0
     return False

@@ -261,6 +261,31 @@ def test_a_check_in_a_recording_is_raised(pair):
     assert mesh.engine.trouble is None
 
 
+def test_a_result_that_shares_memory_with_a_failed_write_is_restored(pair):
+    engine, lane = pair.device_mesh.engine, pair.device_mesh.engine.whole
+    x = pair.device_mesh.constant(torch.ones(2))
+    whole, part = engine.new_ids(1), engine.new_ids(1)
+    engine.issue(lane, ("alias", whole, x._ref.id), None)
+    x.index_fill_(0, pair.device_mesh.constant(torch.tensor([9])), 5)
+    engine.issue(lane, ("unpack", whole, [part]), None)
+    with pytest.raises(RemoteException, match="out of bounds"):
+        value(x)
+    assert engine.fetch_now(1, [part])[0].tolist() == value(x).tolist() == [1, 1]
+
+
+def test_a_command_without_its_template_fails_alone(pair):
+    engine, lane = pair.device_mesh.engine, pair.device_mesh.engine.whole
+    x = pair.device_mesh.constant(torch.ones(2))
+    made = engine.new_ids(2)
+    engine.issue(lane, (10**9, made, x._ref.id), None)
+    y = x + 1
+    with pytest.raises(RemoteException, match=str(10**9)):
+        engine.fetch_now(1, [made])
+    with pytest.raises(DeviceMeshError, match="was not made"):
+        engine.fetch_now(1, [made + 1])
+    assert value(y).tolist() == [2, 2]
+
+
 # -- arguments that do not fit together -----------------------------------------------
 
 
