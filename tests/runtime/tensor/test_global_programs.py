@@ -41,6 +41,7 @@ def session():
 @pytest.fixture(scope="module", params=[PER_RANK, *SHAPES])
 def mesh(session, request):
     procs = session.host.spawn_procs(per_host={"ranks": 4})
+    procs.initialized.get(PATIENCE)  # a check compares the processes before and after each test
     shape = SHAPES.get(request.param)
     yield procs.device_mesh if shape is None else procs.as_device_mesh(shape=shape)
     procs.stop().get(PATIENCE)
