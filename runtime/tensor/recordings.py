@@ -197,7 +197,9 @@ class _Recorder:
         renamed = _Renamer(self._engine, {n: end + i for n, i in given.items()}, self._first, base)
         commands = [renamed.rename(command) for command in self._commands]
         returned = [tensor._ref.id for tensor in tensors]
-        if verify and (kept := renamed.made - self._dead - set(returned)):
+        # A view keeps the tensor that it is of, also if the function drops that.
+        viewed = {tensor._base._ref.id for tensor in tensors if isinstance(tensor._base, MeshTensor)}
+        if verify and (kept := renamed.made - self._dead - viewed - set(returned)):
             raise RuntimeError(
                 f"a compiled function keeps {len(kept)} new tensors that it does not return, and replays would not "
                 "update them: return them, or create them before the first call (call optimizer.step() once, for "

@@ -77,6 +77,15 @@ def test_a_default_dtype_that_is_set_before_a_recording(pair):
     assert [value(result).dtype for result in results] == [torch.float64] * 2 + [torch.float32]
 
 
+def test_a_view_of_a_tensor_that_is_dropped(pair):
+    mesh = pair.device_mesh
+    mirrored = record(lambda x: (x + 1).t())
+    with mesh.activate():
+        for start in (1.0, 2.0):
+            result = mirrored(torch.full((2, 3), start) + mesh.rank_tensor("gpus"))
+            assert value(result, gpus=1).tolist() == [[start + 2] * 2] * 3
+
+
 def test_results_of_replays_are_apart(pair):
     work = record(lambda x: (x + 1, x))
     with pair.activate():
