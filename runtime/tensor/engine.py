@@ -25,6 +25,7 @@ import torch
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import handle_failures
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
@@ -251,7 +252,8 @@ class Engine:
     def flush(self) -> None:
         """Send what is unsent, and wait while the ranks are too far behind."""
         with self.lock:
-            self._send()
+            with hold_interrupts():  # commands that are taken and not sent would be lost
+                self._send()
             self._collect()
             if self.must_reconnect and self.reconnect is not None and self.trouble is None:
                 self.must_reconnect = False

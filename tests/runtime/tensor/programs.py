@@ -145,7 +145,7 @@ def apply(step: Step, x: Tensor, y: Tensor) -> Tensor | None:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Tell whether entries share memory in part, as those of an unfolded tensor do: what a write leaves is undefined."""
+    """Tell whether entries share memory in part, as those of an unfolded tensor: what a write leaves is undefined."""
     reach = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and 0 < stride < reach:

@@ -15,10 +15,12 @@ from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.tensors import heal_mesh
 from meshbook.runtime.node.call_table import ask_places
 from meshbook.runtime.tensor.failures import HEADLINE, DeviceMeshError, RemoteException
+from meshbook.runtime.tensor.recordings import coalescing
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import StatementInterrupts
 
 PATIENCE = 20.0
 
@@ -284,6 +286,18 @@ def test_a_command_without_its_template_fails_alone(pair):
     with pytest.raises(DeviceMeshError, match="was not made"):
         engine.fetch_now(1, [made + 1])
     assert value(y).tolist() == [2, 2]
+
+
+def test_an_interrupt_of_a_flush_loses_no_command(pair):
+    mesh, interrupts = pair.device_mesh, StatementInterrupts(parts=["runtime/tensor/engine.py"])
+    x, places = mesh.constant(torch.ones(2)), 0
+    while interrupts.are_left:
+        with mesh.activate(), coalescing():
+            y = x + 1
+            interrupts.run(mesh.engine.flush)
+        assert value(y).tolist() == [2, 2], interrupts.where
+        places += interrupts.are_left
+    assert places > 10
 
 
 # -- arguments that do not fit together -----------------------------------------------
