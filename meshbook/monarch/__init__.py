@@ -1,12 +1,15 @@
 """Run programs written for PyTorch Monarch on meshbook, with their own `import monarch` lines.
 
 __main__       `python -m meshbook.monarch script.py`
-alias/         that package: the names of each of Monarch's modules, imported from where meshbook defines them
-modules        its modules: errors for missing names; names of the tensor engine are imported at their first use
+alias/         that package: one file, which calls `modules`
+modules        its modules: a finder that makes them; errors for missing names
+names          the table of its modules: their names, and where meshbook defines each
 configuration  `monarch.config` over meshbook's settings; `keys` has the keys
 identities     `ProcId` and `Uid`; `telemetry` has functions of `monarch.actor`
 functions      other functions of Monarch's modules, also those that Monarch itself no longer offers
 jobs           sources of hosts that outlive a program; `workers` has worker loops, `commands` runs programs on hosts
+simulator      `Simulator` with Monarch's arguments
+bootstrap_main `python -m monarch._src.actor.bootstrap_main`, which starts a worker
 
 `alias/` holds the package named `monarch`. At the top of a checkout, a folder `monarch` would answer `import monarch`
 by accident. `install()` puts `alias/` at the front of the import path, which workers inherit, and of PYTHONPATH,

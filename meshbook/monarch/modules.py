@@ -1,11 +1,9 @@
-"""The modules of our package `monarch`: plain ones, except that a missing name of Monarch's raises an error of ours.
+"""The modules of our package `monarch`: the finder that makes them from the table in `names`, and their classes.
 
-A name is reached in two ways, and Python looks it up differently for each. An attribute (`monarch.rdma.RDMABuffer`)
-calls `__getattr__` of the module's class. `from monarch.rdma import RDMABuffer` drops the text of an AttributeError,
-and looks for a submodule of that name if the module is a package; so all of ours are packages, and `Absent` raises the
-error.
-
-The names of the tensor engine in `monarch` itself are imported at their first use, because they need torch.
+A name that is missing raises an error of ours. It is reached in two ways, and Python looks it up differently for each.
+An attribute (`monarch.rdma.RDMAManager`) calls `__getattr__` of the module's class. `from monarch.rdma import
+RDMAManager` drops the text of an AttributeError, and looks for a submodule of that name if the module is a package; so
+all of ours are packages, and the finder raises the error.
 """
 
 from __future__ import annotations
@@ -14,27 +12,41 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from meshbook.monarch import names
+from meshbook.monarch.keys import use_defaults
 from meshbook.runtime.config import OVERRIDES
-from meshbook.runtime.hosts.faults import HookedModule
+from meshbook.runtime.hosts.faults import HookedModule, make_default_strict
 from meshbook.runtime.telemetry.logs import Prefix
 
-ROOT = "monarch"
 _ABSENT = "is not part of this version of meshbook"
+_BOOTSTRAP = "monarch._src.actor.bootstrap_main"  # a command, so it has a file
+
+
+def set_up(monarch: ModuleType) -> None:
+    """Give `monarch` its names, and make its modules importable."""
+    monarch.__class__ = RootModule
+    _set_names(monarch, names.NAMES_OF_MONARCH)
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        # First: if Monarch is installed as an editable package, it has a finder for its own modules.
+        sys.meta_path.insert(0, Finder())
+    make_default_strict()
+    use_defaults()
+
+
+def _set_names(module: ModuleType, found: str) -> None:
+    for name in found.split():
+        setattr(module, name, names.load_name(name))
 
 
 class AliasModule(ModuleType):
     """A module of our package `monarch`."""
-
-    @classmethod
-    def adopt(cls, name: str) -> None:
-        """Make the module of this name an instance of this class; called on the module's last line."""
-        sys.modules[name].__class__ = cls
-        if not any(isinstance(finder, Absent) for finder in sys.meta_path):
-            sys.meta_path.append(Absent())  # last: it is only reached for missing modules
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
@@ -65,57 +77,40 @@ class LoggingModule(AliasModule):
         OVERRIDES.set({"extra": {"prefix_python_logs_with_actor": Prefix.is_on}})
 
 
-class Absent(MetaPathFinder):
-    """A finder that finds nothing, and raises an error for missing modules and names of `monarch`."""
+class RootModule(AliasModule):
+    """`monarch`, whose names of the tensor engine are imported when a program asks for them."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name.startswith(ROOT + "."):
-            # Without `name=`: if the error names a module, `from ... import` replaces the text with Python's own.
-            raise ModuleNotFoundError(f"{name} {_ABSENT}")
+    def __getattr__(self, name: str) -> Any:
+        return names.load_name(name) if name in names.NAMES_OF_TENSORS.split() else super().__getattr__(name)
 
 
-# Monarch's name -> the module of `meshbook.runtime.tensor`, and the name there
-_NAMES = {
-    "DeviceMesh": ("device_mesh", "DeviceMesh"),
-    "OpaqueModule": ("opaque", "OpaqueModule"),
-    "OpaqueObject": ("opaque", "OpaqueObject"),
-    "OpaqueRef": ("lanes", "OpaqueRef"),
-    "RemoteException": ("failures", "RemoteException"),
-    "RemoteProcessGroup": ("device_mesh", "RemoteProcessGroup"),
-    "Stream": ("device_mesh", "Stream"),
-    "Tensor": ("tensor", "MeshTensor"),
-    "cached_remote_function": ("opaque", "cached_remote_function"),
-    "call_on_shard_and_fetch": ("remote", "call_on_shard_and_fetch"),
-    "coalescing": ("recordings", "coalescing"),
-    "compile": ("recordings", "compile"),
-    "distribute": ("distributing", "distribute"),
-    "fetch_shard": ("trees", "fetch_shard"),
-    "function_resolvers": ("remote", "function_resolvers"),
-    "get_active_mesh": ("device_mesh", "get_active_mesh"),
-    "get_active_stream": ("device_mesh", "get_active_stream"),
-    "grad_function": ("gradients", "grad_function"),
-    "grad_generator": ("gradients", "grad_generator"),
-    "inspect": ("trees", "inspect"),
-    "module_to_mesh": ("modules.proxies", "module_to_mesh"),
-    "no_mesh": ("device_mesh", "no_mesh"),
-    "reduce": ("trees", "reduce"),
-    "reduce_": ("trees", "reduce_"),
-    "remote": ("remote", "remote"),
-    "remote_autograd_function": ("opaque", "remote_autograd_function"),
-    "set_meta": ("simulator", "set_meta"),
-    "show": ("trees", "show"),
-    "slice_mesh": ("trees", "slice_mesh"),
-    "to_mesh": ("trees", "to_mesh"),
+_CLASSES: dict[str, type[AliasModule]] = {
+    "monarch.actor": ActorModule,
+    "monarch.actor.config": LoggingModule,
+    "monarch._src.actor.config": LoggingModule,
 }
 
 
-class RootModule(AliasModule):
-    """`monarch`, whose names of the tensor engine are loaded when a program asks for them."""
+class Finder(MetaPathFinder, Loader):
+    """Makes the modules below `monarch`, and raises an error for those that are missing."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "Simulator":
-            return importlib.import_module("monarch.simulator").Simulator
-        if name not in _NAMES:
-            return super().__getattr__(name)
-        module, found = _NAMES[name]
-        return getattr(importlib.import_module(f"meshbook.runtime.tensor.{module}"), found)
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == _BOOTSTRAP:
+            return spec_from_file_location(name, Path(__file__).with_name("bootstrap_main.py"))
+        if name in names.MODULES:
+            spec = ModuleSpec(name, self, origin=names.__file__, is_package=True)
+            spec.has_location = True  # the module gets `__file__`
+            return spec
+        if name.startswith("monarch."):
+            # Without `name=`: if the error names a module, `from ... import` replaces the text with Python's own.
+            raise ModuleNotFoundError(f"{name} {_ABSENT}")
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        purpose, _ = names.MODULES[spec.name]
+        doc = f"`{spec.name}`: {purpose}." if purpose else f"`{spec.name}`."
+        return _CLASSES.get(spec.name, AliasModule)(spec.name, doc)
+
+    def exec_module(self, module: ModuleType) -> None:
+        _, found = names.MODULES[module.__name__]
+        _set_names(module, found)

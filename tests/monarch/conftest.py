@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshbook.monarch import install
-from meshbook.monarch.modules import Absent
+from meshbook.monarch.modules import Finder
 from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.hosts.faults import _FaultHook, set_unhandled_fault_hook, unhandled_fault_hook
 
@@ -26,7 +26,7 @@ def alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "monarch"]:
         del sys.modules[name]
-    assert not any(isinstance(finder, Absent) for finder in sys.meta_path[:-1])  # once, and last
+    assert not any(isinstance(finder, Finder) for finder in sys.meta_path[1:])  # once, and first
     set_unhandled_fault_hook(hook)
 
 

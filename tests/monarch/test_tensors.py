@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from meshbook.monarch import modules
+from meshbook.monarch.names import MODULES, NAMES_OF_TENSORS
 from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.tensor import (
@@ -40,7 +40,7 @@ def test_monarch_has_its_names(alias):
     monarch = importlib.import_module("monarch")
     assert monarch.fetch_shard is trees.fetch_shard
     assert monarch.Tensor is tensor.MeshTensor
-    for name in modules._NAMES:
+    for name in NAMES_OF_TENSORS.split():
         assert getattr(monarch, name) is not None, name
 
 
@@ -100,6 +100,11 @@ def test_each_name_of_the_per_rank_view_can_be_imported(alias, module):
     exec(f"from {module} import {', '.join(NAMES[module])}", names)
     assert set(NAMES[module]) <= set(names)
     assert importlib.import_module(module).__doc__
+
+
+def test_each_module_of_the_table_has_all_its_names(alias):
+    for module, (_, names) in MODULES.items():
+        assert {*names.split()} <= {*dir(importlib.import_module(module))}
 
 
 def test_a_simulator_has_its_dimensions_and_trace_modes(alias):

@@ -1,13 +1,11 @@
-"""`monarch.simulator`: programs on meshes that do not exist."""
+"""`Simulator` of `monarch.simulator`: ours with Monarch's arguments."""
+
+from __future__ import annotations
 
 from enum import Enum
 from typing import Any
 
-from meshbook.monarch.modules import AliasModule
-from meshbook.runtime.tensor.schedule import Costs as Costs
-from meshbook.runtime.tensor.simulator import Simulator as _Simulator
-from meshbook.runtime.tensor.simulator import SimulatorTraceMode as SimulatorTraceMode
-from meshbook.runtime.tensor.simulator import set_meta as set_meta
+from meshbook.runtime.tensor import simulator
 
 
 class SimulatorBackendMode(Enum):
@@ -17,7 +15,7 @@ class SimulatorBackendMode(Enum):
     COMPREHENSIVE = "comprehensive"
 
 
-class Simulator(_Simulator):
+class Simulator(simulator.Simulator):
     """`meshbook.Simulator` with Monarch's names of the dimensions, `host` and `gpu`; ignores `simulate_mode`."""
 
     def __init__(
@@ -29,8 +27,3 @@ class Simulator(_Simulator):
         **options: Any,
     ) -> None:
         super().__init__(hosts, gpus, **{"dims": ("host", "gpu")} | options)
-
-
-__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
-AliasModule.adopt(__name__)
-del Any, Enum, AliasModule

@@ -1,8 +1,0 @@
-"""`monarch._rust_bindings.monarch_hyperactor.config`."""
-
-from meshbook.monarch.keys import Encoding as Encoding
-from meshbook.monarch.modules import AliasModule
-
-__path__: list[str] = []  # a package; the reason is in meshbook.monarch.modules
-AliasModule.adopt(__name__)
-del AliasModule
