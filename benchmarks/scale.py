@@ -32,7 +32,7 @@ from report import Aim, Report, json_option, seconds_of
 from meshbook import Actor, close_session, endpoint, this_host
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
@@ -46,7 +46,6 @@ RANKS = (8, 16, 64, 256, 1024, 4096)
 PER_HOST = 8
 LATENCY = 50e-6  # seconds
 CALLS = 5  # per round
-NOWHERE = Extent((), ())
 PROBE = "probe-0@controller"  # the key of an actor whose messages flow control counts
 WITHOUT_CASTS = 256  # the most ranks that are called directly as well
 MICRO = 1e6
@@ -57,7 +56,7 @@ class LineOfOutput:
 
     def __init__(self, node: Node, controller: Address, rank: int) -> None:
         self._node = node
-        self._target = Target(controller, TELEMETRY)
+        self._controller = controller
         self._chunk = OutputChunk("cell", "mesh", rank, "stdout", f"rank {rank}\n")
 
     def keeps_for(self, call: object) -> bool:
@@ -65,7 +64,7 @@ class LineOfOutput:
 
     @contextlib.contextmanager
     def kept_output(self) -> Iterator[list[Buffer]]:
-        frame = self._node.calls.pack_small(self._target, "relayed", ((self._chunk,), {}), NOWHERE)
+        frame = self._node.calls.pack_small(self._controller, TELEMETRY, "relayed", self._chunk)
         assert frame is not None
         yield [frame]
 
@@ -180,7 +179,7 @@ class SimulatedMesh:
 
         self.controller = node("controller", "host-0")
         self.transport = self.world.transports["controller"]
-        self.context = Context(Instance("client", "client", NOWHERE.point(0), self.controller))
+        self.context = Context(Instance("client", "client", SCALAR.point(0), self.controller))
         self.lines: list[Any] = []  # the output that has arrived
         output = OutputStore()
         output.set_default(self.lines.append)

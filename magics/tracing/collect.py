@@ -18,7 +18,7 @@ from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.meshes.whereabouts import answers_of
 from meshbook.runtime.actor.context import name_of
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import Target
@@ -301,7 +301,7 @@ async def _request_recordings(here: Address, addresses: Sequence[Address], since
 
 
 def _control_actor(address: Address) -> Any:
-    return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], Extent((), ()).region)
+    return ActorMesh(CONTROL, ControlActor, [Target(address, CONTROL)], SCALAR.region)
 
 
 async def _clocks(here: Address, addresses: Sequence[Address]) -> dict[str, ClockOffset]:

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshbook.runtime.geometry import Extent, Point
+from meshbook.runtime.geometry import SCALAR, Extent, Point
 from meshbook.runtime.monarch_texts import NO_REASON
 
 if TYPE_CHECKING:
     from meshbook.runtime.actor.future import Future
-
-EMPTY = Extent((), ())
 
 
 class Control(Protocol):
@@ -181,7 +179,7 @@ def context() -> Context:
 def current_rank() -> Point:
     """Return this actor's point in the mesh that the current message was sent to; the empty point in a client."""
     found = CURRENT.get()
-    return found.message_rank if found is not None else EMPTY.point(0)
+    return found.message_rank if found is not None else SCALAR.point(0)
 
 
 def current_size() -> dict[str, int]:

@@ -15,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from meshbook.runtime.actor.context import current_origin
-from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.telemetry.output import SHOWN, TELEMETRY, Chunk, ClearChunk, DisplayChunk, LogOptions
 
 REMEMBERED_DISPLAYS = 1000
@@ -58,8 +56,7 @@ class Displays:
         return SHOWN if self._node.capture is None else self._node.capture.options
 
     def _send(self, chunk: Chunk) -> None:
-        target = Target(self._node.controller, TELEMETRY)
-        self._node.calls.send([target], "output", ((chunk,), {}), Extent((), ()), None)
+        self._node.calls.notify(self._node.controller, TELEMETRY, "output", chunk)
 
 
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -22,12 +22,8 @@ from IPython.core.error import StdinNotImplementedError
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.cells.interrupts import INTERRUPTS
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
-
-NOWHERE = Extent((), ())
 
 
 class RankPrompts:
@@ -74,26 +70,21 @@ class RankPrompts:
     def _wait_for_answer(self, question: PromptQuestion) -> PromptAnswer:
         if self._node.capture is not None:
             self._node.capture.flush()  # earlier output is shown before the prompt
-        asked, answered = PerRank(1), threading.Event()
-        self._send("ask", question, reply_handler=asked)
-        (future,) = asked.futures
+        answered = threading.Event()
+        future = self._node.calls.ask(self._node.controller, QUESTIONS, "ask", question)
         future.when_done(answered.set)
         try:
             with self._paused(question):
                 answered.wait()
         except BaseException:
-            self._send("withdraw", question.origin, question.rank, question.number)
+            withdrawn = question.origin, question.rank, question.number
+            self._node.calls.notify(self._node.controller, QUESTIONS, "withdraw", *withdrawn)
             raise
         try:
             answer: PromptAnswer = future.get()
         except MeshbookError as error:
             return PromptAnswer("eof", f"the notebook has disconnected: {error}")
         return answer
-
-    def _send(self, endpoint: str, *arguments: Any, reply_handler: PerRank | None = None) -> None:
-        self._node.calls.send(
-            [Target(self._node.controller, QUESTIONS)], endpoint, (arguments, {}), NOWHERE, reply_handler
-        )
 
     @contextmanager
     def _paused(self, question: PromptQuestion) -> Iterator[None]:

@@ -6,7 +6,7 @@ positions to ranks, `region` is a shape over the ranks of a base mesh, `splittin
 """
 
 from meshbook.runtime.geometry.mesh_trait import MeshTrait
-from meshbook.runtime.geometry.region import Extent, Region, Shape
+from meshbook.runtime.geometry.region import SCALAR, Extent, Region, Shape
 from meshbook.runtime.geometry.slices import NDSlice, Point, Slice
 
-__all__ = ["Extent", "MeshTrait", "NDSlice", "Point", "Region", "Shape", "Slice"]
+__all__ = ["SCALAR", "Extent", "MeshTrait", "NDSlice", "Point", "Region", "Shape", "Slice"]

@@ -341,3 +341,6 @@ def _checked_labels(labels: Sequence[str], count: int) -> tuple[str, ...]:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
+
+
+SCALAR = Extent((), ())  # no dimensions, one rank

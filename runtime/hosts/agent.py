@@ -23,7 +23,7 @@ from meshbook.runtime.actor.context import Context, Instance, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ExitReport, MeshbookError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.hosts.clients import Clients
 from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.forkserver_client import ForkServerClient, execute_server, fork_server
@@ -53,7 +53,7 @@ from meshbook.runtime.mesh.hosts import HOST, HostActor
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import MeshSpec, WorkerSpec, is_import_alike
 from meshbook.runtime.mesh.workspaces import WORKSPACE, WorkspaceActor
-from meshbook.runtime.node.call_table import PerRank, Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
@@ -68,7 +68,6 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire.messages import Address
 
 logger = logging.getLogger(__name__)
-NOWHERE = Extent((), ())
 REMAINS_SECONDS = 1.0
 
 
@@ -137,7 +136,7 @@ def serve(
     # The agent waits for no peer: a worker that is stopped must not delay the reports of other deaths.
     without_limit = msgspec.structs.replace(spec.settings, high_water_mark=sys.maxsize)
     node = Node(UnixTransport(spec.node, home, without_limit, loop), spec.run, spec.settings)
-    provide_client(lambda: Context(Instance("agent", "agent", NOWHERE.point(0), node)))
+    provide_client(lambda: Context(Instance("agent", "agent", SCALAR.point(0), node)))
     others = RemoteAgents(node, home)
 
     def make_workers(*callbacks: Any) -> Workers:
@@ -183,7 +182,7 @@ def attend(
     node.routes.trust(spec.controller)
 
     def ask_to_leave(worker: Address, reason: str, fence: str) -> None:
-        node.calls.send([Target(worker, PROCESS)], "stop", ((reason, fence), {}), NOWHERE, None)
+        node.calls.notify(worker, PROCESS, "stop", reason, fence)
 
     notice_lock = threading.Lock()  # so that a peer receives the end of an incarnation before the start of the next
 
@@ -250,7 +249,7 @@ def send_remains(node: Node, remains: UnsentOutput, *, within: float = REMAINS_S
     telemetry = Target(node.controller, TELEMETRY)
     try:
         # A controller that receives nothing must not block this thread, which watches all workers.
-        node.calls.send([telemetry], "output", ((remains,), {}), NOWHERE, None, within=within)
+        node.calls.send([telemetry], "output", ((remains,), {}), SCALAR, None, within=within)
     except (MeshbookError, TimeoutError) as error:
         logger.warning("the last output of %s could not be sent: %s", remains.node, error)
         return False
@@ -291,9 +290,8 @@ class Agent(HostActor):
             self._node.peers.announce_all_down(reports, [self._node.controller, *self._here()])
             return
         # Announced before it is done: if this process is killed now, the controller still knows which workers are lost.
-        worker_registry = Target(self._node.controller, WORKER_REGISTRY)
         names = [spec.address.node for spec in specs]
-        self._node.calls.send([worker_registry], "starting", ((self._node.address.node, names), {}), NOWHERE, None)
+        self._node.calls.notify(self._node.controller, WORKER_REGISTRY, "starting", self._node.address.node, names)
         self._started.update(names)
         for spec in specs:
             if spec.incarnation:
@@ -315,13 +313,13 @@ class Agent(HostActor):
             self._notify_incarnation(spec.address, spec.incarnation, [self._node.controller])
             hosts = [Target(agent, HOST) for agent in self._others.agents]
             if hosts:
-                self._node.calls.send(hosts, "restarted", ((spec.address, spec.incarnation), {}), NOWHERE, None)
+                self._node.calls.send(hosts, "restarted", ((spec.address, spec.incarnation), {}), SCALAR, None)
 
     def _notify_incarnation(self, address: Address, incarnation: int, others: Sequence[Address]) -> None:
         self._node.peers.note_restarted(address, incarnation)
         targets = [Target(each, CONTROL) for each in (*others, *self._here())]
         if targets:
-            self._node.calls.send(targets, "restarted", ((address, incarnation), {}), NOWHERE, None)
+            self._node.calls.send(targets, "restarted", ((address, incarnation), {}), SCALAR, None)
 
     def _here(self) -> list[Address]:
         """The workers of this host, and the clients of the run that are here."""
@@ -332,11 +330,9 @@ class Agent(HostActor):
         if len(world.agents) == 1:
             known = self._workers.rendezvous_of(world.mesh)
             return known if known is not None else self._others.new_rendezvous()
-        reply_handler = PerRank(1)
         # This agent is one of the living.
         living = (agent for agent in world.agents if self._node.peers.report_of(agent.node) is None)
-        self._node.calls.send([Target(next(living), RENDEZVOUS)], "find", ((world.mesh,), {}), NOWHERE, reply_handler)
-        found: dict[str, str] = reply_handler.futures[0].get()
+        found: dict[str, str] = self._node.calls.ask(next(living), RENDEZVOUS, "find", world.mesh).get()
         return found
 
     # -- of runs with more than one host ---------------------------------------------------

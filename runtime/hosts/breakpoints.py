@@ -19,13 +19,10 @@ from typing import Any
 
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.prompt_questions import QUESTIONS, Kind, PromptAnswer, PromptQuestion
 from meshbook.runtime.traces import short_name
 
-NOWHERE = Extent((), ())
 # A step does not stop in the modules that call the user's code.
 SKIPPED = ("meshbook.*", "asyncio.*", "concurrent.*", "contextlib", "contextvars", "threading")
 
@@ -64,14 +61,12 @@ class Breakpoints:
         )
         if self._node.capture is not None:
             self._node.capture.flush()  # earlier output is shown before the question
-        reply_handler, answered = PerRank(1), threading.Event()
-        self._node.calls.send(
-            [Target(self._node.controller, QUESTIONS)], "ask", ((question,), {}), NOWHERE, reply_handler
-        )
-        reply_handler.futures[0].when_done(answered.set)
+        answered = threading.Event()
+        future = self._node.calls.ask(self._node.controller, QUESTIONS, "ask", question)
+        future.when_done(answered.set)
         answered.wait()
         try:
-            answer: PromptAnswer = reply_handler.futures[0].get()
+            answer: PromptAnswer = future.get()
         except MeshbookError as error:
             return PromptAnswer("eof", f"the controller does not answer: {error}")
         return answer

@@ -15,7 +15,7 @@ from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import ActorError, ExitReport
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.mesh.actors import TAKEN, ActorMesh, current_node
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.threads import items_of
@@ -33,7 +33,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     check_class(cls, TAKEN)
     check_arguments(cls, args, kwargs)
     node = current_node()
-    controllers = ActorMesh(CONTROLLERS, Controllers, [Target(node.controller, CONTROLLERS)], Extent((), ()).region)
+    controllers = ActorMesh(CONTROLLERS, Controllers, [Target(node.controller, CONTROLLERS)], SCALAR.region)
     return cast("Future[A]", controllers.get_or_spawn.call_one(name, cls, args, kwargs))
 
 

@@ -31,7 +31,7 @@ from meshbook.runtime.hosts.launch import decode_agent_spec
 from meshbook.runtime.hosts.lifeline import LineReader
 from meshbook.runtime.hosts.remote_agents import RemoteAgents
 from meshbook.runtime.hosts.session import STOP_SECONDS, Session
-from meshbook.runtime.hosts.worker import NOWHERE, bootstrap, client_of, make_node, serve
+from meshbook.runtime.hosts.worker import bootstrap, client_of, make_node, serve
 from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.process_actor import PROCESS
@@ -340,8 +340,7 @@ class ThreadWorker:
     def release(self) -> None:
         """Release its threads."""
         if PROCESS in self._node.actors.names() and not self._has_left:
-            process = [Target(self._node.address, PROCESS)]
-            self._node.calls.send(process, "stop", ((SHUT_DOWN,), {}), NOWHERE, None)
+            self._node.calls.notify(self._node.address, PROCESS, "stop", SHUT_DOWN)
         self._node.data_plane.close(patience=0)
         close_with_actors(self._node)
         if self._thread.ident is not None:

@@ -24,7 +24,7 @@ import msgspec
 from meshbook.runtime.actor.context import Context, Instance, client_context, process_run
 from meshbook.runtime.config import check_private, current_settings
 from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome, decode_welcome
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.lifeline import present_version
@@ -41,7 +41,6 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.messages import Address
 
-NOWHERE = Extent((), ())
 LOOK_SECONDS = 0.01  # polling interval for the socket of an agent that is still starting
 STOP_SECONDS = 1.0  # time for the actors of a client to end when it leaves
 
@@ -75,12 +74,12 @@ class JoinedRun:
         node.routes.trust(welcome.controller)
         node.routes.trust(welcome.agent)
         node.routes.expect(welcome.incarnations)
-        node.places = LocalHandles(HostMesh([welcome.agent], NOWHERE.region), node.address)
+        node.places = LocalHandles(HostMesh([welcome.agent], SCALAR.region), node.address)
         node.relay = PortRelays(node).place
         node.dispatch.load = functools.partial(load_from, run)
         self._faults = UnhandledFaults()
         node.on_fault = self._faults.report
-        self.context = Context(Instance("client", "client", NOWHERE.point(0), node))
+        self.context = Context(Instance("client", "client", SCALAR.point(0), node))
         self.has_ended = False
         self._leaving = threading.Lock()  # acquired once, by the first call of `leave`; never released
         self._connection.setblocking(False)

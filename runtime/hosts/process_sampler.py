@@ -26,9 +26,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.gpus import GpuReading, GpuWatch
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.telemetry.status_page import StatusPageReader, StatusReading, Traffic
 from meshbook.runtime.telemetry.vitals import (
@@ -47,7 +45,6 @@ from meshbook.runtime.telemetry.vitals import (
 logger = logging.getLogger(__name__)
 
 VITALS_SENDER = "vitals_sender"  # the actor of every host agent
-NOWHERE = Extent((), ())
 GPU_IDLE_SECONDS = 10.0  # between two readings of the GPUs while everything on the host is idle
 CPU_SECONDS = 0.9  # the least time over which processor time is measured: the system counts it in hundredths
 SHARE_SECONDS = 30.0  # between two measurements of the pages that a process shares
@@ -298,11 +295,7 @@ class VitalsSender(Actor):
         self._gpus.refresh(GPU_IDLE_SECONDS if self._is_quiet and self._pace >= SECONDS else SECONDS)
         batch = self._meter.measure(workers, self._gpus.reading, time.monotonic())
         self._is_quiet = is_quiet(batch)
-        reply_handler = PerRank(1)
-        self._node.calls.send(
-            [Target(self._node.controller, VITALS)], "measured", ((batch,), {}), NOWHERE, reply_handler
-        )
-        self._asked = reply_handler.futures[0]
+        self._asked = self._node.calls.ask(self._node.controller, VITALS, "measured", batch)
 
     def _take_answer(self) -> None:
         """Take the interval from the last batch's answer, if it has arrived, and then from the last call of `pace`."""

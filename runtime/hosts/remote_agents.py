@@ -12,22 +12,18 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.controllers import WORKER_REGISTRY
 from meshbook.runtime.hosts.launch import AGENT
-from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.resources import NameLookup, address_towards, free_port, interface_of
 from meshbook.runtime.transport.gateway import Gateway
 from meshbook.runtime.transport.home import Home, LaneRequest, describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
 
-NOWHERE = Extent((), ())
 RENDEZVOUS = "rendezvous"  # the actor of every agent by which the ranks of a mesh find each other
 REMEMBERED = 1000  # meshes; older ones are dropped, since their processes have started long ago
 logger = logging.getLogger(__name__)
@@ -168,9 +164,8 @@ class RemoteAgents:
         if host == self._home.first:
             self._end_without_first()
             return
-        worker_registry = Target(self._node.controller, WORKER_REGISTRY)
-        arguments: tuple[Any, Any] = ((host, seconds, self._node.address.node), {})
-        self.run(functools.partial(self._node.calls.send, [worker_registry], "silent", arguments, NOWHERE, None))
+        notify, controller, own = self._node.calls.notify, self._node.controller, self._node.address.node
+        self.run(functools.partial(notify, controller, WORKER_REGISTRY, "silent", host, seconds, own))
 
     def dismissed(self, host: str, why: str) -> None:
         if self._is_away:

@@ -33,7 +33,6 @@ from meshbook.runtime.hosts.launchers import UNKNOWN, AgentProcess, Launcher
 from meshbook.runtime.interrupts import allow_interrupts, hold_interrupts
 from meshbook.runtime.mesh.hosts import HOST, HostMesh, name_agent
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.resources import own_addresses
 from meshbook.runtime.telemetry.stderr_tail import last_lines
@@ -42,7 +41,6 @@ from meshbook.runtime.transport.curve import KeyPair
 from meshbook.runtime.transport.home import describe, host_of, ip_of
 from meshbook.runtime.wire.messages import Address
 
-NOWHERE = Extent((), ())
 AGENT_MODULE = "meshbook.runtime.hosts.agent"
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1  # polling interval for the end of an agent that is being linked
@@ -379,7 +377,7 @@ class RemoteHosts:
         self._node.casts.remove_agent(host.address)
         for agent in (self._first, *(other.address for other in self if other.address is not None)):
             with contextlib.suppress(MeshbookError):
-                self._node.calls.send([Target(agent, HOST)], "lose", ((host_of(host.address), why), {}), NOWHERE, None)
+                self._node.calls.notify(agent, HOST, "lose", host_of(host.address), why)
 
     # -- the end of the session ------------------------------------------------------------
 
@@ -412,9 +410,7 @@ class RemoteHosts:
     # -- calls ---------------------------------------------------------------------------------
 
     def _ask(self, agent: Address, endpoint: str, *arguments: Any) -> Future[Any]:
-        reply_handler = PerRank(1)
-        self._node.calls.send([Target(agent, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
-        return reply_handler.futures[0]
+        return self._node.calls.ask(agent, HOST, endpoint, *arguments)
 
 
 def _drain_hint(host: RemoteHost) -> str:

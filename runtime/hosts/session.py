@@ -23,7 +23,7 @@ from meshbook.runtime.actor.future import Future, check_timeout
 from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
 from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
 from meshbook.runtime.formats import mesh_name
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
@@ -38,7 +38,7 @@ from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
-from meshbook.runtime.node.call_table import AllReplies, PerRank, Target
+from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import explain_limit
@@ -62,7 +62,6 @@ if TYPE_CHECKING:  # weight: numpy
 
 S = TypeVar("S", bound="Session")
 T = TypeVar("T")
-NOWHERE = Extent((), ())
 AGENT_LINES = 20  # lines of the agent's log in its report, if the settings ask for no lines of workers
 CURVES = "curves"  # the folder with the history of curves, in that of the run
 STOP_SECONDS = 1.0  # time for workers to leave by themselves when the controller exits
@@ -106,11 +105,11 @@ class Session:
             self._give_up()
             why = ". ".join(filter(None, (str(error), explain_limit(str(error), self.folder.path))))
             raise LaunchError(f"the host agent cannot be started: {why}") from error
-        self.host = HostMesh([self._agent_address], NOWHERE.region, owned=True, is_fake_in_process=self.is_in_process)
+        self.host = HostMesh([self._agent_address], SCALAR.region, owned=True, is_fake_in_process=self.is_in_process)
         self.remote = RemoteHosts(self.node, self.settings, self.folder.path, self.worker_registry, self._agent_address)
         self.node.places = LocalHandles(self.host, self.node.address)
         self.node.casts.add_agent(self._agent_address)
-        self.context = Context(Instance("client", "client", NOWHERE.point(0), self.node))
+        self.context = Context(Instance("client", "client", SCALAR.point(0), self.node))
         self.metrics = export_of(self)
         self._watcher = threading.Thread(target=self._watch_agent, name="meshbook agent watcher", daemon=True)
         Prefix.install()
@@ -228,9 +227,9 @@ class Session:
         self.history.watch(on)
         if on:
             others = [host.address for host in self.remote if host.address is not None]
-            targets = [Target(agent, VITALS_SENDER) for agent in (self._agent_address, *others)]
-            # The answers are dropped: an agent that has ended needs no interval, and a later one requests it.
-            self.node.calls.send(targets, "pace", ((self.history.interval,), {}), NOWHERE, PerRank(len(targets)))
+            for agent in (self._agent_address, *others):
+                # The answer is dropped: an agent that has ended needs no interval, and a later one requests it.
+                self.node.calls.ask(agent, VITALS_SENDER, "pace", self.history.interval)
 
     def metric_history(
         self, metrics: Collection[str] = (), ranks: Collection[int] | None = None, mesh: str | None = None
@@ -267,9 +266,7 @@ class Session:
         return self.node.peers.report_of(AGENT) is not None
 
     def _ask_agent(self, endpoint: str, *arguments: Any) -> Future[Any]:
-        reply_handler = PerRank(1)
-        self.node.calls.send([Target(self._agent_address, HOST)], endpoint, (arguments, {}), NOWHERE, reply_handler)
-        return reply_handler.futures[0]
+        return self.node.calls.ask(self._agent_address, HOST, endpoint, *arguments)
 
     # -- the end -----------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import GroupMembership, GroupPlan, LeftGroups, has_gpu
 from meshbook.runtime.collectives.stores import GroupStores
 from meshbook.runtime.config import set_inherited_settings
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
 from meshbook.runtime.hosts.heartbeat import Heartbeat
 from meshbook.runtime.hosts.joined_runs import join
@@ -63,8 +63,6 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.functions import note_worker
-
-NOWHERE = Extent((), ())
 
 
 def settle(spec: WorkerSpec) -> None:
@@ -156,12 +154,11 @@ def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
 
 def client_of(node: Node, spec: WorkerSpec) -> Context:
     """Return the context of code that runs in a worker outside of actors: a bootstrap, a thread of the user."""
-    return Context(Instance("worker", "worker", NOWHERE.point(0), node, spec))
+    return Context(Instance("worker", "worker", SCALAR.point(0), node, spec))
 
 
 def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
     """Return the capture of this process, which sends output to the controller."""
-    target = [Target(node.controller, TELEMETRY)]
     bars = BarPoints(node.points.add_own, node.points.is_logged)
 
     def note_bars(chunk: OutputChunk) -> None:
@@ -170,10 +167,10 @@ def make_capture(node: Node, spec: WorkerSpec, folder: Path) -> Capture:
 
     def send(chunk: OutputChunk) -> None:
         note_bars(chunk)
-        node.calls.send(target, "output", ((chunk,), {}), NOWHERE, None)
+        node.calls.notify(node.controller, TELEMETRY, "output", chunk)
 
     def pack(chunk: OutputChunk) -> Buffer | None:
-        if (frame := node.calls.pack_small(target[0], "relayed", ((chunk,), {}), NOWHERE)) is not None:
+        if (frame := node.calls.pack_small(node.controller, TELEMETRY, "relayed", chunk)) is not None:
             note_bars(chunk)
         return frame
 

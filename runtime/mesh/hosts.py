@@ -21,7 +21,7 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import OVERRIDES
 from meshbook.runtime.errors import LaunchError, SupervisionError
-from meshbook.runtime.geometry import Extent, MeshTrait, Region
+from meshbook.runtime.geometry import SCALAR, Extent, MeshTrait, Region
 from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.binding import Given
@@ -551,7 +551,7 @@ class HostMesh(MeshTrait):
         # Each agent ignores names of other agents' workers.
         self._hosts_of(nodes).stop_procs.call(names, reason, fence)
         targets = [Target(node, PROCESS) for node in nodes]
-        current_node().calls.send(targets, "fence", ((fence,), {}), Extent((), ()), None)
+        current_node().calls.send(targets, "fence", ((fence,), {}), SCALAR, None)
         return ended
 
     def signal_procs(self, nodes: Sequence[Address], number: int, sender: str) -> Future[None]:
@@ -583,7 +583,7 @@ def _on_agent(agent: Address) -> ActorMesh:
 
 
 def _actor_on(agent: Address, name: str, cls: type[Actor]) -> ActorMesh:
-    return ActorMesh("hosts", cls, [Target(agent, name)], Extent((), ()).region)
+    return ActorMesh("hosts", cls, [Target(agent, name)], SCALAR.region)
 
 
 def ask_for(agent: Address, specs: list[WorkerSpec]) -> Future[None]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
-from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
@@ -21,7 +20,7 @@ class LocalHandles:
 
     def proc(self) -> ProcMesh:
         """Return this process as a mesh without dimensions."""
-        return ProcMesh("this_proc", [self._node], NOWHERE.region, self.host)
+        return ProcMesh("this_proc", [self._node], SCALAR.region, self.host)
 
     def proc_mesh(self) -> ProcMesh:
         """Return the processes that were spawned together with this one; in a client, only the client itself."""
@@ -43,7 +42,7 @@ def local_handles_of(spec: WorkerSpec) -> LocalHandles:
     """Return the handles of a worker."""
     world = spec.world
     host = HostMesh(
-        *([world.agent], NOWHERE.region),
+        *([world.agent], SCALAR.region),
         python=world.python,
         is_fake_in_process=world.is_fake_host,
     )

@@ -14,9 +14,6 @@ from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.healing import Afterwards, Ask, go_on_after, resolve_after
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.spawned import Spawned
-from meshbook.runtime.node.call_table import Target
-from meshbook.runtime.node.control import CONTROL
-from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Address
 
@@ -112,5 +109,4 @@ class Resize:
         keys = [spawned.key for spawned in self._followers]
         for rank in self.staying:
             at = rank, *self._after.dims
-            target = [Target(self.nodes[rank], CONTROL)]
-            self._node.calls.send(target, "moved", ((self._specs[rank], at, keys), {}), NOWHERE, None)
+            self._node.calls.notify_control(self.nodes[rank], "moved", self._specs[rank], at, keys)

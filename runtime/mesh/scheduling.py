@@ -38,8 +38,6 @@ from meshbook.runtime.mesh.tasks import (
     table_of,
     unpack,
 )
-from meshbook.runtime.node.call_table import PerRank, Target
-from meshbook.runtime.node.identity import NOWHERE
 from meshbook.runtime.threads import get_within
 from meshbook.runtime.traces import name_cells
 
@@ -387,12 +385,10 @@ class Scheduler:
         if address == self._node.address:  # a client hosts no process actor to call
             answer = Future.completed(table_of(self._node).take_back(*arguments))
         else:
-            reply_handler = PerRank(1)
-            (answer,) = reply_handler.futures
             try:
-                self._node.calls.send([Target(address, PROCESS)], "take_back", (arguments, {}), NOWHERE, reply_handler)
+                answer = self._node.calls.ask(address, PROCESS, "take_back", *arguments)
             except Exception as error:
-                answer.fail(error)
+                answer = Future.failed(error)
         answer.when_done(lambda: self._events.put(lambda: self._put_back(request, answer)))
 
     def _put_back(self, request: ItemRequest, answer: Future[UnstartedItems]) -> None:

@@ -21,13 +21,13 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import CURRENT, Instance, name_of, spawner_of
 from meshbook.runtime.actor.failure import UndeliverableMessageEnvelope
 from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.geometry import Point
+from meshbook.runtime.geometry import SCALAR, Point
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.deadlock import DeadlockDetector, WaitStep
 from meshbook.runtime.node.execution import CallPlace, Execution, RunningEndpoint, Spans
 from meshbook.runtime.node.flow_control import is_counted, size_of
 from meshbook.runtime.node.hosted_actor import HostedActor, sender_of
-from meshbook.runtime.node.identity import NOWHERE, instance_of, point_of
+from meshbook.runtime.node.identity import instance_of, point_of
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Row, is_recorded
 from meshbook.runtime.threads import items_of, notify_all
@@ -117,7 +117,7 @@ class ActorRegistry:
         class_name: str,
         creator: Instance | None = None,
     ) -> HostedActor:
-        place = rank or NOWHERE.point(0)
+        place = rank or SCALAR.point(0)
         instance = Instance(key, class_name or "actor", place, self._node, self._node.place, creator)
         return kind(self._node, instance, make)
 

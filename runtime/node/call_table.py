@@ -291,7 +291,7 @@ class SingleReply(PendingCall):
     __slots__ = ("_call", "_explain", "_target", "future", "receipt")
     receipt: Receipt
 
-    def __init__(self, explain: Explain) -> None:
+    def __init__(self, explain: Explain = lambda error: error) -> None:
         self.future: Future[Any] = Future.pending()
         self._explain = explain
 
@@ -522,9 +522,7 @@ def ask_places(
     calls: Outbound, silent: Sequence[Unanswered], take: Callable[[Sequence[Future[CallPlace]]], object]
 ) -> None:
     """Request the whereabouts of calls, and pass them to `take`: once all have arrived, and after `ANSWER_SECONDS`."""
-    reply_handler = PerRank(len(silent))
-    calls.ask_where(silent, reply_handler)
-    places = reply_handler.futures
+    places = calls.ask_where(silent)
     timer = calls.call_later(ANSWER_SECONDS, lambda: take(places))
 
     def take_all() -> None:

@@ -6,8 +6,6 @@ from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.geometry import Extent, Point
 from meshbook.runtime.wire.messages import Creator, Place
 
-NOWHERE = Extent((), ())
-
 
 def creator_of(instance: Instance) -> Creator | None:
     """Return the wire form of an instance; None for a client."""

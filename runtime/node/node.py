@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.node.actors import ActorRegistry
 from meshbook.runtime.node.bulk import Bulk
-from meshbook.runtime.node.call_table import CallTable, Target
+from meshbook.runtime.node.call_table import CallTable
 from meshbook.runtime.node.casts import CastReceiver, CastSender, Relay
 from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.node.dispatch import Dispatch
@@ -119,7 +118,7 @@ class Node:
         first = incarnation * CALLS_PER_INCARNATION + 1
         self.table = table = CallTable(first)
         self.bulk = bulk = Bulk(
-            routes, lambda to, *said: self.calls.notify(to, *said), later, least=settings.shared_bytes, limit=limit
+            routes, lambda *said: self.calls.notify_control(*said), later, least=settings.shared_bytes, limit=limit
         )
         self.cast_relay = relay = Relay(routes, loop, limit)
         self.cast_receiver = received = CastReceiver(routes, relay, incarnation=incarnation, first=first, limit=limit)
@@ -133,10 +132,12 @@ class Node:
             limit=limit,
             call_later=later,
             serves_here=lambda key: self.actors.is_served_here(key),
-            ask=lambda target: self.calls.notify(target.address, "report_taken", target.actor, self.address.node),
+            ask=lambda target: self.calls.notify_control(
+                target.address, "report_taken", target.actor, self.address.node
+            ),
         )
         self.actors = actors = ActorRegistry(
-            self, routes, lambda target, path: self.calls.notify(target.address, "probe", path, target.actor)
+            self, routes, lambda target, path: self.calls.notify_control(target.address, "probe", path, target.actor)
         )
         returned = actors.message_returned
         parts = routes, table, self.replies, self.flow, bulk, recorder, casts
@@ -226,10 +227,10 @@ class Node:
     def send_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Send the controller of this run an event of a mesh or of some of its ranks."""
         event = RunEvent(time.time(), kind, mesh, procs, tuple(ranks), text)
-        self.calls.send([Target(self.controller, TELEMETRY)], "happened", ((event,), {}), Extent((), ()), None)
+        self.calls.notify(self.controller, TELEMETRY, "happened", event)
 
     def _send_logged(self, logged: Logged) -> None:
-        self.calls.send([Target(self.controller, TELEMETRY)], "logged", ((logged,), {}), Extent((), ()), None)
+        self.calls.notify(self.controller, TELEMETRY, "logged", logged)
 
     def _place_of_points(self) -> tuple[str, int]:
         return (self.place.world.mesh, self.place.rank) if self.place is not None else ("", NOTEBOOK)
@@ -242,4 +243,4 @@ class Node:
 
     def _request_report(self, node: str) -> None:
         if self.guide is not None and node not in (self.guide.node, self.controller.node):
-            self.calls.notify(self.guide, "send_report", node, self.address)
+            self.calls.notify_control(self.guide, "send_report", node, self.address)

@@ -19,7 +19,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.clock import monotonic
 from meshbook.runtime.errors import CallTimeout
 from meshbook.runtime.formats import whole
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.node.bulk import Bulk, Shipment
 from meshbook.runtime.node.call_table import (
     CallContext,
@@ -27,7 +27,6 @@ from meshbook.runtime.node.call_table import (
     CallTable,
     Explain,
     PendingCall,
-    PerRank,
     RelayToPort,
     ReplyHandler,
     SingleReply,
@@ -38,8 +37,9 @@ from meshbook.runtime.node.call_table import (
 )
 from meshbook.runtime.node.casts import CastPlan, CastSender
 from meshbook.runtime.node.control import CONTROL
+from meshbook.runtime.node.execution import CallPlace
 from meshbook.runtime.node.flow_control import FlowControl, SentMessages, is_counted, size_of
-from meshbook.runtime.node.identity import NOWHERE, creator_of
+from meshbook.runtime.node.identity import creator_of
 from meshbook.runtime.node.replies import Replies
 from meshbook.runtime.node.routes import Routes
 from meshbook.runtime.telemetry.spans import Recorder, now
@@ -277,46 +277,51 @@ class Outbound:
                 TimeLimit(self, pending_call, futures, seconds, name=name, count=count, first=first)
                 return
 
-    def ask_where(self, silent: Sequence[Unanswered], reply_handler: PerRank) -> None:
-        """Request the location of the call from the control actor of each target."""
-        controls = [Target(target.address, CONTROL) for _, target, _ in silent]
-        calls = self._open(controls, reply_handler, "where")
-        for (_, target, number), control, call in zip(silent, controls, calls, strict=True):
-            message = Call(self._node, call, CONTROL, "where", (0, (), ()), "")
-            body = pickling.dumps(((target.actor, self._node, number), {}), "a request for a location")
-            self._transmit([control], [call], lambda index, message=message: message, body)  # type: ignore[misc]
+    def ask(self, to: Address, actor: str, endpoint: str, *arguments: Any) -> Future[Any]:
+        """Call an actor of the runtime, and return the future of its reply."""
+        reply_handler = SingleReply()
+        self.send_one(Target(to, actor), endpoint, (arguments, {}), SCALAR, reply_handler)
+        return reply_handler.future
+
+    def ask_where(self, silent: Sequence[Unanswered]) -> list[Future[CallPlace]]:
+        """Request the location of each call from the control actor of its target."""
+        return [
+            self.ask(target.address, CONTROL, "where", target.actor, self._node, number) for _, target, number in silent
+        ]
 
     # -- without a reply ------------------------------------------------------------------
 
-    def pack_small(self, target: Target, endpoint: str, arguments: Any, extent: Extent) -> Buffer | None:
-        """Return the frame of a call without a reply, which counts as sent: another message will carry it.
+    def notify(self, to: Address, actor: str, endpoint: str, *arguments: Any) -> None:
+        """Send a message to an actor of the runtime, which does not reply."""
+        self.send([Target(to, actor)], endpoint, (arguments, {}), SCALAR, None)
 
-        None if it is large, or the queue of the target has no room.
+    def notify_control(self, to: Address, endpoint: str, *arguments: Any) -> None:
+        """Send a message to the control actor of another node, or of this one."""
+        self.notify(to, CONTROL, endpoint, *arguments)
+
+    def pack_small(self, to: Address, actor: str, endpoint: str, *arguments: Any) -> Buffer | None:
+        """Return the frame of a message like that of `notify`. It counts as sent: another message will carry it.
+
+        None if it is large, or the queue of the actor has no room.
         """
-        body = pickling.dumps(arguments, functools.partial(_format_argument, target.actor, endpoint))
+        body = pickling.dumps((arguments, {}), functools.partial(_format_argument, actor, endpoint))
         size = size_of(body)
         if len(body) > 1 or size >= SMALL_BYTES:
             return None
-        place = 0, *extent.dims
-        call = Call(self._node, 0, target.actor, endpoint, place, current_origin(), target.manner)
-        frame = pack(call, body, self._limit)
-        if (sent := self._flow.spend((target.address.node, target.actor), size)) is None:
+        frame = pack(Call(self._node, 0, actor, endpoint, (0, *SCALAR.dims), current_origin()), body, self._limit)
+        if (sent := self._flow.spend((to.node, actor), size)) is None:
             return None
         sent.leave(size)
         return frame
-
-    def notify(self, to: Address, endpoint: str, *arguments: Any) -> None:
-        """Send a message to the control actor of another node, or of this one."""
-        self.send([Target(to, CONTROL)], endpoint, (arguments, {}), NOWHERE, None)
 
     def return_message(self, message: Call | Reply, recipient: str, why: str) -> None:
         """Notify the actor that sent a message, if it is named, that the message could not be delivered."""
         if message.by:
             dest = f"{self._node}/{recipient}"
-            self.notify(self._routes.address_of(message.sender), "undelivered", message.by, dest, why)
+            self.notify_control(self._routes.address_of(message.sender), "undelivered", message.by, dest, why)
 
     def _send_cancel(self, target: Target, call: int) -> None:
-        self.notify(target.address, "cancel", target.actor, self._node, call)
+        self.notify_control(target.address, "cancel", target.actor, self._node, call)
 
     # -- sending ---------------------------------------------------------------------------
 
@@ -478,9 +483,8 @@ class Outbound:
         """
         for target in targets:
             if lent := shipment.lent_to(target.address):
-                later = PerRank(1)
-                self.send([Target(target.address, CONTROL)], "clock", ((), {}), NOWHERE, later)
-                later.futures[0].when_done(functools.partial(shipment.withdraw, lent))
+                later = self.ask(target.address, CONTROL, "clock")
+                later.when_done(functools.partial(shipment.withdraw, lent))
 
     def _find_room(
         self, target: Target, make: Callable[[int], Request], index: int, size: int, deadline: float | None

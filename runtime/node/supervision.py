@@ -49,7 +49,7 @@ class Supervision:
     ) -> None:
         self.ledger = Ledger()  # the meshes that were spawned from here
         self._routes = routes
-        self._notify = calls.notify
+        self._notify = calls.notify_control
         self._find = find
         self._on_fault = on_fault  # for failures of the client's meshes
         self._send_event = send_event

@@ -15,10 +15,9 @@ from meshbook.runtime.actor.future import Future, when_settled
 from meshbook.runtime.actor.values import ValueMesh
 from meshbook.runtime.errors import TransferError, TransferTimeout
 from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.backends import BufferHandle
 from meshbook.runtime.rdma.broadcast_receiver import PIECE, BroadcastOrder
-from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, register_holders
+from meshbook.runtime.rdma.copies import RECEIVER, register_holders
 from meshbook.runtime.transport.home import host_of
 from meshbook.runtime.wire.messages import Address
 
@@ -102,9 +101,7 @@ class Broadcast:
         for rank, (each, parent) in enumerate(zip(self._receivers, parents, strict=True)):
             above = None if parent is None else (self._receivers[parent].address, (number, parent))
             order = BroadcastOrder((number, rank), self._source, self._seconds, above, name, fresh, each.into)
-            reply_handler = PerRank(1)
-            self._node.calls.send([Target(each.address, RECEIVER)], "receive", ((order,), {}), NOWHERE, reply_handler)
-            self._futures.append(reply_handler.futures[0])
+            self._futures.append(self._node.calls.ask(each.address, RECEIVER, "receive", order))
         timer = self._node.loop.call_later(self._seconds + GRACE, self._time_out)
         when_settled(self._futures, timer.cancel)
         when_settled(self._futures, self._settle)

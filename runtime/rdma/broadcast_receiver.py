@@ -19,9 +19,8 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.errors import BufferDropped, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.local_memory import LocalMemory
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob
-from meshbook.runtime.rdma.copies import NOWHERE, RECEIVER, Copies, Copy, CopyHolders, Source
+from meshbook.runtime.rdma.copies import RECEIVER, Copies, Copy, CopyHolders, Source
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.wire.messages import Address
@@ -229,10 +228,8 @@ class BroadcastReception:
         assert self._order.parent is not None
         address, part = self._order.parent
         within = self._deadline.left / 2  # the rest of the time is for the source, if this copy does not reply
-        reply_handler = PerRank(1)
-        question: Any = (part, have, self._deadline.left), {}
-        self._data_plane.node.calls.send([Target(address, RECEIVER)], "wait", question, NOWHERE, reply_handler)
-        answer: tuple[int, BufferHandle] = reply_handler.futures[0].get(within)
+        asked = self._data_plane.node.calls.ask(address, RECEIVER, "wait", part, have, self._deadline.left)
+        answer: tuple[int, BufferHandle] = asked.get(within)
         return answer
 
     def _read(self, there: BufferHandle, local: LocalMemory, start: int, end: int) -> int:

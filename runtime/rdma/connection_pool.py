@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from meshbook.runtime.errors import ActorError, ExitReport, OwnerGone, RefusedMessage, SupervisionError, TransferTimeout
-from meshbook.runtime.geometry import Extent
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import Deadline, Unsuitable
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
@@ -20,7 +18,6 @@ from meshbook.runtime.wire.messages import Address
 MOST_CONNECTIONS = 8  # connections to one agent; further transfers wait for one
 CONNECT_SECONDS = 3.0  # seconds; a firewall that drops packets costs this wait
 IDLE_SECONDS = 20.0  # seconds until an idle connection is closed; the server waits longer
-NOWHERE = Extent((), ())
 
 
 class ConnectionPool:
@@ -214,13 +211,10 @@ class AgentConnections:
     def _find_server(self, deadline: Deadline) -> MemoryServerAddress:
         """Return the address of the memory server. Requested once: an agent keeps its server until it ends."""
         if self._server_address is None:
-            reply_handler = PerRank(1)
-            self._node.calls.send(
-                [Target(self._agent, MEMORY)], "address", ((self._node.address,), {}), NOWHERE, reply_handler
-            )
+            asked = self._node.calls.ask(self._agent, MEMORY, "address", self._node.address)
             try:
-                reply_handler.futures[0].wait_here(deadline.left)
-                self._server_address = reply_handler.futures[0].get()
+                asked.wait_here(deadline.left)
+                self._server_address = asked.get()
             except TimeoutError:
                 raise TransferTimeout(
                     f"{self._agent.node}, the host agent of the buffer's owner, did not answer within "

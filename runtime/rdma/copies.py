@@ -13,17 +13,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
-from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.rdma.backends import BufferHandle
 from meshbook.runtime.rdma.leases import LeaseTable, LentMemory
 from meshbook.runtime.threads import items_of
 from meshbook.runtime.wire.messages import Address
 
 RECEIVER = "rdma receiver"  # the actor of every process that fetches and drops copies (`broadcast_receiver`)
-NOWHERE = Extent((), ())
 Lend = Callable[[LocalMemory, BufferHandle], BufferHandle]
 Source = tuple[str, int, int]  # the owner's node, its incarnation, and the lease number
 
@@ -165,9 +162,9 @@ class CopyHolders:
 def notify_dropped(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
     """Send these processes a message to drop their copies of a buffer. Processes that have ended hold none."""
     for address in receivers:
-        node.calls.send([Target(address, RECEIVER)], "forget", ((source_of(source),), {}), NOWHERE, None)
+        node.calls.notify(address, RECEIVER, "forget", source_of(source))
 
 
 def register_holders(node: Any, source: BufferHandle, receivers: list[Address]) -> None:
     """Register these processes with the owner of a buffer, which notifies them when the lease ends."""
-    node.calls.send([Target(source.owner, RECEIVER)], "follow", ((source, receivers), {}), NOWHERE, None)
+    node.calls.notify(source.owner, RECEIVER, "follow", source, receivers)

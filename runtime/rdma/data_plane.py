@@ -7,18 +7,15 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory import pages
 from meshbook.runtime.memory.cuda import name_everywhere
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
 from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import BufferHandle, TransferBackend, TransferJob
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend
@@ -42,7 +39,6 @@ from meshbook.runtime.telemetry.spans import CELLS
 from meshbook.runtime.telemetry.traffic import Traffic
 from meshbook.runtime.wire.messages import Address
 
-NOWHERE = Extent((), ())
 # Seconds that other processes get to finish transfers from this process's memory when it leaves its run.
 PATIENCE = 1.0
 
@@ -188,12 +184,10 @@ class DataPlane:
         """Let the owner end the lease. An owner that has ended lends nothing."""
         if (handle.owner, handle.incarnation) == (self._node.address, self._node.incarnation):
             return self.end(handle.lease.number)
-        reply_handler = PerRank(1)
         dropped: Future[None] = Future.pending()
-        question: Any = (handle.lease.number,), {}
-        self._node.calls.send([Target(handle.owner, RDMA)], "drop", question, NOWHERE, reply_handler)
+        asked = self._node.calls.ask(handle.owner, RDMA, "drop", handle.lease.number)
         # Also done after an error: an owner that has ended has nothing to drop.
-        reply_handler.futures[0].when_done(lambda: dropped.resolve(lambda: None))
+        asked.when_done(lambda: dropped.resolve(lambda: None))
         return dropped
 
     def explain(self, handle: BufferHandle) -> str:

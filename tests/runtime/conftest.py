@@ -20,7 +20,7 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ExitReport
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.hosts.in_process import close_with_actors
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
@@ -34,7 +34,6 @@ from tests.support import PATIENCE, Probe
 
 A = TypeVar("A", bound=Actor)
 Connect = Callable[[str, Settings], Transport]
-NOWHERE = Extent((), ())
 
 
 class Gate:
@@ -144,14 +143,14 @@ class Session:
         """An actor with such a key."""
         chosen = node or self.workers(1)[0]
         targets = [Target(chosen.address, self.controller.supervision.name_actor(name))]
-        reply_handler = AllReplies(NOWHERE.region)
-        self.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, reply_handler)
+        reply_handler = AllReplies(SCALAR.region)
+        self.controller.calls.spawn(targets, (cls, (), {}), SCALAR, reply_handler)
         initialized = reply_handler.future.then(lambda _: None)
-        return cast("A", ActorMesh(name, cls, targets, NOWHERE.region, initialized))
+        return cast("A", ActorMesh(name, cls, targets, SCALAR.region, initialized))
 
     def refer(self, cls: type[A], actor: str, node: Node) -> A:
         """The handle of an actor that need not exist."""
-        return cast("A", ActorMesh(cls.__name__, cls, [Target(node.address, actor)], NOWHERE.region))
+        return cast("A", ActorMesh(cls.__name__, cls, [Target(node.address, actor)], SCALAR.region))
 
     def declare_down(self, node: Node) -> ExitReport:
         """Tell the controller that this worker was killed, as its agent would."""
@@ -206,7 +205,7 @@ def make_session(connect: Connect) -> Iterator[Callable[..., Session]]:
         def make(**settings: Any) -> Session:
             made = Session(connect, **settings)
             stack.callback(made.close)
-            token = CURRENT.set(Context(Instance("client", "client", NOWHERE.point(0), made.controller)))
+            token = CURRENT.set(Context(Instance("client", "client", SCALAR.point(0), made.controller)))
             stack.callback(CURRENT.reset, token)
             return made
 

@@ -12,7 +12,7 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.errors import SupervisionError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node import actors
 from meshbook.runtime.node.call_table import AllReplies, Target
@@ -20,15 +20,13 @@ from meshbook.runtime.node.node import Node
 from tests.runtime.conftest import Gate
 from tests.support import PATIENCE, Probe
 
-HERE = Extent((), ())
-
 
 def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
     """A probe whose key names its owner, and how many that had spawned before."""
     target = [Target(node.address, key or spawner.supervision.name_actor("probe"))]
-    reply_handler = AllReplies(HERE.region)
-    spawner.calls.spawn(target, (Probe, (), {}), HERE, reply_handler)
-    return cast("Probe", ActorMesh("probe", Probe, target, HERE.region, reply_handler.future.then(lambda _: None)))
+    reply_handler = AllReplies(SCALAR.region)
+    spawner.calls.spawn(target, (Probe, (), {}), SCALAR, reply_handler)
+    return cast("Probe", ActorMesh("probe", Probe, target, SCALAR.region, reply_handler.future.then(lambda _: None)))
 
 
 def test_an_ended_actor_is_never_mistaken_for_a_future_one(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +64,9 @@ def test_what_a_process_sends_itself_while_its_actors_come_arrives(session: Any,
     def call() -> None:
         gate.pass_through()
         for key in keys:
-            mesh: Any = ActorMesh("probe", Probe, [Target(node.address, key)], HERE.region)
-            reply_handler = AllReplies(HERE.region)
-            node.calls.send(mesh._picked, "run", ((len, "abc"), {}), HERE, reply_handler)
+            mesh: Any = ActorMesh("probe", Probe, [Target(node.address, key)], SCALAR.region)
+            reply_handler = AllReplies(SCALAR.region)
+            node.calls.send(mesh._picked, "run", ((len, "abc"), {}), SCALAR, reply_handler)
             answers.append(reply_handler.future)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
@@ -106,9 +104,9 @@ def test_an_actor_that_is_cancelled_before_its_turn_is_never_made(make_session: 
     target = [Target(worker.address, session.controller.supervision.name_actor("lingering"))]
 
     def spawn_lingering() -> Any:
-        reply_handler = AllReplies(HERE.region)
-        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), HERE, reply_handler)
-        return ActorMesh("lingering", Lingering, target, HERE.region, reply_handler.future.then(lambda _: None))
+        reply_handler = AllReplies(SCALAR.region)
+        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), SCALAR, reply_handler)
+        return ActorMesh("lingering", Lingering, target, SCALAR.region, reply_handler.future.then(lambda _: None))
 
     first = spawn_lingering()
     ended = first.stop("enough")

@@ -11,11 +11,12 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.flow_control import LONG
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.transport.io_loop import Timer
-from tests.runtime.conftest import NOWHERE, Gate
+from tests.runtime.conftest import Gate
 from tests.support import PATIENCE
 
 MOST = 8
@@ -56,7 +57,7 @@ def test_output_that_is_not_taken_in_waits_in_its_process(
 
     def write() -> None:
         for number in [*range(5 * MOST), -1]:
-            worker.calls.send(target, "output", ((number,), {}), NOWHERE, None)
+            worker.calls.send(target, "output", ((number,), {}), SCALAR, None)
 
     writing = threading.Thread(target=write)
     writing.start()

@@ -12,12 +12,12 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import CallTimeout, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.wire.messages import Down, Hello
-from tests.runtime.conftest import NOWHERE
 from tests.support import PATIENCE, Probe
 
 BEFORE = ExitReport("worker-0", 4711, -9, incarnation=0)  # the end of the first life
@@ -86,7 +86,7 @@ def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -
     session.controller.peers.when_restarted.append(told.append)
     reply_handler = PerRank(1)
     again.calls.send(
-        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
+        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), SCALAR, reply_handler
     )
     assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
     session.controller.peers.begin_again(again.address, 1)
@@ -101,7 +101,7 @@ def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: A
     again = rebirth(deaf)
     reply_handler = PerRank(1)
     again.calls.send(
-        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), NOWHERE, reply_handler
+        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), SCALAR, reply_handler
     )
     assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
     declare_down(session)

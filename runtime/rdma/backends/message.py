@@ -10,9 +10,7 @@ from typing import Any
 
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import OwnerGone, SupervisionError, TransferError
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.memory.local_memory import LocalMemory
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
@@ -21,7 +19,6 @@ from meshbook.runtime.rdma.service import RDMA, parcel_of, put_bytes
 PIECE = 4 << 20  # bytes of a message; fewer if messages have a lower limit
 IN_FLIGHT = 3  # pieces that are requested and have not arrived
 CHECK_SECONDS = 0.5  # between two checks for cancellation
-NOWHERE = Extent((), ())
 Ask = Callable[[int, int], Future[Any]]  # requests the piece of that start and size
 Take = Callable[[int, int, Any], None]  # takes the same, and the answer
 
@@ -95,10 +92,7 @@ class MessageBackend:
             raise OwnerGone(f"{handle.actor} ({handle.owner.node}) no longer answers: {error}") from error
 
     def _call(self, job: TransferJob, endpoint: str, offset: int, what: Any) -> Future[Any]:
-        reply_handler = PerRank(1)
-        target = Target(job.handle.owner, RDMA)
-        self._node.calls.send([target], endpoint, ((job.handle.lease.number, offset, what), {}), NOWHERE, reply_handler)
-        return reply_handler.futures[0]
+        return self._node.calls.ask(job.handle.owner, RDMA, endpoint, job.handle.lease.number, offset, what)
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
         return None

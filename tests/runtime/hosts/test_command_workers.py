@@ -11,6 +11,7 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.node.call_table import PerRank
 from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.node import Node
@@ -18,7 +19,6 @@ from meshbook.runtime.transport.unix import UnixTransport
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import is_whole
 from meshbook.runtime.wire.messages import HoldRequest, Reply
-from tests.runtime.conftest import NOWHERE
 from tests.support import PATIENCE, Probe
 
 Succeed = Callable[..., Node]
@@ -143,7 +143,7 @@ def test_one_that_stays_after_all(session: Any) -> None:
 @contextlib.contextmanager
 def session_of(session: Any) -> Iterator[None]:
     """Be the client of the present controller."""
-    token = CURRENT.set(Context(Instance("client", "client", NOWHERE.point(0), session.controller)))
+    token = CURRENT.set(Context(Instance("client", "client", SCALAR.point(0), session.controller)))
     try:
         yield
     finally:

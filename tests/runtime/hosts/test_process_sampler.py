@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import gpus, process_sampler
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
 from meshbook.runtime.hosts.process_sampler import (
@@ -28,7 +29,6 @@ from meshbook.runtime.hosts.process_sampler import (
     interval,
     is_quiet,
 )
-from meshbook.runtime.node.call_table import PerRank
 from meshbook.runtime.telemetry.status_page import StatusPageReader
 from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.vitals import (
@@ -236,15 +236,17 @@ class Controller:
 
     def __init__(self) -> None:
         self.controller = Address("controller", "memory://controller")
-        self.questions: queue.SimpleQueue[PerRank] = queue.SimpleQueue()
+        self.questions: queue.SimpleQueue[Future[float]] = queue.SimpleQueue()
         self.calls = self
 
-    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: PerRank) -> None:
-        self.questions.put(reply_handler)
+    def ask(self, to: Address, actor: str, endpoint: str, *arguments: Any) -> Future[float]:
+        future: Future[float] = Future.pending()
+        self.questions.put(future)
+        return future
 
     def answer(self, pace: float) -> None:
         """Answer the next batch."""
-        self.questions.get(timeout=PATIENCE).answer(0, lambda: pace)
+        self.questions.get(timeout=PATIENCE).resolve(lambda: pace)
 
 
 def test_a_dashboard_that_opens_ends_the_wait_of_an_idle_host(

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.geometry import Extent
 from meshbook.runtime.hosts.worker import MainThread, Process
 from meshbook.runtime.mesh.process_actor import PROCESS
-from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.node import Node
 from tests.support import PATIENCE
-
-NOWHERE = Extent((), ())
 
 
 class Worker:
@@ -36,7 +32,7 @@ class Worker:
         self.left.put("left")
 
     def tell(self, sender: Node, endpoint: str, *arguments: str) -> None:
-        sender.calls.send([Target(self.node.address, PROCESS)], endpoint, (arguments, {}), NOWHERE, None)
+        sender.calls.notify(self.node.address, PROCESS, endpoint, *arguments)
 
     def join(self) -> None:
         self._thread.join(PATIENCE)

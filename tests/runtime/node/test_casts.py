@@ -12,7 +12,7 @@ from meshbook import Channel, current_rank
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.casts import CastPlan
@@ -20,7 +20,7 @@ from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
 from meshbook.runtime.wire.messages import Address, Cast, Down
-from tests.runtime.conftest import NOWHERE, Gate, Session
+from tests.runtime.conftest import Gate, Session
 from tests.support import PATIENCE, Probe
 
 LONG = 1e6  # seconds: replies are gathered until all are there
@@ -94,7 +94,7 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
 
             session = Session(connect, **settings)
             stack.callback(session.close)
-            client = Context(Instance("client", "client", NOWHERE.point(0), session.controller))
+            client = Context(Instance("client", "client", SCALAR.point(0), session.controller))
             token = CURRENT.set(client)
             stack.callback(CURRENT.reset, token)
             return Cluster(session, *workers)

@@ -17,13 +17,14 @@ from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.wire.frames import Buffer, pack, unpack
 from meshbook.runtime.wire.messages import Address, Call, Hello, Message, Reply, Spawn, Stop
-from tests.runtime.conftest import NOWHERE, AsyncProbe, Gate, Received
+from tests.runtime.conftest import AsyncProbe, Gate, Received
 from tests.support import PATIENCE, Probe
 
 
@@ -517,7 +518,7 @@ def test_a_time_limit_where_one_rank_has_failed_already(session: Any, gate: Gate
     futures = PerRank(2)
     mute.loop.call_soon(gate.pass_through)
     gate.wait_entered()
-    session.controller.calls.send(targets, "where", (("nobody", "x", 1), {}), NOWHERE, futures)
+    session.controller.calls.send(targets, "where", (("nobody", "x", 1), {}), SCALAR, futures)
     session.controller.calls.limit(futures.futures, 0.0, name="process.where", count=2, first=0)
     assert isinstance(futures.futures[0].exception(PATIENCE), ProcessDied)
     assert isinstance(futures.futures[1].exception(PATIENCE), CallTimeout)

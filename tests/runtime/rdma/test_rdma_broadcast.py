@@ -17,7 +17,7 @@ import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, TransferError, ValueMesh, endpoint, this_host
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.memory.local_memory import LocalMemory, TensorForm, form_of, local_memory, shaped
 from meshbook.runtime.memory.process_identity import own_mark
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
@@ -144,7 +144,7 @@ def test_receivers_do_not_wait_for_lent_memory() -> None:
 
 def test_a_follower_of_a_dropped_buffer_gets_an_error_at_once() -> None:
     notified = list[tuple[BufferHandle, list[Address]]]()
-    lender, peer = Instance("b", "actor", Extent((), ()).point(0), None), Address("b", "b")
+    lender, peer = Instance("b", "actor", SCALAR.point(0), None), Address("b", "b")
     leases = LeaseTable()
     followers = CopyHolders(leases, lambda source, receivers: notified.append((source, receivers)))
     lent = leases.lend(local_memory(bytearray(8), "data"), lender)

@@ -20,7 +20,7 @@ import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.memory import cuda as gpu
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
 from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
@@ -158,7 +158,7 @@ class Played:
         self.way = CudaIpcBackend(memory, lambda handle: self.followed.append(handle.lease.number), lambda: self.driver)  # type: ignore[arg-type,return-value]
         self.leases = LeaseTable(str(folder))
         self.local = replace(local_memory(self.memory, "memory"), device="cuda:0")
-        lender = Instance("owner-1@x", "Owner", Extent((), ()).point(0), None)
+        lender = Instance("owner-1@x", "Owner", SCALAR.point(0), None)
         self.lease = self.leases.lend(self.local, lender).lease
 
     def handle(self) -> BufferHandle:

@@ -17,7 +17,7 @@ import pytest
 
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError, TransferTimeout
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.memory import process_identity
 from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import ProcessMark, has_ended, own_mark
@@ -29,7 +29,7 @@ from meshbook.runtime.rdma.progress import PLACES, ActiveTransfers, TransferMark
 from meshbook.runtime.rdma.retention import Retention
 from meshbook.runtime.wire.messages import Address
 
-ALICE, BOB = (Instance(name, "actor", Extent((), ()).point(0), None) for name in ("alice", "bob"))
+ALICE, BOB = (Instance(name, "actor", SCALAR.point(0), None) for name in ("alice", "bob"))
 OWNER = Address("alice", "")
 
 

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import BufferDropped, CallCancelled, OwnerGone, TransferError, TransferTimeout
 from meshbook.runtime.memory.local_memory import local_memory
 from meshbook.runtime.memory.process_identity import own_mark
@@ -23,7 +24,7 @@ from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Lease, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.host_agent import HostAgentBackend
 from meshbook.runtime.rdma.connection import DataConnection, be_admitted
-from meshbook.runtime.rdma.memory_server import MemoryServer, MemoryServerAddress
+from meshbook.runtime.rdma.memory_server import MEMORY, MemoryServer, MemoryServerAddress
 from meshbook.runtime.wire.messages import Address
 from tests.support import PATIENCE
 
@@ -73,11 +74,11 @@ class Client:
         self.due: list[Any] = []
         self.report: Any = None
         self.address = OWNER
-        self.ask: Callable[[Any], None] = lambda reply_handler: reply_handler.answer(0, lambda: self.server)
+        self.reply: Callable[[], Future[Any]] = lambda: Future.completed(self.server)
 
-    def send(self, targets: Any, endpoint: str, arguments: Any, extent: Any, reply_handler: Any) -> None:
-        assert (endpoint, targets[0].address) == ("address", AGENT)
-        self.ask(reply_handler)
+    def ask(self, to: Address, actor: str, endpoint: str, *arguments: Any) -> Future[Any]:
+        assert (to, actor, endpoint) == (AGENT, MEMORY, "address")
+        return self.reply()
 
     def report_of(self, node: str) -> Any:
         return self.report
@@ -639,7 +640,7 @@ def test_where_none_will_lead_it_is_not_tried_again(
 
 
 def test_an_agent_that_does_not_answer(memory: Memory, client: Client, backend: HostAgentBackend) -> None:
-    client.ask = lambda reply_handler: None
+    client.reply = Future.pending
     with pytest.raises(TransferTimeout, match="did not answer"):
         backend.read(job(memory, np.zeros(1, np.uint8), seconds=0.05))
 

@@ -18,7 +18,7 @@ import pytest
 from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import PACKAGE
 from meshbook.runtime.formats import whole
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.telemetry.capture import FLUSH_SECONDS, IDLE_SECONDS, Capture, ReplyOutput
 from meshbook.runtime.telemetry.output import OutputChunk
 from meshbook.runtime.telemetry.rank_streams import RankStream
@@ -66,7 +66,7 @@ def as_cell() -> Iterator[Callable[[str], None]]:
     nowhere: Any = type("Node", (), {"address": type("Address", (), {"node": "node"})})
 
     def become(origin: str) -> None:
-        CURRENT.set(Context(Instance("a", "a", Extent((), ()).point(0), nowhere), origin=origin))
+        CURRENT.set(Context(Instance("a", "a", SCALAR.point(0), nowhere), origin=origin))
 
     yield become
     CURRENT.set(before)

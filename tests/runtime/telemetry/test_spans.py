@@ -12,16 +12,13 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.spans import Recorder, Row, Span, SpanRecording, is_recorded, now, span
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Gate, Session
-
-
-NOWHERE = Extent((), ())
 
 
 def row(start: int, end: int, name: str = "step") -> Row:
@@ -65,10 +62,10 @@ class AsyncWorker(Actor):
 def spawn(session: Session, cls: type[Any], node: Any) -> Any:
     """As a mesh of processes spawns: under a key that names the owner."""
     targets = [Target(node.address, session.controller.supervision.name_actor(cls.__name__))]
-    reply_handler = AllReplies(NOWHERE.region)
-    session.controller.calls.spawn(targets, (cls, (), {}), NOWHERE, reply_handler)
+    reply_handler = AllReplies(SCALAR.region)
+    session.controller.calls.spawn(targets, (cls, (), {}), SCALAR, reply_handler)
     reply_handler.future.get()
-    return ActorMesh(cls.__name__, cls, targets, NOWHERE.region)
+    return ActorMesh(cls.__name__, cls, targets, SCALAR.region)
 
 
 def test_the_last_ones_are_kept_and_it_says_since_when() -> None:
@@ -161,7 +158,7 @@ def test_collectives_are_recorded_and_stay_the_same_functions() -> None:
     # In a process of its own: torch's functions stay recorded once they are.
     program = """
 import sys
-from meshbook.runtime.geometry import Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.status_writer import StatusWriter
