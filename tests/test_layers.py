@@ -55,6 +55,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.error_page": 0,
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
+    "meshbook.runtime.devices": 0,
     "meshbook.runtime.threads": 0,
     "meshbook.runtime.interrupts": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring

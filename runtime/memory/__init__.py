@@ -5,7 +5,7 @@ process           reading and writing the memory of another process of this host
 segments          shared memory that this process fills; `layout` describes the form
 mappings          shared memory of other processes, mapped here
 pages             large pages, for memory that is moved in bulk
-cuda              the CUDA driver, and GPUs as torch names them
+cuda              the CUDA driver
 process_identity  identities of processes that survive the reuse of a pid
 
 Large message bodies (`Settings.shared_bytes`, 512 KiB) for processes of the same host lie in a segment, a memfd that

@@ -1,6 +1,6 @@
-"""GPUs: opening GPU memory of another process, copying between any two addresses, and names valid in every process.
+"""The CUDA driver: opening GPU memory of another process, and copying between any two addresses.
 
-The CUDA driver is called by ctypes. Torch's own sharing counts each time that it shares an allocation, and a buffer's
+The driver is called by ctypes. Torch's own sharing counts each time that it shares an allocation, and a buffer's
 handle goes to any number of processes. This module counts nothing; the lease decides how long the memory stays.
 Functions as in NVIDIA's CUDA Driver API, 6.13 (memory) and 6.8 (primary contexts).
 
@@ -12,11 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
-
-from meshbook.runtime.memory.local_memory import LocalMemory
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
@@ -109,39 +106,3 @@ def driver() -> Driver:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:
         raise CudaError(f"the CUDA driver cannot be loaded ({error})") from error
-
-
-CUDA = "cuda:"
-
-
-def is_in_use() -> bool:
-    """Return whether this process uses a GPU. Initializing one costs half a second, and memory of the GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
-
-
-def name_everywhere(device: str) -> str:
-    """Return `cuda:<UUID>` for torch's `cuda:0`, whose number differs between processes. Return other names as is."""
-    return f"{CUDA}{_uuid(int(device.removeprefix(CUDA)))}" if device.startswith(CUDA) else device
-
-
-def number_here(name: str) -> int | None:
-    """Return this process's number for a GPU with such a name; None if it is not visible (CUDA_VISIBLE_DEVICES)."""
-    count = _torch().cuda.device_count()
-    return next((number for number in range(count) if f"{CUDA}{_uuid(number)}" == name), None)
-
-
-def settle(*memories: LocalMemory) -> None:
-    """Wait for all queued work on these GPUs, on all streams: the stream that uses the memory is unknown."""
-    for device in {each.device for each in memories}:
-        if device.startswith(CUDA):
-            _torch().cuda.synchronize(device)
-
-
-@functools.cache
-def _uuid(number: int) -> str:
-    return str(_torch().cuda.get_device_properties(number).uuid)
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]

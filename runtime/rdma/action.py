@@ -122,6 +122,8 @@ class Submission:
     def __init__(self, operations: Sequence[Operation], deadline: Deadline) -> None:
         self._operations = operations
         self._deadline = deadline
+        # On the calling thread: they come after what it has queued on a GPU.
+        self._jobs = [TransferJob(each.handle, 0, each.local, deadline) for each in operations]
         self._lock = threading.Lock()  # guards the next two
         self._errors: dict[int, BaseException] = {}
         self._under_way = 0
@@ -154,9 +156,8 @@ class Submission:
 
     def _carry_out(self, transfers: Transfers, batch: Sequence[int]) -> None:
         for index in batch:
-            each = self._operations[index]
             try:
-                transfers.move(TransferJob(each.handle, 0, each.local, self._deadline), is_write=each.is_write)
+                transfers.move(self._jobs[index], is_write=self._operations[index].is_write)
             except Exception as error:  # reported with all others when the last operation has ended
                 with self._lock:
                     self._errors[index] = error

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Instance, context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.memory import pages
-from meshbook.runtime.memory.cuda import name_everywhere
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
 from meshbook.runtime.memory.process_identity import ProcessMark, own_mark
 from meshbook.runtime.node.node import Node
@@ -120,6 +120,8 @@ class DataPlane:
 
     def lend(self, local: LocalMemory, lender: Instance, form: TensorForm | None = None) -> BufferHandle:
         """Lend this memory to other processes until `end`, or until this actor ends."""
+        if local.device != CPU:
+            devices.wait_for_stream(local.device)  # finish the work that fills it before other processes read it
         lent = self.leases.lend(local, lender)
         number = lent.lease.number
         # The owner's name for errors. The actor that runs cells is not an actor to its user.
@@ -129,7 +131,7 @@ class DataPlane:
         }
         lent.handle = BufferHandle(
             *(self._node.address, self._node.incarnation, owner, self._process, self._agent, lent.lease),
-            *(local.address, local.size, name_everywhere(local.device), offers, local.is_writable, form),
+            *(local.address, local.size, devices.name_everywhere(local.device), offers, local.is_writable, form),
             self._node.run,
         )
         if local.device == CPU and local.size >= pages.LEAST:

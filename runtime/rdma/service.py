@@ -103,7 +103,7 @@ def parcel_of(local: LocalMemory) -> pickle.PickleBuffer:
 
 
 def put_bytes(local: LocalMemory, data: Any) -> None:
-    """Copy `data` into the memory. For a GPU, wait until the copy is done."""
+    """Copy `data` into the memory, and wait until the copy is done."""
     if local.device == CPU:
         local.view()[:] = data
         return
@@ -111,6 +111,4 @@ def put_bytes(local: LocalMemory, data: Any) -> None:
 
     source = torch.empty(local.size, dtype=torch.uint8)  # `data` may be read-only, which torch does not accept
     memoryview(source.numpy())[:] = data
-    local.tensor.copy_(source)
-    if local.tensor.is_cuda:  # another stream or another process may read it
-        torch.cuda.synchronize(local.tensor.device)
+    local.tensor.copy_(source)  # waits, as the source is on the CPU

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
 from meshbook.runtime.rdma.backends import Transfer, TransferJob
 
@@ -56,26 +55,21 @@ class StagedTransfer:
             return
         for ours, step in self._steps(job):
             self._backend.read(step)
-            _copy(ours, step.local)
+            ours.tensor.copy_(step.local.tensor)
 
     def write(self, job: TransferJob) -> None:
         for ours, step in self._steps(job):
-            _copy(step.local, ours)
+            step.local.tensor.copy_(ours.tensor)
             self._backend.write(step)
 
     def _steps(self, job: TransferJob) -> Iterator[tuple[LocalMemory, TransferJob]]:
         """Yield for each piece the memory here and the transfer of the pinned memory."""
-        cuda.settle(job.local)
+        job.wait_ready()
         with self._staging.borrowed() as between:
             for start in range(0, job.local.size, PIECE):
                 size = min(PIECE, job.local.size - start)
                 step = TransferJob(job.handle, job.offset + start, between.part(0, size), job.deadline, job.moved)
                 yield job.local.part(start, size), step
-
-
-def _copy(to: LocalMemory, source: LocalMemory) -> None:
-    to.tensor.copy_(source.tensor)
-    cuda.settle(to, source)
 
 
 def _allocate_pinned(size: int) -> LocalMemory:

@@ -68,7 +68,7 @@ class Transfers:
             return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
 
         try:
-            while self._is_short(job.local, backend := self._choose(job)):
+            while self._is_short(job.handle, job.local, backend := self._choose(job)):
                 if self._try(backend, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
         except Exception as error:  # returned in the future, as an error from another thread is
@@ -77,10 +77,12 @@ class Transfers:
 
     def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
         """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
-        return self._is_short(local, self._selector.choose(handle, local.device))
+        return self._is_short(handle, local, self._selector.choose(handle, local.device))
 
-    def _is_short(self, local: LocalMemory, backend: Transfer) -> bool:
-        return local.size <= INLINE_BYTES and backend.is_immediate
+    def _is_short(self, handle: BufferHandle, local: LocalMemory, backend: Transfer) -> bool:
+        # A copy from or to a GPU waits for its work, and a graph that the calling thread captures would contain it.
+        is_on_gpu = handle.is_on_gpu or local.device != CPU
+        return local.size <= INLINE_BYTES and backend.is_immediate and not is_on_gpu
 
     def _choose(self, job: TransferJob) -> Transfer:
         backend = self._selector.choose(job.handle, job.local.device)

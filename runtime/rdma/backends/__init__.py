@@ -16,10 +16,11 @@ import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.future import check_timeout
 from meshbook.runtime.errors import TransferTimeout
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory, TensorForm
@@ -114,7 +115,8 @@ def _unnoticed(count: int) -> None:
 class TransferJob:
     """One transfer: `local.size` bytes between here and the buffer, from its byte `offset` on.
 
-    The caller has checked that the bytes are inside both. `moved` is called with each number of bytes moved.
+    The caller has checked that the bytes are inside both. `moved` is called with each number of bytes moved. On a GPU,
+    the transfer comes after the work on the current stream of the thread that makes the job.
     """
 
     handle: BufferHandle
@@ -122,6 +124,16 @@ class TransferJob:
     local: LocalMemory
     deadline: Deadline
     moved: Callable[[int], object] = field(default=_unnoticed)
+    _ready: Any = field(init=False, default=None)  # an event of the caller's stream
+
+    def __post_init__(self) -> None:
+        if self.local.device != CPU or self.handle.is_on_gpu:
+            self._ready = devices.record_event(None if self.local.device == CPU else self.local.device)
+
+    def wait_ready(self) -> None:
+        """Wait until the work before this job, if it is one of a GPU, has filled the memory and no longer reads it."""
+        if self._ready is not None:
+            self._ready.synchronize()
 
     @property
     def address(self) -> int:

@@ -18,8 +18,8 @@ from functools import partial
 
 import msgspec
 
+from meshbook.runtime import devices
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.cuda import CudaError, Driver, driver
 from meshbook.runtime.memory.local_memory import LocalMemory
 from meshbook.runtime.memory.process_identity import own_mark
@@ -59,7 +59,7 @@ class CudaIpcBackend:
         self._imports = IpcHandles(self._open, self._close)
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
-        if not handle.device.startswith(cuda.CUDA):
+        if not handle.device.startswith(devices.CUDA):
             return "the memory is not on a GPU"
         if handle.process.system != self._system:
             return "the owner is on another host, or in another pid namespace"
@@ -68,21 +68,20 @@ class CudaIpcBackend:
         offer = _unpack(handle)
         if offer.why_not:
             return offer.why_not
-        if not cuda.is_in_use():
+        if not devices.is_in_use():
             return "this process has not used a GPU yet"
-        if cuda.number_here(handle.device) is None:
+        if devices.number_here(handle.device) is None:
             return "that GPU is not visible to this process (CUDA_VISIBLE_DEVICES)"
         return ""
 
     # -- the owner's side ------------------------------------------------------------------
 
     def offer(self, local: LocalMemory, lease: Lease) -> bytes | None:
-        if not local.device.startswith(cuda.CUDA):
+        if not local.device.startswith(devices.CUDA):
             return None
-        cuda.settle(local)  # finish the work that fills it before other processes read it
         self._memory.offer(local, lease)  # lets other processes read the lease's word
         try:
-            offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(cuda.CUDA)), local.address))
+            offer = CudaIpcOffer(*self._driver().export(int(local.device.removeprefix(devices.CUDA)), local.address))
         except CudaError as error:
             offer = CudaIpcOffer(
                 why_not=f"the owner cannot share it ({error}); check whether torch uses expandable_segments there"
@@ -101,9 +100,9 @@ class CudaIpcBackend:
         self._move(job, is_write=True)
 
     def _move(self, job: TransferJob, *, is_write: bool) -> None:
-        number = cuda.number_here(job.handle.device)
+        number = devices.number_here(job.handle.device)
         assert number is not None, "refused before"
-        cuda.settle(job.local)
+        job.wait_ready()
         with self._memory.at(job), self._opened(job.handle, number) as base:
             there = base + _unpack(job.handle).offset + job.offset
             for start in range(0, job.local.size, PIECE):

@@ -6,7 +6,6 @@ before and after each piece, by NIXL itself. One thread makes all calls; threads
 
 from __future__ import annotations
 
-import sys
 import threading
 from concurrent.futures import Future
 
@@ -118,8 +117,7 @@ class NixlBackend:
         self._move(job, is_write=True)
 
     def _move(self, job: TransferJob, *, is_write: bool) -> None:
-        if job.local.device != CPU:
-            sys.modules["torch"].cuda.synchronize(job.local.device)  # finish pending work on that memory first
+        job.wait_ready()
         outcome: Future[None] = Future()
         self._scheduler.start(self._moving(job, outcome, is_write=is_write), outcome)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from meshbook.runtime.memory.cuda import settle
+from meshbook.runtime import devices
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.rdma.backends import BufferHandle, Lease, TransferJob
 from meshbook.runtime.rdma.backends.process_memory import dropped
@@ -64,6 +64,7 @@ class SameProcessBackend:
 
 def _copy(job: TransferJob, to: LocalMemory, source: LocalMemory) -> None:
     if to.device != CPU or source.device != CPU:
+        job.wait_ready()
         _copy_by_torch(to, source)
         job.moved(to.size)
         return
@@ -84,6 +85,6 @@ def _copy_by_torch(to: LocalMemory, source: LocalMemory) -> None:
         local.tensor if local.tensor is not None else torch.frombuffer(local.view(), dtype=torch.uint8)
         for local in (to, source)
     )
-    settle(to, source)  # also work on streams that this thread does not use
     target.copy_(origin)
-    settle(to, source)
+    if to.device != CPU:
+        devices.wait_for_stream(to.device)  # a copy between two GPUs does not wait

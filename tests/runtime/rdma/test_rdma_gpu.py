@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +19,10 @@ import torch
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
+from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import SCALAR
-from meshbook.runtime.memory import cuda as gpu
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
 from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.memory.process_identity import own_mark
@@ -29,6 +30,7 @@ from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
+from meshbook.runtime.rdma.backends.same_process import SameProcessBackend
 from meshbook.runtime.rdma.hardware import Fallback, RDMAReadTransferWarning, RDMAWriteTransferWarning
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
@@ -37,8 +39,10 @@ from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
+from tests.fake_gpus import FakeCuda, FakeStream
+from tests.support import PATIENCE
 
-GPU = "cuda:1b2c"  # as handles name it
+GPU = "cuda:uuid-1"  # as handles name it
 
 
 # --- the driver's calls ---
@@ -138,12 +142,13 @@ class FakeDriver:
 
 
 @pytest.fixture(autouse=True)
-def played_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("gpu"):
-        return
-    monkeypatch.setattr(gpu, "is_in_use", lambda: True)
-    monkeypatch.setattr(gpu, "number_here", {GPU: 1}.get)
-    monkeypatch.setattr(gpu, "settle", lambda *memories: None)
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda(count=2)
+    made.use()
+    if not request.node.get_closest_marker("gpu"):
+        devices.uuid_of.cache_clear()
+        monkeypatch.setattr(devices, "cuda", lambda: made)
+    return made
 
 
 class Played:
@@ -287,6 +292,47 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
     assert memory == bytes([*range(30), *range(31, 181), *range(180, 200)])
     assert moved == [64, 64, 22] * 2
     assert backends == ["process memory"] * 2
+    transfers.close()
+
+
+def test_a_transfer_waits_for_the_callers_stream_and_never_for_a_device(
+    played: Played, gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = msgspec.structs.replace(played.handle(), device="cpu")
+    selector: Any = BackendSelector([HostWay("process memory", bytearray(200)), HostWay("message", bytearray(200))])  # type: ignore[list-item]
+    transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda *_: None)
+    between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
+    monkeypatch.setattr(transfers, "_staging", between)
+    here = threading.current_thread().name
+    gpus.set_stream(FakeStream(gpus, "of the caller"))
+    gpus.calls.clear()
+    memory = on_gpu(torch.zeros(150, dtype=torch.uint8))
+    transfers.start(TransferJob(handle, 30, memory, Deadline(PATIENCE)), is_write=True).result(PATIENCE)
+    (recorded, waited) = gpus.calls
+    assert recorded == ("record", here, "of the caller")
+    assert (waited[0], waited[2]) == ("wait", "of the caller")
+    assert waited[1] != here  # the caller's thread goes on
+    gpus.calls.clear()
+    gpus.capturing.add(threading.get_ident())
+    transfers.start(TransferJob(handle, 30, memory, Deadline(PATIENCE)), is_write=True).result(PATIENCE)
+    assert gpus.calls == []  # an event of a captured stream may not be waited for
+    transfers.close()
+
+
+def test_memory_of_a_gpu_in_this_process_is_not_copied_by_the_calling_thread(played: Played, gpus: FakeCuda) -> None:
+    memory = torch.arange(8, dtype=torch.uint8)
+    lent = played.leases.lend(on_gpu(memory), Instance("owner-1@x", "Owner", SCALAR.point(0), None))
+    owner = Address("m.0", "x")
+    backend = SameProcessBackend(owner, 0, played.leases)
+    handle = msgspec.structs.replace(played.handle(), lease=lent.lease)
+    transfers = Transfers(BackendSelector([backend]), lambda *_: None, Recorder(0), lambda *_: None)
+    landed = torch.zeros(8, dtype=torch.uint8)
+    gpus.calls.clear()
+    transfers.start(TransferJob(handle, 0, on_gpu(landed), Deadline(PATIENCE)), is_write=False).result(PATIENCE)
+    assert landed.tolist() == memory.tolist()
+    assert [call[0] for call in gpus.calls] == ["record", "wait", "record", "wait"]
+    here = threading.current_thread().name
+    assert [call[1] == here for call in gpus.calls] == [True, False, False, False]
     transfers.close()
 
 

@@ -1,0 +1,133 @@
+"""The GPUs of this process, by torch: the only place of the runtime that calls `torch.cuda` or `torch.accelerator`.
+
+Nothing here imports torch, or initializes a GPU that the user's code has not used: a CUDA context takes 300 to 500 MB
+of the GPU's memory and up to a second. Where a function needs an initialized GPU, its docstring says so.
+
+Each thread has a current GPU and a current stream of its own. A new thread begins with GPU 0 and its default stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import Any
+
+CUDA = "cuda:"
+
+
+def cuda() -> Any:
+    """Return `torch.cuda`; None if torch is not imported. Tests put a fake here."""
+    torch = sys.modules.get("torch")
+    # The module lacks its attributes while another thread imports it.
+    return getattr(torch, "cuda", None)
+
+
+def is_in_use() -> bool:
+    """Return whether this process uses a GPU."""
+    return (api := cuda()) is not None and bool(api.is_initialized())
+
+
+def count() -> int:
+    """Return the number of visible GPUs; 0 if torch is not imported."""
+    return 0 if (api := cuda()) is None else int(api.device_count())
+
+
+def number_of(local_rank: int) -> int:
+    """Return the number of the GPU of the n-th rank of a host. Ranks share GPUs if there are too few, but not none."""
+    return local_rank % count()
+
+
+# -- each thread's own GPU -----------------------------------------------------------------
+
+
+class OwnGpu:
+    """Makes the GPU of this rank the current one of each thread that runs the user's code, once it uses CUDA.
+
+    Known limit: a call that is running on another thread when CUDA is first used begins with GPU 0, like a thread that
+    the user's code starts.
+    """
+
+    def __init__(self) -> None:
+        self._local_rank = 0
+        self._is_in_use = False
+        self._threads = _ThreadState()
+
+    def adopt(self, local_rank: int) -> None:
+        """Use the GPU of the n-th rank of this host from the first use of CUDA on. Torch is imported already."""
+        self._local_rank = local_rank
+        cuda()._lazy_call(self._begin)
+
+    def select(self) -> None:
+        """Make the own GPU current on this thread, once: the user's code may select another one. Called often."""
+        if self._is_in_use and not self._threads.is_set:
+            self._set()
+
+    def use_own_stream(self) -> None:
+        """Give this thread a CUDA stream of its own from its first use of CUDA on."""
+        self._threads.wants_stream, self._threads.is_set = True, False
+        self.select()
+
+    def _begin(self) -> None:
+        # On the thread that uses CUDA first, before its first operation.
+        self._is_in_use = True
+        self._set()
+
+    def _set(self) -> None:
+        self._threads.is_set = True
+        api = cuda()
+        api.set_device(number_of(self._local_rank))
+        if self._threads.wants_stream:
+            api.set_stream(api.Stream())
+
+
+class _ThreadState(threading.local):
+    is_set = False
+    wants_stream = False
+
+
+OWN_GPU = OwnGpu()  # of this process
+
+
+# -- order of work -------------------------------------------------------------------------
+
+
+def record_event(device: Any = None, *, is_timed: bool = False) -> Any:
+    """Return an event after all work of this thread's current stream, on this GPU or the current one.
+
+    Return None if no GPU is in use, or while a graph is captured: the work does not run then.
+    """
+    api = cuda()
+    if api is None or not api.is_initialized() or api.is_current_stream_capturing():
+        return None
+    event = api.Event(enable_timing=is_timed)
+    event.record(api.current_stream(device))
+    return event
+
+
+def wait_for_stream(device: Any = None) -> None:
+    """Wait for the work of this thread's current stream, on this GPU or the current one.
+
+    Other streams are not waited for: a collective there may itself wait for this thread.
+    """
+    if (event := record_event(device)) is not None:
+        event.synchronize()
+
+
+# -- names and figures ---------------------------------------------------------------------
+
+
+def name_everywhere(device: str) -> str:
+    """Return `cuda:<UUID>` for torch's `cuda:0`, whose number differs between processes. Return other names as is."""
+    return f"{CUDA}{uuid_of(int(device.removeprefix(CUDA)))}" if device.startswith(CUDA) else device
+
+
+def number_here(name: str) -> int | None:
+    """Return this process's number for a GPU with such a name; None if it is not visible (CUDA_VISIBLE_DEVICES)."""
+    return next((number for number in range(count()) if f"{CUDA}{uuid_of(number)}" == name), None)
+
+
+@functools.cache
+def uuid_of(number: int) -> str:
+    """Return the UUID of a GPU, without `GPU-`; it must be in use."""
+    return str(cuda().get_device_properties(number).uuid)

@@ -1,0 +1,114 @@
+"""A fake of `torch.cuda` for `runtime.devices`: it records calls with their threads, and has no GPU.
+
+gpus = FakeCuda(count=4)
+monkeypatch.setattr(devices, "cuda", lambda: gpus)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+
+class FakeCuda:
+    """The calls of `torch.cuda` that the runtime makes. `use()` is the first use of CUDA by the user's code."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.calls: list[tuple[Any, ...]] = []  # (name, thread, arguments...)
+        self.capturing: set[int] = set()  # threads that capture a graph
+        self._is_initialized = False
+        self._queued: list[Callable[[], object]] = []
+        self._local = threading.local()
+
+    def use(self) -> int:
+        """Use CUDA on this thread, as `torch.zeros(1, device="cuda")` does; return the GPU."""
+        if not self._is_initialized:
+            self._note("initialize")
+            self._is_initialized = True
+            for call in self._queued:
+                call()
+        return self.current_device()
+
+    def named(self, *names: str) -> list[tuple[Any, ...]]:
+        """Return the calls with these names."""
+        return [call for call in self.calls if call[0] in names]
+
+    def _note(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, threading.current_thread().name, *arguments))
+
+    # -- as in torch.cuda ----------------------------------------------------------------
+
+    def is_initialized(self) -> bool:
+        return self._is_initialized
+
+    def _lazy_call(self, call: Callable[[], object]) -> None:
+        if self._is_initialized:
+            call()
+        else:
+            self._queued.append(call)
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, number: int) -> None:
+        self._note("set_device", number)
+        self._local.number = number
+
+    def current_device(self) -> int:
+        return getattr(self._local, "number", 0)
+
+    def set_stream(self, stream: FakeStream) -> None:
+        self._note("set_stream", stream)
+        self._local.stream = stream
+
+    def current_stream(self, device: Any = None) -> FakeStream:
+        return getattr(self._local, "stream", None) or FakeStream(self, "default")
+
+    def Stream(self) -> FakeStream:
+        return FakeStream(self, f"of {threading.current_thread().name}")
+
+    def Event(self, enable_timing: bool = False) -> FakeEvent:
+        return FakeEvent(self)
+
+    def is_current_stream_capturing(self) -> bool:
+        return threading.get_ident() in self.capturing
+
+    def synchronize(self, device: Any = None) -> None:
+        self._note("synchronize the device", device)
+
+    def get_device_properties(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"uuid-{number}")
+
+
+class FakeStream:
+    """A stream: `name` is that of the thread which made it."""
+
+    def __init__(self, gpus: FakeCuda, name: str) -> None:
+        self._gpus = gpus
+        self.name = name
+
+
+class FakeEvent:
+    """An event, which happens once `has_happened` is set; a wait for it is recorded and returns."""
+
+    def __init__(self, gpus: FakeCuda) -> None:
+        self._gpus = gpus
+        self.stream = ""
+        self.has_happened = True
+
+    def record(self, stream: FakeStream) -> None:
+        self.stream = stream.name
+        self._gpus._note("record", stream.name)
+
+    def query(self) -> bool:
+        self._gpus._note("query")
+        return self.has_happened
+
+    def synchronize(self) -> None:
+        self._gpus._note("wait", self.stream)
+
+    def wait(self, stream: FakeStream | None = None) -> None:
+        self._gpus._note("stream waits", (stream or self._gpus.current_stream()).name)
