@@ -21,6 +21,7 @@ import msgspec
 PREFIX = "MESHBOOK_"
 TORCH = "torch,torch.distributed,torch.nn,numpy"
 CELLS = "meshbook.runtime.cells.preload"
+A_DAY = 86_400.0
 PACKAGE = Path(__file__).parent.parent  # the folder of the importable package, however it was found
 
 
@@ -41,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop_timeout: float = 3.0  # a worker that has not exited by then is killed
     host_timeout: float = 1.7  # silence after which a host is lost: detected within 2 s (`transport.host_link`)
     host_idle: float = 0.0  # after which a notebook returns hosts that run nothing; 0: never
+    # Time limit of collectives that name none, with torch's watchdog off; 0: torch's limits and its watchdog.
+    collective_timeout: float = 0.0
     stderr_lines: int = 20
     spans: int = 8192  # kept by each process for `%mesh trace`, with as many marks of calls; 0: none are recorded
     rdma_backends: str = (
@@ -187,7 +190,8 @@ def current_settings() -> Settings:
     if (inherited := _Inherited.settings) is not None:
         return OVERRIDES.applied_to(inherited)
     if in_a_notebook():
-        return OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | {"enable_log_forwarding": True})))
+        ours: dict[str, Any] = {"enable_log_forwarding": True, "collective_timeout": A_DAY}
+        return OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | ours)))
     # A script has no cells. It shows what ranks print, unless forwarding is disabled explicitly.
     ours = {"preload": TORCH, "show_output": PREFIX + "ENABLE_LOG_FORWARDING" not in os.environ}
     settings = OVERRIDES.applied_to(Settings.from_environment(**(OVERRIDES.defaults | ours)))

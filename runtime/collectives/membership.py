@@ -82,6 +82,28 @@ class GroupMembership:
             self._store = None
 
 
+# Read by torch when it makes an NCCL group. Its watchdog ends processes: those whose collective failed or timed out,
+# and those whose watchdog thread is stuck. A rank must keep its variables when another one dies or does not arrive.
+WATCHDOG_OFF = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_FR_BUFFER_SIZE": "2000",  # the flight recorder, on: it knows the collectives that have not ended
+}
+
+
+def disable_watchdog() -> None:
+    """Let NCCL's watchdog end no process; variables that the user has set take precedence."""
+    for name, value in WATCHDOG_OFF.items():
+        os.environ.setdefault(name, value)
+
+
+def set_default_timeout(seconds: float) -> None:
+    """Set the time limit of groups that are made without a `timeout`, of all backends. Torch is imported already."""
+    if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None:  # a build may lack it
+        c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)  # type: ignore[attr-defined]
+
+
 def has_gpu(local_rank: int) -> bool:
     """Return whether this process, the n-th of its host, has a GPU of its own."""
     import torch

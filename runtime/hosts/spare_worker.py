@@ -35,7 +35,7 @@ def stand_by(spec: WorkerSpec, folder: Path) -> WorkerSpec:
     """Prepare like any worker of this mesh, then wait for a call; return the spec of the rank to become."""
     faulthandler.enable(file=2, all_threads=False)
     set_inherited_settings(spec.world.settings)
-    worker.limit_threads(spec)
+    worker.share_cores(spec)
     provide_client(_refuse)
     if not worker.prepare(spec, folder):
         leave(1)

@@ -28,7 +28,14 @@ import msgspec
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.collectives.membership import GroupMembership, GroupPlan, LeftGroups, has_gpu
+from meshbook.runtime.collectives.membership import (
+    GroupMembership,
+    GroupPlan,
+    LeftGroups,
+    disable_watchdog,
+    has_gpu,
+    set_default_timeout,
+)
 from meshbook.runtime.collectives.stores import GroupStores
 from meshbook.runtime.config import set_inherited_settings
 from meshbook.runtime.geometry import SCALAR, Extent
@@ -64,6 +71,8 @@ from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.functions import note_worker
 
+MOST_COMPILERS = 32  # processes of torch.compile that torch itself starts at most
+
 
 def settle(spec: WorkerSpec) -> None:
     """Prepare the interpreter for user code: import path, empty arguments, and a fresh `__main__` module."""
@@ -81,7 +90,10 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     # other stacks would push it out of the last lines.
     faulthandler.enable(file=2, all_threads=False)
     set_inherited_settings(spec.world.settings)
-    limit_threads(spec)
+    share_cores(spec)
+    if limit := spec.world.settings.collective_timeout:
+        disable_watchdog()
+        when_imported("torch", functools.partial(set_default_timeout, limit))
     home = Home(folder, host_of(spec.address), host_of(spec.world.controller))
     transport = UnixTransport(spec.address.node, home, spec.world.settings)
     link = DisturbedTransport(transport, spec.world.settings.high_water_mark)
@@ -223,18 +235,23 @@ async def _wait_for(made: Any) -> None:
     await made
 
 
-def limit_threads(spec: WorkerSpec) -> None:
-    """Share the cores among the workers of this mesh on this host; the user's OMP_NUM_THREADS takes precedence.
+def share_cores(spec: WorkerSpec) -> None:
+    """Share the cores among the workers of this mesh on this host, for threads and for processes of torch.compile.
 
-    torch reads the variable when it is loaded. That may have been in the fork server; then its own call follows. Known
-    limit: numpy's OpenBLAS has no such call, and uses all cores if the fork server has loaded it.
+    The user's OMP_NUM_THREADS and TORCHINDUCTOR_COMPILE_THREADS take precedence. torch reads them when it is loaded.
+    That may have been in the fork server; then its own calls follow. Known limit: numpy's OpenBLAS has no such call,
+    and uses all cores if the fork server has loaded it.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sharers = 1 if spec.start.binding.has_own_cores else spec.local_size
-    threads = int(given) if given.isdecimal() and int(given) else max(1, count_cores() // sharers)
+    share = max(1, count_cores() // sharers)
+    threads = int(given) if given.isdecimal() and int(given) else share
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    compilers = os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(share, MOST_COMPILERS)))
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.compile_threads = int(compilers)  # type: ignore[attr-defined]
 
 
 def watch_torch(node: Node) -> None:

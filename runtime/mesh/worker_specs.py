@@ -273,7 +273,7 @@ def is_agent_warm(settings: Settings) -> bool:
 
 
 # Not those that torch reads later, when it makes a process group, compiles a function or allocates on a GPU.
-_READ_BY_IMPORT = re.compile(r"(PY)?TORCH_(?!NCCL_|COMPILE_|HOME$|.*ALLOC_CONF$)\w+")
+_READ_BY_IMPORT = re.compile(r"(PY)?TORCH_(?!NCCL_|FR_|COMPILE_|HOME$|.*ALLOC_CONF$)\w+")
 
 
 def is_import_alike(environment: Mapping[str, str], other: Mapping[str, str]) -> bool:

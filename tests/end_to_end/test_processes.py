@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from meshbook import Actor, ActorError, HostMesh, SupervisionError, context, endpoint, this_host
+from meshbook.runtime.config import A_DAY, OVERRIDES
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.session import Session, this_proc
 from tests.support import PATIENCE, environment, still_running
@@ -96,17 +97,46 @@ def test_a_worker_is_like_a_process_that_the_user_started(spawn_procs, monkeypat
     assert found == (str(tmp_path), umask, [""], "", True)
 
 
-@pytest.mark.parametrize(("given", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({}, None)])
-def test_cores_are_shared_unless_the_user_says_how_many(spawn_procs, monkeypatch, given, expected):
-    def threads() -> tuple[int, str]:
+SHARES = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+
+
+@pytest.mark.parametrize("given", [dict.fromkeys(SHARES, "3"), {}])
+def test_cores_are_shared_unless_the_user_says_how_many(spawn_procs, monkeypatch, given):
+    def threads() -> tuple[int, int]:
         import torch
+        import torch._inductor.config
 
-        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+        return torch.get_num_threads(), torch._inductor.config.compile_threads
 
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    expected = expected or max(1, len(os.sched_getaffinity(0)) // 2)
+    for name in SHARES:
+        monkeypatch.delenv(name, raising=False)
+    expected = 3 if given else max(1, len(os.sched_getaffinity(0)) // 2)
     probe = spawn_procs(2, env=given).spawn("probe", Probe)
-    assert set(probe.run.call(threads).get(PATIENCE).values()) == {(expected, str(expected))}
+    assert set(probe.run.call(threads).get(PATIENCE).values()) == {(expected, expected)}
+
+
+def read_limits() -> tuple[str | None, str | None, list[float]]:
+    """Return two variables of NCCL's watchdog, and the time limits of groups without and with one of their own."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    groups = [dist.group.WORLD, dist.new_group(), dist.new_group(timeout=datetime.timedelta(seconds=60))]
+    limits = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+    return *map(os.environ.get, names), limits
+
+
+def test_a_collective_may_take_a_day_and_no_watchdog_ends_ranks_unless_the_user_says_so(spawn_procs):
+    with OVERRIDES.during({"collective_timeout": A_DAY}):
+        procs = spawn_procs(env={"TORCH_NCCL_ENABLE_MONITORING": "1"})
+    assert procs.spawn("probe", Probe).run.call_one(read_limits).get(PATIENCE) == ("0", "1", [A_DAY, A_DAY, 60.0])
+
+
+def test_a_script_has_the_time_limits_and_the_watchdog_of_torch(spawn_procs):
+    assert spawn_procs().spawn("probe", Probe).run.call_one(read_limits).get(PATIENCE) == (None, None, [1800, 1800, 60])
 
 
 def draw() -> list[Any]:

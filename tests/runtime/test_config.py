@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from meshbook.runtime.config import RUN_WIDE, Overrides, Settings, check_private, in_a_notebook, runtime_root
+from meshbook.runtime.config import (
+    RUN_WIDE,
+    Overrides,
+    Settings,
+    check_private,
+    current_settings,
+    in_a_notebook,
+    runtime_root,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +97,15 @@ def test_a_shell_of_ipythons_makes_a_notebook(monkeypatch: pytest.MonkeyPatch) -
     assert in_a_notebook()
     monkeypatch.delitem(sys.modules, "IPython")
     assert not in_a_notebook()
+
+
+def test_collectives_have_a_day_in_a_notebook_and_limits_of_torch_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("IPython.get_ipython", lambda: None)
+    assert current_settings().collective_timeout == 0.0
+    monkeypatch.setattr("IPython.get_ipython", lambda: object())
+    assert current_settings().collective_timeout == 86_400.0
+    monkeypatch.setenv("MESHBOOK_COLLECTIVE_TIMEOUT", "600")
+    assert current_settings().collective_timeout == 600.0
 
 
 def test_unknown_variables_are_others_business(monkeypatch: pytest.MonkeyPatch) -> None:
