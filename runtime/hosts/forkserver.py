@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -66,21 +67,34 @@ _encode = msgspec.json.Encoder().encode
 
 
 def main() -> None:
-    """Import the modules that the command line names, then serve."""
+    """Import the modules that the command line names, then serve. Those that use CUDA are left to the workers."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    agent, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    agent, folder, names, left_out = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5]
     # While importing, it cannot notice the end of its agent. Afterwards it does, and then must first end its workers.
     die_with_parent(agent)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_file_limit()  # for the workers: the agent may not have raised it when it started this process
-    preload(names.split(","))
+    if spoiler := preload(names.split(",")):
+        execute_without(spoiler)
     outlive_parent()
-    serve(channel, folder)
+    serve(channel, folder, left_out)
 
 
-def serve(channel: socket.socket, folder: Path) -> None:
-    """Fork workers until the agent hangs up; does not return. A child becomes the worker, and ends as that."""
+def execute_without(spoiler: str) -> NoReturn:
+    """Start this process anew, without the module that has loaded CUDA's driver: no child could use CUDA any more."""
+    package = spoiler.partition(".")[0]
+    names, left_out = sys.argv[4].split(","), sys.argv[5].split(",")
+    kept = [name for name in names if name.partition(".")[0] != package]
+    arguments = [",".join(kept), ",".join(filter(None, [*left_out, spoiler]))]
+    os.execv(sys.executable, [*sys.orig_argv[:-2], *arguments])
+
+
+def serve(channel: socket.socket, folder: Path, left_out: str = "") -> None:
+    """Fork workers until the agent hangs up; does not return. A child becomes the worker, and ends as that.
+
+    `left_out` are the modules that were not preloaded since they use CUDA; the first rank of a host prints them.
+    """
     server, inherited = os.getpid(), dict(os.environ)
     # A child leaves the loop by returning, so that its stack is clean.
     spec = ForkServer(channel).serve()
@@ -91,6 +105,9 @@ def serve(channel: socket.socket, folder: Path) -> None:
     if spec.start.command is not None:
         execute(spec, folder)
     become(spec, inherited)
+    if left_out and not spec.local_rank and not spec.is_spare:
+        text = "not preloaded, since its import uses CUDA, which a forked process could then not use"
+        print(f"{left_out}: {text}; remove it from MESHBOOK_PRELOAD", file=sys.stderr, flush=True)
     spare_worker.run(spec, folder)
 
 
@@ -103,14 +120,19 @@ def serve_in_fork(channel: socket.socket, folder: Path, log: Path) -> None:
     serve(channel, folder)
 
 
-def preload(names: list[str]) -> None:
-    """Import the modules; skip those that are not installed. Their output goes to the fork server's log."""
+def preload(names: list[str]) -> str:
+    """Import the modules; skip those that are not installed. Their output goes to the fork server's log.
+
+    Returns the module whose import has loaded CUDA's driver, as `torch.cuda.is_available()` does; "" if there is none.
+    """
     gc.disable()  # imports leave little garbage, and collecting while torch is imported takes 0.2 s
     for name in filter(None, names):
         try:
             importlib.import_module(name)
         except ImportError:
             traceback.print_exc()
+        if has_loaded_cuda():
+            return name
     exempt_imports()
     own_mark()  # caches what is the same in all children
     # End OpenBLAS's threads by an empty fork: it starts them when numpy is imported, and ends them before a fork.
@@ -121,6 +143,15 @@ def preload(names: list[str]) -> None:
     flush_c_output()
     gc.freeze()  # a child's collector would write to, and so copy, every page that holds an object
     gc.enable()
+    return ""
+
+
+def has_loaded_cuda() -> bool:
+    """Return whether this process has loaded CUDA's driver, which torch does when it first looks for a GPU."""
+    try:
+        return "/libcuda.so" in Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return False
 
 
 class ForkServer:

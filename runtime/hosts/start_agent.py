@@ -59,7 +59,7 @@ def execute_forkserver(log_file: Path, preload: str) -> Started:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "meshbook.runtime.hosts.forkserver"),
-                *(str(theirs.fileno()), str(os.getpid()), str(log_file.parent), preload),
+                *(str(theirs.fileno()), str(os.getpid()), str(log_file.parent), preload, ""),
             ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -84,6 +84,11 @@ class Told:
         """Return the arguments of the script's next `tell`."""
         return ast.literal_eval(self._script.read_line())
 
+    def read_line(self) -> str:
+        """Return the next line of the script's output."""
+        line: str = self._script.read_line()
+        return line
+
     def go_on(self) -> None:
         self._script.go_on()
 
@@ -140,6 +145,27 @@ def test_a_chosen_preload_is_imported_in_any_case(tell):
     [looks] = script.hear()
     assert have_torch(looks) == {True}
     assert script.importers() == list(parents(looks))
+
+
+# Maps a file of that name, as the import of a module that looks for a GPU does.
+USES_CUDA = """
+import mmap
+
+with open("{folder}/libcuda.so.1", "w+b") as file:
+    file.truncate(4096)
+    mapped = mmap.mmap(file.fileno(), 4096)
+"""
+
+
+def test_a_module_whose_import_uses_cuda_is_named_and_not_preloaded(tell, tmp_path):
+    (tmp_path / "uses_cuda.py").write_text(USES_CUDA.format(folder=tmp_path))
+    script = tell("os.dup2(1, 2)\ntell(looks(spawn(2)))", MESHBOOK_PRELOAD="uses_cuda,torch")
+    told, warning = sorted(script.read_line() for _ in range(2))
+    assert warning.startswith("[procs 0] uses_cuda: not preloaded")
+    [looks] = ast.literal_eval(told)
+    assert have_torch(looks) == {True}
+    assert script.importers() == list(parents(looks))
+    assert ["libcuda" in Path(f"/proc/{pid}/maps").read_text() for pid, _, _ in looks] == [False, False]
 
 
 @pytest.mark.parametrize("spares", [0, 1])
