@@ -38,34 +38,44 @@ def number_of(local_rank: int) -> int:
     return local_rank % count()
 
 
+def use(number: int) -> None:
+    """Make this GPU the current one of this thread, which initializes it."""
+    cuda().set_device(number)
+
+
+def generator() -> Any:
+    """Return the default random generator of this thread's current GPU, which is in use."""
+    return cuda().default_generators[cuda().current_device()]
+
+
 # -- each thread's own GPU -----------------------------------------------------------------
 
 
 class OwnGpu:
-    """Makes the GPU of this rank the current one of each thread that runs the user's code, once it uses CUDA.
+    """Makes the GPU of this rank the current one of each thread that runs the user's code, once the process uses CUDA.
 
-    Known limit: a call that is running on another thread when CUDA is first used begins with GPU 0, like a thread that
-    the user's code starts.
+    `local_rank`: this process is the n-th rank of its host. Known limit: a call that is running on another thread when
+    CUDA is first used stays with GPU 0, like a thread that the user's code starts.
     """
 
     def __init__(self) -> None:
-        self._local_rank = 0
+        self.local_rank = 0
         self._is_in_use = False
         self._threads = _ThreadState()
 
-    def adopt(self, local_rank: int) -> None:
-        """Use the GPU of the n-th rank of this host from the first use of CUDA on. Torch is imported already."""
-        self._local_rank = local_rank
-        cuda()._lazy_call(self._begin)
+    def install(self) -> None:
+        """Select the GPU when CUDA is first used. Torch is imported already."""
+        if cuda()._is_compiled():
+            cuda()._lazy_call(self._begin)
 
     def select(self) -> None:
         """Make the own GPU current on this thread, once: the user's code may select another one. Called often."""
-        if self._is_in_use and not self._threads.is_set:
+        if self._is_in_use and self._threads.local_rank != self.local_rank:
             self._set()
 
     def use_own_stream(self) -> None:
         """Give this thread a CUDA stream of its own from its first use of CUDA on."""
-        self._threads.wants_stream, self._threads.is_set = True, False
+        self._threads.wants_stream, self._threads.local_rank = True, -1
         self.select()
 
     def _begin(self) -> None:
@@ -74,15 +84,15 @@ class OwnGpu:
         self._set()
 
     def _set(self) -> None:
-        self._threads.is_set = True
-        api = cuda()
-        api.set_device(number_of(self._local_rank))
+        self._threads.local_rank = self.local_rank
+        use(number_of(self.local_rank))
         if self._threads.wants_stream:
+            api = cuda()
             api.set_stream(api.Stream())
 
 
 class _ThreadState(threading.local):
-    is_set = False
+    local_rank = -1  # whose GPU was selected
     wants_stream = False
 
 
@@ -112,6 +122,13 @@ def wait_for_stream(device: Any = None) -> None:
     """
     if (event := record_event(device)) is not None:
         event.synchronize()
+
+
+def continue_after(event: Any, value: Any) -> None:
+    """Let this thread's current stream use a value of another stream, once that has reached the event."""
+    event.wait()
+    if getattr(value, "is_cuda", False):
+        value.record_stream(cuda().current_stream())  # the memory of the tensor is kept until then
 
 
 # -- names and figures ---------------------------------------------------------------------

@@ -11,6 +11,25 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from meshbook.runtime import devices
+
+
+def install_fake(patch: pytest.MonkeyPatch, count: int = 4) -> FakeCuda:
+    """Let this process have fake GPUs, of which it has used none."""
+    made = FakeCuda(count)
+    patch.setattr(devices, "cuda", lambda: made)
+    patch.setattr(devices, "OWN_GPU", devices.OwnGpu())
+    devices.OWN_GPU.install()
+    devices.uuid_of.cache_clear()
+    return made
+
+
+def use_gpu() -> int:
+    """Use the fake on this thread, in an actor; return the GPU."""
+    return int(devices.cuda().use())
+
 
 class FakeCuda:
     """The calls of `torch.cuda` that the runtime makes. `use()` is the first use of CUDA by the user's code."""
@@ -43,6 +62,9 @@ class FakeCuda:
 
     def is_initialized(self) -> bool:
         return self._is_initialized
+
+    def _is_compiled(self) -> bool:
+        return True
 
     def _lazy_call(self, call: Callable[[], object]) -> None:
         if self._is_initialized:

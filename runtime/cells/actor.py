@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
@@ -367,12 +368,7 @@ def _device(local_rank: int) -> Any:
         import torch  # weight: the fork server has imported it already
     except ImportError:
         return "cpu"
-    count = torch.cuda.device_count()
-    if not count:
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)  # so that a bare "cuda" means this rank's own GPU
-    return device
+    return torch.device("cuda", devices.number_of(local_rank)) if devices.count() else torch.device("cpu")
 
 
 def _exit_error(error: SystemExit) -> RankError:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from meshbook.runtime import devices
 from meshbook.runtime.collectives.abort import abort_groups, stuck_threads, wait_freed
 from meshbook.runtime.collectives.stores import open_store
 from meshbook.runtime.resources import free_port
@@ -74,8 +75,10 @@ class GroupMembership:
         given: dict[str, Any] = {} if plan.timeout is None else {"timeout": timedelta(seconds=plan.timeout)}
         store = self._store if rank == 0 else dist.TCPStore(plan.host, plan.port, plan.world_size, is_master=False)
         if "nccl" in plan.backend:
-            given["device_id"] = device = _device(local_rank)  # so that NCCL connects now, and raises early
-            torch.cuda.set_device(device)  # for this thread only
+            if not devices.count():
+                raise RuntimeError("NCCL needs a GPU for each rank, but this host has none; use backend='gloo'")
+            devices.use(number := devices.number_of(local_rank))  # for this thread only
+            given["device_id"] = torch.device("cuda", number)  # so that NCCL connects now, and raises early
         try:
             dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.world_size, **given)
         finally:
@@ -106,18 +109,9 @@ def set_default_timeout(seconds: float) -> None:
 
 def has_gpu(local_rank: int) -> bool:
     """Return whether this process, the n-th of its host, has a GPU of its own."""
-    import torch
+    import torch  # noqa: F401  # `devices` looks only if it is imported
 
-    return int(torch.cuda.device_count()) > local_rank
-
-
-def _device(local_rank: int) -> Any:
-    import torch
-
-    count = torch.cuda.device_count()
-    if not count:
-        raise RuntimeError("NCCL needs a GPU for each rank, but this host has none; use backend='gloo'")
-    return torch.device("cuda", local_rank % count)
+    return devices.count() > local_rank
 
 
 def _name_of_host() -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.ports import Port
@@ -107,6 +108,7 @@ def run(spec: WorkerSpec, folder: Path, *, is_prepared: bool = False) -> None:
     node.take_place = functools.partial(move, node)
     heartbeat = Heartbeat(node, folder, spec.incarnation)
     os.register_at_fork(after_in_child=node.status.close)  # the page belongs to this process only
+    devices.OWN_GPU.local_rank = spec.local_rank
     when_imported("torch", functools.partial(watch_torch, node))
     Prefix.install()
     Prefix.is_on = bool(spec.world.settings.extra.get("prefix_python_logs_with_actor", True))
@@ -159,6 +161,7 @@ def move(node: Node, spec: WorkerSpec) -> WorkerSpec:
         if os.environ.get("MASTER_ADDR") == before.rendezvous().get("MASTER_ADDR"):
             os.environ.update(variables)
             place = msgspec.structs.replace(place, updated_variables=place.updated_variables | variables)
+    devices.OWN_GPU.local_rank = place.local_rank
     if node.capture is not None:
         node.capture.set_rank(place.rank)
     return place
@@ -255,7 +258,8 @@ def share_cores(spec: WorkerSpec) -> None:
 
 
 def watch_torch(node: Node) -> None:
-    """Record collectives and training steps of this process, which has imported torch, and give each group a store."""
+    """Prepare torch, which this process has imported: its GPU, records of collectives and steps, stores of groups."""
+    devices.OWN_GPU.install()
     watch_collectives(node.recorder, node.status)
     watch_steps(node.status)
     if (rendezvous := sys.modules.get("torch.distributed.rendezvous")) is not None:

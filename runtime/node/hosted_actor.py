@@ -18,7 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshbook.runtime import monarch_texts
+from meshbook.runtime import devices, monarch_texts
 from meshbook.runtime.actor.base import Actor, change_class, is_async
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, spawner_of
 from meshbook.runtime.actor.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -312,6 +312,7 @@ class HostedActor:
     def construct(self, constructed: Constructed) -> bool:
         """Construct the actor; return whether that succeeded."""
         CURRENT.set(self._own_context(None))
+        devices.OWN_GPU.select()
         what = "constructor"
         try:
             actor = self._make()
@@ -416,6 +417,7 @@ class HostedActor:
         return self._actor.__idle__ if hasattr(type(self._actor), "__idle__") else None  # see `where`
 
     def hook(self, notice: Notice) -> Any:
+        devices.OWN_GPU.select()
         hook = getattr(self._actor, notice.hook, None)
         return hook(notice.about) if hook is not None else False
 
@@ -424,6 +426,7 @@ class HostedActor:
 
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; return the awaitable of an async one."""
+        devices.OWN_GPU.select()  # before the arguments: tensors among them arrive on the current GPU
         if not call.manner and (method := self._endpoints.plain.get(call.endpoint)) is not None:
             args, kwargs = pickling.loads(body, functools.partial(self._describe, "an argument", call))
             return self._begin(method, args, kwargs)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from meshbook.runtime import devices
 from meshbook.runtime.collectives.abort import abort_groups
 from meshbook.runtime.tensor.executor import Executor, Step, ValueRef, ids_in
 from meshbook.runtime.tensor.failures import Failed
@@ -70,8 +71,8 @@ class ShardedExecutor(Executor):
 
     def _join_mesh(self, number: int, device: str) -> None:
         """Make the device mesh over the default process group; waits for the other ranks."""
-        if device == "cuda":  # the current device is one of each thread
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
+        if device == "cuda":  # before torch selects LOCAL_RANK, of which there may be none
+            devices.use(devices.number_of(int(os.environ.get("LOCAL_RANK", self.rank))))
         ranks = torch.arange(dist.get_world_size()).view(self._layout.shape)
         mesh = DeviceMesh(device, ranks, mesh_dim_names=self._layout.dims)
         self._group = weakref.ref(dist.group.WORLD)

@@ -12,8 +12,7 @@ import itertools
 import queue
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
+from meshbook.runtime import devices
 from meshbook.runtime.tensor.failures import DeviceMeshError, format_call
 
 if TYPE_CHECKING:
@@ -128,10 +127,7 @@ class HandOffs:
                 box.put(_CLOSED)
 
     def put(self, tag: int, value: Any) -> None:
-        event = torch.cuda.Event() if torch.cuda.is_initialized() else None
-        if event is not None:
-            event.record()
-        self._boxes.setdefault(tag, queue.SimpleQueue()).put((value, event))
+        self._boxes.setdefault(tag, queue.SimpleQueue()).put((value, devices.record_event()))
 
     def take(self, tag: int) -> Any:
         """Return a value; on a GPU the current CUDA stream waits for it. Raises RuntimeError once it is closed."""
@@ -141,7 +137,5 @@ class HandOffs:
         del self._boxes[tag]
         value, event = taken
         if event is not None:
-            event.wait()
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                value.record_stream(torch.cuda.current_stream())
+            devices.continue_after(event, value)
         return value

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from meshbook.runtime import devices
 from meshbook.runtime.tensor.remote import remote
 
 MOST_MEASUREMENTS: Final = 10_000  # of a name; the oldest go first
@@ -48,7 +49,8 @@ class ExecutionTimer:
     @classmethod
     def start(cls, name: str = "default", use_cpu: bool = False) -> None:
         """Begin a measurement, in place of one of this name that has begun."""
-        cls._begun[name] = time.perf_counter() if use_cpu or not torch.cuda.is_initialized() else _record_event()
+        event = None if use_cpu else devices.record_event(is_timed=True)
+        cls._begun[name] = time.perf_counter() if event is None else event
 
     @classmethod
     def stop(cls, name: str = "default") -> None:
@@ -56,8 +58,9 @@ class ExecutionTimer:
         if name not in cls._begun:
             raise ValueError(f"no measurement {name!r} has begun: call start({name!r}) first")
         begun = cls._begun.pop(name)
-        ended = time.perf_counter() if isinstance(begun, float) else _record_event()
-        cls._measured.setdefault(name, collections.deque(maxlen=MOST_MEASUREMENTS)).append((begun, ended))
+        ended = time.perf_counter() if isinstance(begun, float) else devices.record_event(is_timed=True)
+        if ended is not None:  # a block that ends in the capture of a graph has no time
+            cls._measured.setdefault(name, collections.deque(maxlen=MOST_MEASUREMENTS)).append((begun, ended))
 
     @classmethod
     def measurements(cls, name: str = "default") -> list[float]:
@@ -84,12 +87,6 @@ class ExecutionTimer:
         """Forget all measurements."""
         cls._begun.clear()
         cls._measured.clear()
-
-
-def _record_event() -> Instant:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 def _milliseconds(begun: Instant, ended: Instant) -> float:

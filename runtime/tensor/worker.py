@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import sys
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import endpoint
@@ -51,8 +51,9 @@ class TensorWorker(Actor):
         groups = Groups(self._name, timedelta(seconds=collective_timeout), stream)
         self._executor = _make_executor(rank, groups, layout, HandOffs.of(self._name))
         self._executor.dtype = dtype
-        # All threads share CUDA's default stream, so a stream of ours needs one of its own.
-        self._cuda = torch.cuda.Stream() if stream and torch.cuda.is_available() else None
+        self._has_own_stream = stream != 0
+        if self._has_own_stream:  # all threads share CUDA's default stream
+            devices.OWN_GPU.use_own_stream()
         self._thread = 0  # that runs the commands
         self._stores: list[GroupMembership] = []  # each keeps the store that it has opened
 
@@ -61,14 +62,12 @@ class TensorWorker(Actor):
         """Run a batch whose commands are numbered from `first` on; return the failures that began in it."""
         self._thread = threading.get_ident()
         batch = pickle.loads(commands) if isinstance(commands, bytes) else commands
-        with torch.no_grad(), self._in_own_stream(), self._executor.using_default_dtype():
+        with torch.no_grad(), self._executor.using_default_dtype():
             return self._executor.run(first, batch)
 
     @endpoint(instrument=False)
     def fetch(self, ids: Sequence[int]) -> list[Any]:
         """Return these values, and the failure of a check that no fetch has raised."""
-        if self._cuda is not None:
-            self._cuda.synchronize()
         found = [_materialized(self._executor.find(each)) for each in ids]
         check = self._executor.failed_check
         return found if check is None else [*found, check]
@@ -90,7 +89,7 @@ class TensorWorker(Actor):
     def infer(self, operator: str, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on zeros, all tensors as metadata; None if it raises."""
         try:
-            with torch.no_grad(), self._in_own_stream(), self._executor.using_default_dtype():
+            with torch.no_grad(), self._executor.using_default_dtype():
                 args, kwargs = tree_map_only(Meta, Meta.make_zeros, (args, kwargs))
                 return tree_map_only(torch.Tensor, Meta.of, find_operator(operator)(*args, **kwargs))
         except Exception:  # torch's rule has refused the arguments as well, and the controller raises its error
@@ -100,7 +99,7 @@ class TensorWorker(Actor):
     def call(self, function: Any, tree: Any) -> Any:
         """Return the result of a remote function on this rank alone; the first failure among its arguments."""
         failed = self._first_failure([self._failed_in(tree)])
-        with self._in_own_stream(), self._executor.using_default_dtype():
+        with self._executor.using_default_dtype():
             return failed if failed is not None else self._executor.apply_function(function, tree)
 
     @endpoint(instrument=False)
@@ -116,8 +115,8 @@ class TensorWorker(Actor):
         if (failed := self._failed_in(tree)) is not None:
             port.exception(RemoteException(failed.trace, None, failed.rank))
             return
-        if self._cuda is not None:
-            self._cuda.synchronize()
+        if self._has_own_stream:  # the actor's thread has another one
+            devices.wait_for_stream()
         arguments = tree_map_only(ValueRef, lambda ref: _materialized(self._executor.find(ref.id)), tree)
         try:
             actors._pass_on(context().message_rank.rank, name, arguments, port)
@@ -189,9 +188,6 @@ class TensorWorker(Actor):
         """Return the first failure among values and the checks that no fetch has raised."""
         found = [each for each in (*values, self._executor.failed_check) if type(each) is Failed]
         return min(found, key=lambda failed: failed.command, default=None)
-
-    def _in_own_stream(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)
 
     def __cleanup__(self, error: Exception | None) -> None:
         self._executor.groups.close()

@@ -9,14 +9,19 @@ import pytest
 
 from meshbook.runtime import devices
 from meshbook.runtime.devices import OwnGpu
-from tests.fake_gpus import FakeCuda
+from tests.fake_gpus import FakeCuda, install_fake, use_gpu
+from tests.runtime.conftest import Session
+from tests.support import PATIENCE, Probe
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda(count=4)
-    monkeypatch.setattr(devices, "cuda", lambda: made)
-    return made
+    return install_fake(monkeypatch)
+
+
+def own_gpu(local_rank: int) -> OwnGpu:
+    devices.OWN_GPU.local_rank = local_rank
+    return devices.OWN_GPU
 
 
 def on_thread(name: str, work: Callable[[], object]) -> None:
@@ -26,8 +31,7 @@ def on_thread(name: str, work: Callable[[], object]) -> None:
 
 
 def test_no_gpu_is_initialized_before_the_users_code_uses_one(gpus: FakeCuda) -> None:
-    own = OwnGpu()
-    own.adopt(6)
+    own = own_gpu(6)
     own.select()
     assert devices.record_event() is None
     assert not devices.is_in_use()
@@ -36,8 +40,7 @@ def test_no_gpu_is_initialized_before_the_users_code_uses_one(gpus: FakeCuda) ->
 
 
 def test_each_thread_begins_with_the_gpu_of_its_rank_once(gpus: FakeCuda) -> None:
-    own = OwnGpu()
-    own.adopt(6)
+    own = own_gpu(6)
     used: list[int] = []
 
     def call() -> None:
@@ -62,15 +65,22 @@ def test_each_thread_begins_with_the_gpu_of_its_rank_once(gpus: FakeCuda) -> Non
     ]
 
 
+def test_a_process_that_becomes_another_rank_selects_its_gpu_at_the_next_call(gpus: FakeCuda) -> None:
+    own = own_gpu(1)
+    assert gpus.use() == 1
+    own.local_rank = 2
+    own.select()
+    assert gpus.use() == 2
+
+
 def test_the_thread_that_uses_cuda_first_need_not_be_known(gpus: FakeCuda) -> None:
-    OwnGpu().adopt(3)
+    own_gpu(3)
     assert gpus.use() == 3
 
 
 @pytest.mark.parametrize("is_in_use", [False, True])
 def test_a_thread_with_a_stream_of_its_own_works_on_it(gpus: FakeCuda, is_in_use: bool) -> None:
-    own = OwnGpu()
-    own.adopt(1)
+    own = own_gpu(1)
     if is_in_use:
         on_thread("before", gpus.use)
     used: list[tuple[int, str]] = []
@@ -81,6 +91,21 @@ def test_a_thread_with_a_stream_of_its_own_works_on_it(gpus: FakeCuda, is_in_use
 
     on_thread("stream", work)
     assert used == [(1, "of stream")]
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_an_actor_of_the_user_has_the_gpu_of_its_rank(
+    gpus: FakeCuda, session: Session, any_probe: type[Probe], is_in_use: bool
+) -> None:
+    devices.OWN_GPU.local_rank = 3
+    probe = session.spawn(any_probe)
+    assert probe.run.call_one(abs, -1).get(PATIENCE) == 1
+    assert gpus.calls == []  # no context for actors that use no GPU
+    if is_in_use:
+        on_thread("another", gpus.use)
+    assert probe.run.call_one(use_gpu).get(PATIENCE) == 3
+    selected = [thread for name, thread, *_ in gpus.named("set_device")]
+    assert len(set(selected)) == len(selected) == 1 + is_in_use
 
 
 def test_a_wait_is_for_the_current_stream_and_not_while_it_is_captured(gpus: FakeCuda) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshbook.runtime import devices
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 
 PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")  # the first one selects one of the others by torch's CUDA version
@@ -189,4 +190,4 @@ def _translated() -> Iterator[None]:
 def _make_current(memory: MemoryRange) -> None:
     """Set the thread's current GPU: CUDA uses it, and so does UCX when it registers or copies memory."""
     if memory.gpu is not None:
-        sys.modules["torch"].cuda.set_device(memory.gpu)
+        devices.use(memory.gpu)

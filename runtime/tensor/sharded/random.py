@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
+from meshbook.runtime import devices
+
 
 class SharedRandom:
     """The random state of the operators of one device mesh, apart from the rank's own random state.
@@ -43,4 +45,4 @@ class SharedRandom:
     def _default_generator(self) -> torch.Generator:
         if self._device_type == "cpu":
             return torch.default_generator
-        return torch.cuda.default_generators[torch.cuda.current_device()]
+        return devices.generator()

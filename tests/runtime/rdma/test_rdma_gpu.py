@@ -19,7 +19,6 @@ import torch
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
-from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import SCALAR
@@ -39,7 +38,7 @@ from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
-from tests.fake_gpus import FakeCuda, FakeStream
+from tests.fake_gpus import FakeCuda, FakeStream, install_fake
 from tests.support import PATIENCE
 
 GPU = "cuda:uuid-1"  # as handles name it
@@ -143,11 +142,10 @@ class FakeDriver:
 
 @pytest.fixture(autouse=True)
 def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda(count=2)
+    if request.node.get_closest_marker("gpu"):
+        return FakeCuda()
+    made = install_fake(monkeypatch)
     made.use()
-    if not request.node.get_closest_marker("gpu"):
-        devices.uuid_of.cache_clear()
-        monkeypatch.setattr(devices, "cuda", lambda: made)
     return made
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshbook.runtime import devices
 from meshbook.runtime.tensor.device_mesh import get_active_stream
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.lanes import OpaqueRef
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
-from meshbook.runtime.tensor.streams import HandOffs, Stream
+from meshbook.runtime.tensor.streams import MAIN, HandOffs, Stream
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.fake_gpus import install_fake, use_gpu
 
 PATIENCE = 20.0
 EVENTS: dict[str, threading.Event] = {}  # the ranks are threads of this process
@@ -33,6 +35,7 @@ def set_event(name):
 
 
 wait_remotely = remote(wait_for, propagate=lambda name, x: x)
+use_remotely = remote(lambda: torch.tensor(use_gpu()), propagate=lambda: torch.empty((), dtype=torch.int64))
 set_remotely = remote(set_event, propagate=lambda name: None)
 
 
@@ -89,6 +92,30 @@ def test_a_value_of_one_stream_is_fetched_while_another_one_waits(one):
     assert not pending.done()
     EVENTS["first"].set()
     assert pending.get(PATIENCE).tolist() == [1, 1]
+
+
+def test_each_stream_has_a_cuda_stream_of_its_own_from_the_first_use_on(make_procs, monkeypatch):
+    gpus = install_fake(monkeypatch)
+    devices.OWN_GPU.local_rank = 2
+    other = Stream("other")
+    with make_procs(gpus=1).activate():
+        with other.activate():
+            x = torch.ones(2)
+        assert value(x).tolist() == [1, 1]
+        assert gpus.calls == []
+        found = [value(use_remotely())]
+        with other.activate():
+            found += value([use_remotely(), use_remotely()])
+        lent, borrow = MAIN.borrow(x)
+        with borrow:
+            value(lent + 1)
+    assert [each.tolist() for each in found] == [2, 2, 2]
+    [(_, thread, stream)] = gpus.named("set_stream")
+    assert stream.name == f"of {thread}"
+    recorded, waited = gpus.named("record", "stream waits")[:2]
+    assert recorded[2].startswith("of ")
+    assert waited[2] == "default"
+    assert gpus.named("synchronize the device") == []
 
 
 # -- ordered by borrows ---------------------------------------------------------------
