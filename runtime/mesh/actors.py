@@ -32,6 +32,7 @@ from meshbook.runtime.node.call_table import (
     Endings,
     PerRank,
     Reduction,
+    RelayToPort,
     SingleReply,
     Target,
 )
@@ -203,13 +204,12 @@ class ActorMesh(MeshTrait):
     ) -> None:
         first = self._draw() if chosen else 0
         node, targets = current_node(), self._picked[first : first + 1] if chosen else self._picked
-        if not port[1]:
-            node.calls.send(targets, endpoint, arguments, self._extent, None, first=first)
-        elif has_port:  # the endpoint may answer several times
-            node.calls.send(targets, endpoint, arguments, self._extent, None, first=first, port=port)
-        else:
-            explain = self._explainer(endpoint)
-            node.calls.send_for_port(targets, endpoint, arguments, self._extent, port, first=first, explain=explain)
+        to, relay = port if port[1] else None, None
+        # An endpoint that gets the port may answer several times. Else each target replies once: then a port of this
+        # node also gets the error of a target that cannot reply.
+        if to is not None and not has_port and to[0].node == node.address.node:
+            to, relay = None, RelayToPort(node.table, port[1], first, self._explainer(endpoint))
+        node.calls.send(targets, endpoint, arguments, self._extent, relay, first=first, port=to)
 
     def _pass_on(self, rank: int, endpoint: str, arguments: Arguments, port: Port[Any]) -> None:
         """Call one rank, which answers to the port of a call that this process has received."""

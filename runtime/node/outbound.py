@@ -25,9 +25,7 @@ from meshbook.runtime.node.call_table import (
     CallContext,
     CallHandler,
     CallTable,
-    Explain,
     PendingCall,
-    RelayToPort,
     ReplyHandler,
     SingleReply,
     Target,
@@ -186,27 +184,6 @@ class Outbound:
         recorder = self._recorder
         if recorder.on and actor not in recorder.quiet and is_counted(actor):
             recorder.add(("call", started, now(), get_ident(), endpoint, origin, first, last, actor))
-
-    def send_for_port(
-        self,
-        targets: Sequence[Target],
-        endpoint: str,
-        arguments: Any,
-        extent: Extent,
-        port: tuple[Address, int],
-        *,
-        first: int = 0,
-        explain: Explain,
-    ) -> None:
-        """Call each target once, like `send`; the replies go to a port of any node.
-
-        A port of this node also gets the error of every target that cannot reply.
-        """
-        if port[0].node == self._node:
-            relay = RelayToPort(self._table, port[1], first, explain)
-            self.send(targets, endpoint, arguments, extent, relay, first=first)
-        else:
-            self.send(targets, endpoint, arguments, extent, None, first=first, port=port)
 
     def create(
         self, creation: Creation, ranks: Sequence[int], reply_handler: CallHandler, *, is_restored: bool = False
