@@ -276,7 +276,7 @@ def measure(job: TransfersUnderFaults) -> ResourceUse:
         },
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
-        open_calls=context().actor_instance.node.calls.pending,
+        open_calls=len(context().actor_instance.node.table),
         messages=job.transfers,
     )
 

@@ -263,7 +263,7 @@ def measure(work: Work) -> ResourceUse:
         footprints={name: footprint(process) for name, process in named.items()},
         processes=len(controller.children(recursive=True)),
         files=len(list(current_session().folder.path.iterdir())),
-        open_calls=context().actor_instance.node.calls.pending + sum(audit.open_calls for audit in audits),
+        open_calls=len(context().actor_instance.node.table) + sum(audit.open_calls for audit in audits),
         messages=sum(sum(audit.received.values()) for audit in audits),
     )
 

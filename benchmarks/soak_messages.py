@@ -84,7 +84,7 @@ class Mailbox:
         gc.collect()
         node = context().actor_instance.node
         box = self._inbox
-        return Audit(self._name, os.getpid(), node.calls.pending, dict(self._outbox.sent), box.received, box.faults)
+        return Audit(self._name, os.getpid(), len(node.table), dict(self._outbox.sent), box.received, box.faults)
 
 
 class SyncPeer(Actor):

@@ -86,7 +86,7 @@ def was_busy(mesh: NotebookMesh, seconds: float) -> bool:
     """
     nodes = [address.node for address in mesh.procs.nodes]
     history = mesh.session.history
-    if min(mesh.queues.seconds_free(nodes), default=math.inf) <= seconds or mesh.session.node.calls.awaits(nodes):
+    if min(mesh.queues.seconds_free(nodes), default=math.inf) <= seconds or mesh.session.node.table.awaits(nodes):
         return True
     if (history.vitals(nodes).activity != Activity.IDLE).any():
         return True

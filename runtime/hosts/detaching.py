@@ -166,7 +166,7 @@ def _gather(session: Session) -> ControllerState:
         run=session.run,
         settings=session.settings,
         incarnation=node.incarnation,
-        incarnations=node.routes.all_incarnations(),
+        incarnations=dict(node.routes.incarnation_by_node),
         ended=node.peers.ended,
         worker_registry=session.worker_registry.all,
         events=list(session.events),

@@ -260,7 +260,7 @@ class ActorRegistry:
             is_own,
             describe=lambda: str(instance),
             call_later=self._node.loop.call_later,
-            watch=self._watch.wake if is_alone else _not_at_all,
+            watch=self._watch.wake if is_alone else lambda: None,  # overlapping calls do not start it
             is_alone=is_alone,
             spans=Spans.of(self._node.recorder, instance),
         )
@@ -382,7 +382,3 @@ def _number(key: str) -> int:
 def _why_abandoned(key: str) -> str:
     """Return the reason for an actor that ends, or is never spawned, because its owner has ended."""
     return f"its owner has ended: {monarch_texts.owner_lost(spawner_of(key), name_of(key))}"
-
-
-def _not_at_all() -> None:
-    """Do nothing: overlapping calls do not start the deadlock watch."""

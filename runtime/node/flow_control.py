@@ -470,8 +470,4 @@ class _Wait:
 
 def _wake(waiting: Iterable[Future[None]]) -> None:
     for room in waiting:
-        room.resolve(_nothing)
-
-
-def _nothing() -> None:
-    return None
+        room.resolve(lambda: None)

@@ -32,7 +32,7 @@ from meshbook.runtime.telemetry.capture import Capture
 from meshbook.runtime.telemetry.events import Kind, RunEvent
 from meshbook.runtime.telemetry.output import TELEMETRY
 from meshbook.runtime.telemetry.point_recorder import PointRecorder
-from meshbook.runtime.telemetry.points import NOTEBOOK, Logged
+from meshbook.runtime.telemetry.points import NOTEBOOK
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.telemetry.status_page import Traffic
 from meshbook.runtime.telemetry.status_writer import StatusWriter
@@ -105,7 +105,9 @@ class Node:
         self.recorder = recorder = Recorder(settings.spans)
         recorder.quiet.add(TELEMETRY)
         self.status = StatusWriter()
-        self.points = PointRecorder(self._send_logged, self._place_of_points)
+        self.points = PointRecorder(
+            lambda logged: self.calls.notify(self.controller, TELEMETRY, "logged", logged), self._place_of_points
+        )
         self.loop = loop = transport.loop
         self._transport = transport
         self._closed = False
@@ -228,9 +230,6 @@ class Node:
         """Send the controller of this run an event of a mesh or of some of its ranks."""
         event = RunEvent(time.time(), kind, mesh, procs, tuple(ranks), text)
         self.calls.notify(self.controller, TELEMETRY, "happened", event)
-
-    def _send_logged(self, logged: Logged) -> None:
-        self.calls.notify(self.controller, TELEMETRY, "logged", logged)
 
     def _place_of_points(self) -> tuple[str, int]:
         return (self.place.world.mesh, self.place.rank) if self.place is not None else ("", NOTEBOOK)

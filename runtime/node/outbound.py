@@ -26,6 +26,7 @@ from meshbook.runtime.node.call_table import (
     CallHandler,
     CallTable,
     PendingCall,
+    PerRank,
     ReplyHandler,
     SingleReply,
     Target,
@@ -101,18 +102,11 @@ class Outbound:
         self._limit = limit
         self.call_later = call_later
         self._returned = returned
-        self._call_context = CallContext(table, self._send_cancel)
-
-    @property
-    def pending(self) -> int:
-        """The number of calls that wait for a reply."""
-        return len(self._table)
+        self._call_context = CallContext(
+            table, lambda target, call: self.notify_control(target.address, "cancel", target.actor, self._node, call)
+        )
 
     # -- with a reply ------------------------------------------------------------
-
-    def awaits(self, nodes: Collection[str]) -> bool:
-        """Whether one of these nodes owes this process a reply."""
-        return self._table.awaits(nodes)
 
     def send(
         self,
@@ -231,14 +225,11 @@ class Outbound:
 
         self._request(targets, "stop", make, (), reply_handler)
 
-    def ask_to_hold(self, peers: Sequence[Address], reply_handler: CallHandler, incarnation: int) -> None:
+    def ask_to_hold(self, peers: Sequence[Address], incarnation: int) -> list[Future[Any]]:
         """Request that these nodes hold their messages after their reply, until another process is this node."""
-        targets = [Target(peer, CONTROL) for peer in peers]
-
-        def make(call: int, index: int) -> HoldRequest:
-            return HoldRequest(self._node, call, incarnation)
-
-        self._request(targets, "hold", make, (), reply_handler)
+        targets, reply_handler = [Target(peer, CONTROL) for peer in peers], PerRank(len(peers))
+        self._request(targets, "hold", lambda call, _: HoldRequest(self._node, call, incarnation), (), reply_handler)
+        return reply_handler.futures
 
     def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, reply_handler: CallHandler) -> None:
         """Wait for the replies to calls that were sent by the process that was this node before."""
@@ -296,9 +287,6 @@ class Outbound:
         if message.by:
             dest = f"{self._node}/{recipient}"
             self.notify_control(self._routes.address_of(message.sender), "undelivered", message.by, dest, why)
-
-    def _send_cancel(self, target: Target, call: int) -> None:
-        self.notify_control(target.address, "cancel", target.actor, self._node, call)
 
     # -- sending ---------------------------------------------------------------------------
 
@@ -413,11 +401,10 @@ class Outbound:
         places, queues = self._flow.find_each(plan.queues) if is_limited else ((), ())
         if is_limited and len(places) < len(plan.indices):
             plan = plan.only(places)
-
-        def fail(index: int, gone: PeerGone) -> None:
-            self._fail(targets[index], make(index), size, gone)
-
-        self._casts.send(frames, targets, calls, rank, plan, fail)
+        self._casts.send(
+            *(frames, targets, calls, rank, plan),
+            fail=lambda index, gone: self._fail(targets[index], make(index), size, gone),
+        )
         for sent in queues:  # only now, so that a Ctrl-C before does not leave them counted
             sent.messages += 1
             sent.size += size

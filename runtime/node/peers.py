@@ -15,7 +15,7 @@ from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import ExitReport, RefusedMessage, SupervisionError
 from meshbook.runtime.node.actors import ActorRegistry
 from meshbook.runtime.node.bulk import Bulk
-from meshbook.runtime.node.call_table import CallTable, PerRank
+from meshbook.runtime.node.call_table import CallTable
 from meshbook.runtime.node.casts import CastReceiver, Relay
 from meshbook.runtime.node.flow_control import FlowControl
 from meshbook.runtime.node.outbound import Outbound
@@ -69,7 +69,7 @@ class Peers:
 
     def report_of(self, node: str) -> ExitReport | None:
         """Return the report of a node that has ended, else None."""
-        return self._routes.report_of(node)
+        return self._routes.down.get(node)
 
     def announce_down(self, report: ExitReport, to: Sequence[Address]) -> None:
         """Handle the end of a node here, and send Down to these nodes."""
@@ -105,9 +105,7 @@ class Peers:
         Returns a future per peer. Once it is settled, everything that the peer has sent has arrived. `greet` makes the
         peers send again.
         """
-        reply_handler = PerRank(len(peers))
-        self._calls.ask_to_hold(peers, reply_handler, self._incarnation)
-        return reply_handler.futures
+        return self._calls.ask_to_hold(peers, self._incarnation)
 
     def greet(self, peers: Sequence[Address]) -> None:
         """Send Hello to these nodes, which then send their held messages and later ones."""

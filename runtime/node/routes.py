@@ -70,10 +70,6 @@ class Routes:
         """Whether a node is known to have ended, alone or with its whole run."""
         return address.node in self.down or address.url in self._of_ended_runs
 
-    def report_of(self, node: str) -> ExitReport | None:
-        """Return the report of a node that has ended, else None."""
-        return self.down.get(node)
-
     # -- ends and restarts -------------------------------------------------------------
 
     def greet(self, peer: Address, incarnation: int) -> bool:
@@ -138,10 +134,6 @@ class Routes:
     def incarnation_of(self, node: str) -> int:
         """Return the current incarnation of a node."""
         return self.incarnation_by_node.get(node, 0)
-
-    def all_incarnations(self) -> dict[str, int]:
-        """Return the current incarnation of each known node."""
-        return dict(self.incarnation_by_node)
 
     def greet_again(self, to: Address) -> None:
         """Send Hello to a node that may wait for it."""

@@ -68,7 +68,7 @@ def mesh(**changed: Any) -> Any:
     )
     session = SimpleNamespace(
         history=history,
-        node=SimpleNamespace(calls=SimpleNamespace(awaits=lambda nodes: facts["awaits"])),
+        node=SimpleNamespace(table=SimpleNamespace(awaits=lambda nodes: facts["awaits"])),
         count_clients=lambda: Future.completed(facts["clients"]),
     )
     return SimpleNamespace(procs=SimpleNamespace(nodes=nodes), queues=facts["queues"], session=session)
