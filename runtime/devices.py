@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 CUDA = "cuda:"
@@ -142,6 +143,35 @@ def name_everywhere(device: str) -> str:
 def number_here(name: str) -> int | None:
     """Return this process's number for a GPU with such a name; None if it is not visible (CUDA_VISIBLE_DEVICES)."""
     return next((number for number in range(count()) if f"{CUDA}{uuid_of(number)}" == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The bytes of a GPU that torch has given to this process: to tensors now, at most and in sum, and reserved."""
+
+    allocated: int = 0
+    peak: int = 0
+    total: int = 0
+    reserved: int = 0
+
+    def peak_since(self, before: GpuMemory) -> int:
+        """Return an upper bound of what was allocated at any time since; exact if it exceeds the peak before.
+
+        The peak itself belongs to the user's code, which may reset it and read it at any time.
+        """
+        return max(self.allocated, min(self.peak, before.allocated + self.total - before.total))
+
+
+def memory() -> GpuMemory | None:
+    """Return the memory of this thread's current GPU; None if none is in use, or its CUDA context is lost."""
+    if not is_in_use():
+        return None
+    try:
+        stats = cuda().memory_stats_as_nested_dict()
+    except RuntimeError:
+        return None
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return GpuMemory(allocated["current"], allocated["peak"], allocated["allocated"], reserved["current"])
 
 
 @functools.cache

@@ -37,6 +37,8 @@ class FakeCuda:
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self.calls: list[tuple[Any, ...]] = []  # (name, thread, arguments...)
+        self.memory = {"allocated": {"current": 0, "peak": 0, "allocated": 0}, "reserved": {"current": 0}}
+        self.is_lost = False
         self.capturing: set[int] = set()  # threads that capture a graph
         self._is_initialized = False
         self._queued: list[Callable[[], object]] = []
@@ -50,6 +52,14 @@ class FakeCuda:
             for call in self._queued:
                 call()
         return self.current_device()
+
+    def allocate(self, size: int) -> None:
+        """Allocate bytes for tensors, or free them (a negative size)."""
+        allocated = self.memory["allocated"]
+        allocated["current"] += size
+        allocated["allocated"] += max(0, size)
+        allocated["peak"] = max(allocated["peak"], allocated["current"])
+        self.memory["reserved"]["current"] = allocated["peak"]
 
     def named(self, *names: str) -> list[tuple[Any, ...]]:
         """Return the calls with these names."""
@@ -100,6 +110,11 @@ class FakeCuda:
 
     def synchronize(self, device: Any = None) -> None:
         self._note("synchronize the device", device)
+
+    def memory_stats_as_nested_dict(self) -> dict[str, Any]:
+        if self.is_lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return {f"{kind}_bytes": {"all": dict(figures)} for kind, figures in self.memory.items()}
 
     def get_device_properties(self, number: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=f"uuid-{number}")

@@ -331,24 +331,16 @@ class CellMeter:
     def __init__(self) -> None:
         self._wall = _wall()
         self._cpu = _cpu()
-        self._cuda = _cuda()
-        if self._cuda is not None:
-            self._cuda.reset_peak_memory_stats()
+        self._gpu = devices.memory()
 
     def read(self) -> CellCost:
-        cuda = _cuda()
+        gpu = devices.memory()
         return CellCost(
             wall=_wall() - self._wall,
             cpu=_cpu() - self._cpu,
             peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-            peak_gpu_memory=None if cuda is None else cuda.max_memory_allocated(),
+            peak_gpu_memory=None if gpu is None else gpu.peak_since(self._gpu or devices.GpuMemory()),
         )
-
-
-def _cuda() -> Any:
-    """torch.cuda if this process already uses it: the query must not initialize it."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _names_of(spec: Any) -> dict[str, Any]:

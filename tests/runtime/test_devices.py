@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from meshbook.runtime import devices
+from meshbook.runtime.cells.actor import CellMeter
 from meshbook.runtime.devices import OwnGpu
 from tests.fake_gpus import FakeCuda, install_fake, use_gpu
 from tests.runtime.conftest import Session
@@ -119,8 +120,42 @@ def test_a_wait_is_for_the_current_stream_and_not_while_it_is_captured(gpus: Fak
     assert gpus.calls == []
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], 10),  # of the cell that does nothing
+        ([50, -50], 60),  # a new peak
+        ([5, -5], 15),  # below the peak before, which is 30
+        ([20, -20, 5, -5], 30),
+        ([-10], 10),
+    ],
+)
+def test_the_peak_of_a_cell_is_known_without_a_reset_of_the_users_peak(
+    gpus: FakeCuda, sizes: list[int], expected: int
+) -> None:
+    assert CellMeter().read().peak_gpu_memory is None  # no GPU is in use
+    gpus.use()
+    gpus.allocate(30)
+    gpus.allocate(-20)
+    meter = CellMeter()
+    for size in sizes:
+        gpus.allocate(size)
+    assert meter.read().peak_gpu_memory == expected
+    assert gpus.memory["allocated"]["peak"] == max(30, expected)
+
+
+def test_a_cell_that_uses_a_gpu_first_has_a_peak(gpus: FakeCuda) -> None:
+    meter = CellMeter()
+    gpus.use()
+    gpus.allocate(7)
+    gpus.allocate(-7)
+    assert meter.read().peak_gpu_memory == 7
+    gpus.is_lost = True
+    assert meter.read().peak_gpu_memory is None
+
+
 def test_torch_has_what_the_fake_has() -> None:
     torch = pytest.importorskip("torch")
     names = {name for name in dir(FakeCuda) if not name.startswith("__")}
-    own = {"use", "named", "_note"}
+    own = {"use", "named", "allocate", "_note"}
     assert {name for name in names - own if not hasattr(torch.cuda, name)} == set()
