@@ -103,14 +103,19 @@ OWN_GPU = OwnGpu()  # of this process
 # -- order of work -------------------------------------------------------------------------
 
 
+def is_capturing() -> bool:
+    """Return whether this thread's current stream captures a graph: its work is recorded, and does not run."""
+    return is_in_use() and bool(cuda().is_current_stream_capturing())
+
+
 def record_event(device: Any = None, *, is_timed: bool = False) -> Any:
     """Return an event after all work of this thread's current stream, on this GPU or the current one.
 
     Return None if no GPU is in use, or while a graph is captured: the work does not run then.
     """
-    api = cuda()
-    if api is None or not api.is_initialized() or api.is_current_stream_capturing():
+    if not is_in_use() or is_capturing():
         return None
+    api = cuda()
     event = api.Event(enable_timing=is_timed)
     event.record(api.current_stream(device))
     return event

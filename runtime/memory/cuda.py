@@ -2,7 +2,7 @@
 
 The driver is called by ctypes. Torch's own sharing counts each time that it shares an allocation, and a buffer's
 handle goes to any number of processes. This module counts nothing; the lease decides how long the memory stays.
-Functions as in NVIDIA's CUDA Driver API, 6.13 (memory) and 6.8 (primary contexts).
+Functions as in NVIDIA's CUDA Driver API, 6.13 (memory), 6.8 (primary contexts) and 6.18 (captures of graphs).
 
 This module neither loads torch nor initializes a GPU: torch is loaded wherever GPU memory exists.
 """
@@ -15,8 +15,11 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from meshbook.runtime import devices
+
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _OWN_STREAM = ctypes.c_void_p(2)  # CU_STREAM_PER_THREAD: the calling thread's stream, in any context
 
 
@@ -72,6 +75,16 @@ class Driver:
             self._call("cuStreamSynchronize", _OWN_STREAM)
 
     @contextlib.contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """While the block runs, captures of graphs by other threads neither forbid calls of this thread nor fail."""
+        mode = ctypes.c_int(_THREAD_LOCAL)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    @contextlib.contextmanager
     def _on(self, gpu: int) -> Iterator[None]:
         # Push and pop, so that other code on this thread keeps its own GPU.
         self._call("cuCtxPushCurrent_v2", self._context(gpu))
@@ -106,3 +119,17 @@ def driver() -> Driver:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:
         raise CudaError(f"the CUDA driver cannot be loaded ({error})") from error
+
+
+def beside_captures() -> contextlib.AbstractContextManager[None]:
+    """Return `Driver.beside_captures` for work on a GPU that is in use, on a thread of ours.
+
+    By default CUDA forbids every thread to allocate memory or to query an event while one captures a graph, and the
+    capture fails. A GPU of another maker has no such driver, and its captures are not protected.
+    """
+    if not devices.is_in_use():
+        return contextlib.nullcontext()
+    try:
+        return driver().beside_captures()
+    except CudaError:
+        return contextlib.nullcontext()

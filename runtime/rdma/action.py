@@ -144,7 +144,7 @@ class Submission:
 
     def _is_short(self, transfers: Transfers) -> bool:
         try:
-            return all(transfers.is_short(each.handle, each.local) for each in self._operations)
+            return all(transfers.is_short(job) for job in self._jobs)
         except TransferError:
             return False  # no backend reaches it: the transfer itself raises the error
 

@@ -15,6 +15,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.memory.cuda import beside_captures
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.rdma.leases import LeaseTable
 
@@ -90,7 +91,12 @@ class RDMAService(Actor):
             use()
         else:  # the copy waits for work on the GPU
             here = contextvars.copy_context()
-            threading.Thread(target=here.run, args=(use,), name="meshbook GPU memory", daemon=True).start()
+
+            def use_gpu() -> None:
+                with beside_captures():
+                    use()
+
+            threading.Thread(target=here.run, args=(use_gpu,), name="meshbook GPU memory", daemon=True).start()
         return True
 
 

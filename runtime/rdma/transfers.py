@@ -8,6 +8,7 @@ and bytes lost on the way. It does not detect later writes by the owner.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import threading
@@ -20,9 +21,10 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.local_memory import CPU, LocalMemory, local_memory
+from meshbook.runtime.memory.cuda import beside_captures
+from meshbook.runtime.memory.local_memory import CPU, local_memory
 from meshbook.runtime.memory.pages import want_large
-from meshbook.runtime.rdma.backends import BufferHandle, Deadline, Transfer, TransferJob, Unsuitable
+from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.thread_pool import Threads
@@ -68,21 +70,20 @@ class Transfers:
             return f"{verb} {job.local.size:,} bytes {prep} the buffer of {job.handle.actor} on {job.handle.owner.node}"
 
         try:
-            while self._is_short(job.handle, job.local, backend := self._choose(job)):
+            while self._is_short(job, backend := self._choose(job)):
                 if self._try(backend, job, is_write=is_write, checksum=checksum):
                     return Future.completed(None)
         except Exception as error:  # returned in the future, as an error from another thread is
             return Future.failed(error)
         return self.run(move, job.deadline, what)
 
-    def is_short(self, handle: BufferHandle, local: LocalMemory) -> bool:
+    def is_short(self, job: TransferJob) -> bool:
         """Return whether the calling thread should do this transfer. Raises TransferError if no backend reaches it."""
-        return self._is_short(handle, local, self._selector.choose(handle, local.device))
+        return self._is_short(job, self._selector.choose(job.handle, job.local.device))
 
-    def _is_short(self, handle: BufferHandle, local: LocalMemory, backend: Transfer) -> bool:
+    def _is_short(self, job: TransferJob, backend: Transfer) -> bool:
         # A copy from or to a GPU waits for its work, and a graph that the calling thread captures would contain it.
-        is_on_gpu = handle.is_on_gpu or local.device != CPU
-        return local.size <= INLINE_BYTES and backend.is_immediate and not is_on_gpu
+        return job.local.size <= INLINE_BYTES and backend.is_immediate and not job.is_on_gpu
 
     def _choose(self, job: TransferJob) -> Transfer:
         backend = self._selector.choose(job.handle, job.local.device)
@@ -116,8 +117,9 @@ class Transfers:
         """Move the bytes on this thread, and return the backend that was used."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
-        while not self._try(backend := self._choose(job), job, is_write=is_write, checksum=checksum):
-            pass  # try the next backend
+        with beside_captures() if job.is_on_gpu else contextlib.nullcontext():
+            while not self._try(backend := self._choose(job), job, is_write=is_write, checksum=checksum):
+                pass  # try the next backend
         return backend
 
     def _try(self, backend: Transfer, job: TransferJob, *, is_write: bool, checksum: bool) -> bool:

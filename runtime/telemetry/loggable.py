@@ -15,6 +15,9 @@ from array import array
 from numbers import Real
 from typing import Any, Protocol
 
+from meshbook.runtime import devices
+from meshbook.runtime.memory.cuda import beside_captures
+
 BINS = 64
 
 
@@ -137,28 +140,34 @@ class _Copy:
     __slots__ = ("_event", "_into")
 
     def __init__(self, tensor: Any) -> None:
-        torch = sys.modules["torch"]
+        if devices.is_capturing():
+            raise RuntimeError(
+                "meshbook.log() cannot read a value while a CUDA graph is captured; log it after the graph's replay()"
+            )
         # Convert on the GPU first: in one step torch copies into memory that is not pinned, and waits. Without
         # blocking, a copy to the CPU goes into pinned memory, on the current stream.
         self._into = self._converted(tensor.detach()).to("cpu", non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(tensor.device))
+        self._event = devices.record_event(tensor.device)
 
     @staticmethod
     def _converted(tensor: Any) -> Any:
         return tensor.double()
 
     def has_arrived(self) -> bool:
-        return bool(self._event.query())
+        with beside_captures():  # on a thread of ours
+            return bool(self._event.query())
 
     def read(self) -> float | bytes:
-        self._event.synchronize()
-        return float(self._into)
+        return float(self._arrived())
 
     def read_all(self) -> list[float]:
-        self._event.synchronize()
-        numbers: list[float] = self._into.tolist()
+        numbers: list[float] = self._arrived().tolist()
         return numbers
+
+    def _arrived(self) -> Any:
+        with beside_captures():
+            self._event.synchronize()
+        return self._into
 
 
 class _CopyOfImage(_Copy):
@@ -171,8 +180,7 @@ class _CopyOfImage(_Copy):
         return tensor.contiguous()
 
     def read(self) -> bytes:
-        self._event.synchronize()
-        return encode_png(self._into.numpy())
+        return encode_png(self._arrived().numpy())
 
 
 def _bin_on_gpu(values: Any, bins: int) -> _Copy:

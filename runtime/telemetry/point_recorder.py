@@ -238,9 +238,10 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: float | None = None
     A value is a number (NaN and infinity included), a tensor or an array with one element, a `meshbook.Histogram`, or
     an image: of PIL, a figure of matplotlib, or an array of uint8 of shape [height, width] or [height, width, channels]
     with 1, 3 or 4 channels. The call takes microseconds, blocks nothing, and never waits for a GPU: its values are
-    copied in the background. Raises TypeError for other values, with the name, and ValueError for a number that is too
-    large for a float, such as 10**400, or a step that is not finite. In a child process, such as a worker of a
-    DataLoader, the call does nothing but log a warning, once.
+    copied in the background. Raises TypeError for other values, with the name; ValueError for a number that is too
+    large for a float, such as 10**400, or a step that is not finite; RuntimeError for a value on a GPU while the thread
+    captures a CUDA graph. In a child process, such as a worker of a DataLoader, the call does nothing but log a
+    warning, once.
     """
     if values is not None:
         if not isinstance(values, Mapping):

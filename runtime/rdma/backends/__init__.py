@@ -127,13 +127,18 @@ class TransferJob:
     _ready: Any = field(init=False, default=None)  # an event of the caller's stream
 
     def __post_init__(self) -> None:
-        if self.local.device != CPU or self.handle.is_on_gpu:
+        if self.is_on_gpu:
             self._ready = devices.record_event(None if self.local.device == CPU else self.local.device)
 
     def wait_ready(self) -> None:
         """Wait until the work before this job, if it is one of a GPU, has filled the memory and no longer reads it."""
         if self._ready is not None:
             self._ready.synchronize()
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the memory here or the buffer is."""
+        return self.local.device != CPU or self.handle.is_on_gpu
 
     @property
     def address(self) -> int:

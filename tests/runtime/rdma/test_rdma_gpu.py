@@ -22,6 +22,7 @@ from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import SCALAR
+from meshbook.runtime.memory import cuda
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
 from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
 from meshbook.runtime.memory.process_identity import own_mark
@@ -36,6 +37,7 @@ from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector
 from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
+from meshbook.runtime.telemetry.loggable import loggable
 from meshbook.runtime.telemetry.spans import Recorder
 from meshbook.runtime.wire.messages import Address
 from tests.fake_gpus import FakeCuda, FakeStream, install_fake
@@ -53,6 +55,8 @@ class FakeLibrary:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails: dict[str, int] = {}
+        self.capture_modes: list[str] = []  # of the thread, one after the other
+        self._mode = 0
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -66,6 +70,10 @@ class FakeLibrary:
                 ctypes.memmove(arguments[0]._obj.data, bytes(range(HANDLE_BYTES)), HANDLE_BYTES)
             elif name == "cuIpcOpenMemHandle_v2":
                 arguments[0]._obj.value = bytes(arguments[1].data)[5]
+            elif name == "cuThreadExchangeStreamCaptureMode":
+                mode = arguments[0]._obj
+                self._mode, mode.value = mode.value, self._mode
+                self.capture_modes.append(("global", "thread-local", "relaxed")[self._mode])
             elif name == "cuGetErrorString":
                 arguments[1]._obj.value = b"no such luck"
             return self.fails.get(name, 0)
@@ -90,6 +98,23 @@ def test_the_driver_is_called_in_the_context_of_the_gpu_and_errors_are_raised() 
     older = SimpleNamespace(**{name: lambda *arguments: 0 for name in old_ones})
     with pytest.raises(CudaError, match="has no cuIpcCloseMemHandle"):
         Driver(older).close(0, 1)
+
+
+def test_threads_of_ours_wait_for_gpus_while_another_thread_captures_a_graph(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = FakeLibrary()
+    monkeypatch.setattr(cuda, "driver", lambda: Driver(library))
+    tensor = torch.tensor(0.5)
+    value = SimpleNamespace(is_cuda=True, shape=(), device="cuda:0", item=tensor.item, detach=tensor.detach)
+    copy: Any = loggable("loss", value)
+    gpus.calls.clear()
+    assert (copy.has_arrived(), copy.read()) == (True, 0.5)
+    assert [name for name, *_ in gpus.calls] == ["query", "wait"]
+    assert library.capture_modes == ["thread-local", "global"] * 2
+    gpus.capturing.add(threading.get_ident())
+    with pytest.raises(RuntimeError, match="log it after"):
+        loggable("loss", value)
 
 
 def test_unused_handles_are_closed() -> None:
@@ -296,6 +321,8 @@ def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: p
 def test_a_transfer_waits_for_the_callers_stream_and_never_for_a_device(
     played: Played, gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    library = FakeLibrary()
+    monkeypatch.setattr(cuda, "driver", lambda: Driver(library))
     handle = msgspec.structs.replace(played.handle(), device="cpu")
     selector: Any = BackendSelector([HostWay("process memory", bytearray(200)), HostWay("message", bytearray(200))])  # type: ignore[list-item]
     transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda *_: None)
@@ -310,6 +337,7 @@ def test_a_transfer_waits_for_the_callers_stream_and_never_for_a_device(
     assert recorded == ("record", here, "of the caller")
     assert (waited[0], waited[2]) == ("wait", "of the caller")
     assert waited[1] != here  # the caller's thread goes on
+    assert library.capture_modes == ["thread-local", "global"]
     gpus.calls.clear()
     gpus.capturing.add(threading.get_ident())
     transfers.start(TransferJob(handle, 30, memory, Deadline(PATIENCE)), is_write=True).result(PATIENCE)
