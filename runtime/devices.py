@@ -140,6 +140,11 @@ def continue_after(event: Any, value: Any) -> None:
 # -- names and figures ---------------------------------------------------------------------
 
 
+def allocated() -> int:
+    """Return the bytes of this process's tensors on this thread's current GPU; 0 if no GPU is in use."""
+    return int(cuda().memory_allocated()) if is_in_use() else 0
+
+
 def name_everywhere(device: str) -> str:
     """Return `cuda:<UUID>` for torch's `cuda:0`, whose number differs between processes. Return other names as is."""
     return f"{CUDA}{uuid_of(int(device.removeprefix(CUDA)))}" if device.startswith(CUDA) else device

@@ -25,9 +25,16 @@ from meshbook.runtime.actor.context import context, current_origin
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.failure import MeshFailure
 from meshbook.runtime.cells.displays import Displays, use_text_bars
-from meshbook.runtime.cells.failures import format_interrupt, make_quit_error, make_rank_error
+from meshbook.runtime.cells.failures import (
+    drop_local_variables,
+    format_interrupt,
+    is_out_of_memory,
+    make_quit_error,
+    make_rank_error,
+)
 from meshbook.runtime.cells.function_calls import bind
 from meshbook.runtime.cells.interrupts import INTERRUPTS
+from meshbook.runtime.cells.inventory import find_largest_on_gpu
 from meshbook.runtime.cells.kept_values import KeptValues
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.cells.packed_values import PackedValues, format_excess
@@ -46,6 +53,7 @@ from meshbook.runtime.cells.thread_stacks import (
 from meshbook.runtime.cells.values import describe
 from meshbook.runtime.cells.variables import NO_TRANSFER, Namespace, VariableRequest, VariableTransfer, handle
 from meshbook.runtime.collectives.abort import abort_groups
+from meshbook.runtime.formats import format_bytes
 from meshbook.runtime.geometry import Extent
 from meshbook.runtime.mesh.tasks import BatchReply, ItemBatch, table_of
 from meshbook.runtime.node.execution import RunningEndpoint
@@ -55,6 +63,7 @@ from meshbook.runtime.wire.module_edits import note_modules
 FORWARDING = ("MESHBOOK_ENABLE_LOG_FORWARDING", "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING")
 _wall, _cpu = time.perf_counter, time.process_time  # bound here: a cell may replace them
 MOST_NAMES = 1000  # of a namespace, that are sent to the controller
+MOST_LARGEST = 5  # variables that an error about memory names
 MOST_REPORTS = 100  # errors between two cells: a signal or a task may raise again and again
 
 
@@ -168,6 +177,8 @@ class CellActor(Actor):
             outcome = self._outcome(ran, cost, origin)
             if debugs and outcome.error is not None and ran.error is not None:
                 self._shell.examine(ran.error)
+            if outcome.error is not None and ran.error is not None and is_out_of_memory(ran.error):
+                outcome = msgspec.structs.replace(outcome, error=self._free_memory(ran.error, outcome.error))
             return outcome
         finally:  # also if a `__repr__` or the debugger is interrupted: output is sent before the reply
             self._end(origin)
@@ -246,6 +257,18 @@ class CellActor(Actor):
         if value.pickled is None:
             self._values.add(origin, ran.value)
         return CellOutcome(cost, value=value)
+
+    def _free_memory(self, error: BaseException, report: RankError) -> RankError:
+        """Drop what the error keeps on the GPU, so that the next attempt has room; add to it where the memory is."""
+        before = devices.allocated()
+        drop_local_variables(error)
+        freed = format_bytes(before - devices.allocated())
+        lines = [report.message, f"the local variables of its frames were dropped, which freed {freed} of this GPU"]
+        names = self._shell.user_ns
+        if largest := find_largest_on_gpu(names, self._own_names(), MOST_LARGEST):
+            shown = ", ".join(f"{entry.name} ({format_bytes(entry.size or 0)})" for entry in largest)
+            lines.append(f"the largest variables on the GPU: {shown}")
+        return dataclasses.replace(report, message="\n".join(lines))
 
     def _end(self, origin: str) -> None:
         note_modules()

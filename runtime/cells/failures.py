@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import linecache
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -44,6 +46,31 @@ def make_rank_error(error: BaseException, rendered: Sequence[str]) -> RankError:
         is_consequence=is_consequence,
         pickled=pack(error)[0],
     )
+
+
+def with_causes(error: BaseException) -> list[BaseException]:
+    """Return the error, its causes and contexts, and the parts of exception groups."""
+    found: list[BaseException] = [error]
+    for each in found:
+        parts = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        more = filter(None, (each.__cause__, each.__context__, *parts))
+        found += [other for other in more if all(other is not known for known in found)]
+    return found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a GPU without free memory has caused it."""
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+    return any(isinstance(each, kind) for each in with_causes(error))
+
+
+def drop_local_variables(error: BaseException) -> None:
+    """Drop the local variables of the frames of an error, which keep tensors alive as long as the error is known."""
+    for each in with_causes(error):
+        traceback.clear_frames(each.__traceback__)
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            frame.f_locals  # noqa: B018 - until Python 3.12 a dict that a debugger or a rendering has filled
+    gc.collect()
 
 
 def make_quit_error(error: BaseException) -> RankError:

@@ -5,11 +5,13 @@ The cost is bounded for any value, since all variables are listed at once. `valu
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import reprlib
 import sys
 import types
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,24 @@ class Inventory(VariableRequest):
     def handle(self, namespace: Namespace) -> list[Entry]:
         names = sorted(namespace.names())
         return [entry_of(name, namespace.values[name]) for name in names if name in namespace.values]
+
+
+def find_largest_on_gpu(values: Mapping[str, Any], names: Iterable[str], count: int) -> list[Entry]:
+    """Return the tensors and modules of these names that take most memory of a GPU, the largest first."""
+    entries = []
+    for name in names:
+        with contextlib.suppress(Exception):  # of the user's own classes
+            if _is_on_gpu(values[name]):
+                entries.append(entry_of(name, values[name]))
+    return sorted(entries, key=lambda entry: entry.size or 0, reverse=True)[:count]
+
+
+def _is_on_gpu(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor | torch.nn.Module):
+        return False
+    tensors = [value] if isinstance(value, torch.Tensor) else value.parameters()
+    return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
 
 
 def entry_of(name: str, value: Any) -> Entry:

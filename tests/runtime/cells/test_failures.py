@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import linecache
 import pickle
+import traceback
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,14 @@ import torch
 
 import meshbook
 from meshbook.runtime.cells import failures
-from meshbook.runtime.cells.failures import MESSAGE_CHARACTERS, is_user_code, make_rank_error
+from meshbook.runtime.cells.failures import (
+    MESSAGE_CHARACTERS,
+    drop_local_variables,
+    is_out_of_memory,
+    is_user_code,
+    make_rank_error,
+    with_causes,
+)
 from meshbook.runtime.cells.outcome import Frame, RankError
 
 
@@ -156,3 +165,43 @@ def test_an_interrupt_over_which_ipython_stumbles_is_one(file: str, kind: str) -
     assert (told.kind, told.frames[0].filename) == (kind, "<cell 3>")
     if kind == "interrupted":
         assert (told.type_name, told.message, told.rendered) == ("KeyboardInterrupt", "", ())
+
+
+# --- out of memory ---
+
+
+class Held:
+    """A value whose end is seen."""
+
+
+def fail_as(error: Exception) -> tuple[Exception, weakref.ref[Held]]:
+    """Raise an error, then a ValueError while it is handled; a frame of the first one holds the value."""
+
+    def allocate() -> None:
+        held = Held()
+        found.append(weakref.ref(held))
+        raise error
+
+    found: list[weakref.ref[Held]] = []
+    try:
+        try:
+            allocate()
+        except Exception:
+            raise ValueError("the step failed")
+    except ValueError as raised:
+        return raised, found[0]
+    raise AssertionError
+
+
+def test_an_error_about_memory_keeps_no_local_variables_of_its_frames() -> None:
+    error, held = fail_as(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+    assert is_out_of_memory(error)
+    assert [frame.f_locals for each in with_causes(error) for frame, _ in traceback.walk_tb(each.__traceback__)]
+    assert held() is not None
+    drop_local_variables(error)
+    assert held() is None
+
+
+def test_an_error_about_something_else_is_not_about_memory() -> None:
+    error, _ = fail_as(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(error)

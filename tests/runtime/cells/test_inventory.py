@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import meshbook
-from meshbook.runtime.cells.inventory import MOST_CHARACTERS, Inventory, entry_of
+from meshbook.runtime.cells.inventory import MOST_CHARACTERS, Inventory, entry_of, find_largest_on_gpu
 from meshbook.runtime.cells.variables import Namespace
 
 
@@ -28,6 +28,10 @@ class Shy:
 
     def __repr__(self) -> str:
         return "two\nlines"
+
+
+class OnGpu(torch.Tensor):
+    device = torch.device("cuda", 0)
 
 
 class Odd(torch.nn.Module):
@@ -83,3 +87,12 @@ def test_a_line_is_bounded_whatever_the_value_is() -> None:
 def test_the_users_variables_are_listed_by_name() -> None:
     namespace = Namespace({"b": 1, "a": 2, "hidden": 3}, lambda: ["b", "a"], None)
     assert [entry.name for entry in Inventory().handle(namespace)] == ["a", "b"]
+
+
+def test_the_largest_variables_on_the_gpu_are_found() -> None:
+    model = torch.nn.Linear(3, 1)
+    model.weight = torch.nn.Parameter(torch.zeros(1, 3).as_subclass(OnGpu))  # type: ignore[attr-defined]
+    on_gpu = {"x": torch.zeros(5).as_subclass(OnGpu), "y": torch.zeros(2).as_subclass(OnGpu), "model": model}  # type: ignore[attr-defined]
+    values = on_gpu | {"z": torch.zeros(99), "n": 1, "odd": Odd()}
+    found = find_largest_on_gpu(values, values, 2)
+    assert [(entry.name, entry.size) for entry in found] == [("x", 20), ("model", 16)]
