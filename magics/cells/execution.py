@@ -29,8 +29,8 @@ from meshbook.magics.cells.rank_errors import (
     error_of_skipped,
     explain_broken,
     explain_missing,
-    explain_twice,
     format_remedy,
+    note_lost_contexts,
 )
 from meshbook.magics.cells.state import CellInbox, CellState
 from meshbook.magics.cells.supervision import CellSupervisor
@@ -48,6 +48,7 @@ from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
+from meshbook.runtime.collectives.membership import find_remedies
 from meshbook.runtime.errors import MeshbookError, ProcessDied, format_help
 from meshbook.runtime.formats import format_label
 from meshbook.runtime.node.call_table import PerRank
@@ -409,7 +410,9 @@ class CellExecution:
         dead = [rank for rank in errors if rank in self._mesh.dead]
         remedy = [format_remedy(self._mesh, dead)] if dead and not self._mesh.session.has_lost_agent else []
         hints = ["; ".join([*remedy, format_help(ProcessDied.page)])] if dead else []
-        hints += [*explain_missing(errors, self._mesh, self.cell.variables), *explain_twice(errors)]
+        hints += explain_missing(errors, self._mesh, self.cell.variables)
+        hints += note_lost_contexts(errors, self.cell.number, self._mesh)
+        hints += find_remedies(error.message for error in errors.values())
         if cause := explain_broken(errors, self._mesh.broken):
             # The frames of torch would only hide it.
             errors = {rank: dataclasses.replace(error, rendered=()) for rank, error in errors.items()}

@@ -140,16 +140,35 @@ def explain_broken(errors: Mapping[int, RankError], broken: Mapping[int, str]) -
     return f"the process groups of {name_ranks(failed)} were broken by {by}: {HOW_TO_INITIALIZE}"
 
 
-_TWICE = "trying to initialize the default process group twice"
+# Errors after which CUDA fails in this process for good ("CUDA Runtime API", 6.3: the process must be terminated and
+# relaunched). They appear at a call after the kernel that caused them.
+_CONTEXT_LOST = re.compile(
+    r"(CUDA|HIP) error: (device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program"
+    r"|hardware stack error|operation not supported on global|uncorrectable ECC|(unspecified|the) launch)"
+)
+_OF_GPU = re.compile(r"CUDA|HIP|NCCL|CU[A-Z]+_STATUS")
 
 
-def explain_twice(errors: Mapping[int, RankError]) -> Iterator[str]:
-    """Yield what to do about a process group that exists already."""
-    if any(_TWICE in error.message for error in errors.values()):
-        yield (
-            "end the present group first with dist.destroy_process_group(), or make groups with "
-            "mesh.init_process_group() in a cell of the notebook, which replaces the present one"
-        )
+def note_lost_contexts(errors: Mapping[int, RankError], cell: int, mesh: NotebookMesh) -> Iterator[str]:
+    """Record the ranks whose CUDA context is lost since this cell; yield the remedy if their errors are of the GPU."""
+    for rank, error in errors.items():
+        if _CONTEXT_LOST.search(error.message):
+            mesh.lost_contexts.setdefault(rank, cell)
+    if ranks := [
+        rank for rank, error in errors.items() if rank in mesh.lost_contexts and _OF_GPU.search(error.message)
+    ]:
+        yield format_lost_contexts(mesh, ranks)
+
+
+def format_lost_contexts(mesh: NotebookMesh, ranks: Sequence[int]) -> str:
+    """Return `rank 1 has lost its CUDA context in cell 9 or before, ...; restart it with %mesh restart 1`."""
+    cells = sorted({mesh.lost_contexts[rank] for rank in ranks})
+    verb, its, them = ("has", "its", "it") if len(ranks) == 1 else ("have", "their", "them")
+    return (
+        f"{name_ranks(ranks)} {verb} lost {its} CUDA context in cell {', '.join(map(str, cells))} or shortly before: "
+        f"each later use of the GPU fails there. Save what is on the CPU, and restart {them} with "
+        f"%mesh restart{mesh.selector(format_ranks(ranks))}; CUDA_LAUNCH_BLOCKING=1 shows the line of the cause"
+    )
 
 
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")

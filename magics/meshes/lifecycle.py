@@ -48,7 +48,13 @@ T = TypeVar("T")
 
 
 def heal(mesh: NotebookMesh) -> str:
-    """Restart the dead ranks. Raises MeshError if that fails."""
+    """Restart the dead ranks, and those that have lost their CUDA context. Raises MeshError if that fails."""
+    if useless := sorted(mesh.lost_contexts.keys() - mesh.dead.keys()):
+        return restart(mesh, useless, "%mesh heal")
+    return _heal(mesh)
+
+
+def _heal(mesh: NotebookMesh) -> str:
     started = time.monotonic()
     try:
         with hold_interrupts(f"the heal of {mesh.name} continues"):
@@ -263,7 +269,7 @@ def restart(mesh: NotebookMesh, ranks: Sequence[int], sender: str = "%mesh resta
         ended.get(timeout=DEATH_WITHIN)
     except TimeoutError:
         raise MeshError(f"{name_ranks(ranks)} of {mesh.name} did not exit within {DEATH_WITHIN:g} s after SIGKILL")
-    return heal(mesh)
+    return _heal(mesh)
 
 
 def _alive(mesh: NotebookMesh, ranks: Iterable[int]) -> list[int]:

@@ -72,6 +72,7 @@ class NotebookMesh:
     shared_path: frozenset[str] = frozenset()
     breaks: int = 0  # how often its process groups were broken by command
     broken: dict[int, str] = field(default_factory=dict)  # rank -> by what its process groups were broken last
+    lost_contexts: dict[int, int] = field(default_factory=dict)  # rank -> the cell that showed its CUDA context as lost
     queues: RankQueues = field(default_factory=RankQueues)  # the cells that run on it, and the cells that wait for them
     # Guards what is known of each rank while a resize moves it, from the ends and restarts that the I/O thread reports.
     moving: threading.Lock = field(default_factory=threading.Lock)
@@ -122,9 +123,13 @@ class NotebookMesh:
 
     @property
     def failed(self) -> set[int]:
-        """The ranks whose last cell failed, other than by an interrupt, unless they were restarted since."""
+        """The ranks whose last cell failed, other than by an interrupt, unless they were restarted since.
+
+        With those that have lost their CUDA context.
+        """
         last = self.last
-        return {rank for rank in last.failed - last.interrupted if self.fresh.get(rank) != last.serial}
+        failed = {rank for rank in last.failed - last.interrupted if self.fresh.get(rank) != last.serial}
+        return failed | self.lost_contexts.keys()
 
     @property
     def parts(self) -> list[ActorMesh]:
@@ -148,7 +153,7 @@ class NotebookMesh:
         before = {rank: node for node, rank in self.rank_of.items()}
         self.rank_of = {address.node: rank for rank, address in enumerate(self.procs.nodes)}
         known_by_rank: list[dict[int, Any]] = [self.dead, self.busy, self.names, self.lost, self.fresh, self.added]
-        for known in [*known_by_rank, self.broken]:
+        for known in [*known_by_rank, self.broken, self.lost_contexts]:
             # The entries of processes that are gone are dropped.
             moved = {
                 self.rank_of[node]: each for rank, each in known.items() if (node := before.get(rank)) in self.rank_of
@@ -405,6 +410,7 @@ class MeshRegistry:
                 mesh.dead.pop(rank, None)
                 mesh.busy.pop(rank, None)
                 mesh.broken.pop(rank, None)
+                mesh.lost_contexts.pop(rank, None)
                 mesh.note_lost(rank, mesh.names.pop(rank, ()))
                 mesh.fresh[rank] = mesh.last.serial
             mesh.when_changed()

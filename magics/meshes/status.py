@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from meshbook.magics.cells.rank_errors import format_lost, format_stuck
+from meshbook.magics.cells.rank_errors import format_lost, format_lost_contexts, format_stuck
 from meshbook.magics.meshes.lifecycle import wait_for
 from meshbook.magics.meshes.mesh_hosts import format_hosts
 from meshbook.magics.meshes.registry import NotebookMesh, format_task
@@ -42,6 +42,8 @@ def state_of(mesh: NotebookMesh, seconds: Mapping[str, float] = MappingProxyType
     for rank, report in sorted(mesh.dead.items()):
         pid = f" (pid {report.pid})" if report.pid else ""
         yield f"  rank {rank}{pid} is dead: {report.cause}"
+    if useless := sorted(mesh.lost_contexts.keys() - mesh.dead.keys()):
+        yield f"  {format_lost_contexts(mesh, useless)}"
     yield from _format_work(mesh, seconds)
     if mesh.stuck:
         yield f"  {format_stuck(mesh, mesh.stuck)}"

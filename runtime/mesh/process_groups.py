@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future, when_settled
-from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
+from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups, find_remedies
 from meshbook.runtime.errors import GroupError, ProcessDied
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.process_actor import ask_processes
@@ -182,8 +182,8 @@ class _GroupCreation:
 
     def _fail(self, rank: int, error: BaseException) -> None:
         text = f"creating the process group of {self._mesh.name} failed: rank {rank} did not join\n{error}"
-        if isinstance(error, ProcessDied):
-            text += "\nrestart the rank with heal() of the mesh"
+        remedies = ["restart the rank with heal() of the mesh"] if isinstance(error, ProcessDied) else []
+        text = "\n".join([text, *remedies, *find_remedies([str(error)])])
         failure = GroupError(text)
         failure.__cause__ = error
         self._made.fail(failure)

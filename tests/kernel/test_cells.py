@@ -237,3 +237,31 @@ for _ in range(3):
 """
     notebook.run(again)
     notebook.run(again)
+
+
+# --- errors of GPUs ---
+
+
+OUT_OF_MEMORY = """%%mesh 0
+import torch, weakref
+class Held: pass
+def allocate():
+    global held
+    kept = Held()
+    held = weakref.ref(kept)
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+allocate()"""
+
+
+def test_an_error_about_gpu_memory_keeps_no_local_variables(notebook: KernelNotebook) -> None:
+    cell = notebook.run_failing(OUT_OF_MEMORY)
+    assert cell.error["ename"] == "OutOfMemoryError"
+    assert "in allocate" in cell.traceback
+    assert "local variables of its frames were dropped, which freed 0 B" in cell.traceback
+    assert notebook.run("%%mesh 0\nheld() is None").result == "[0] True"
+
+
+def test_ranks_that_share_a_gpu_learn_which_backend_works(notebook: KernelNotebook) -> None:
+    text = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 30"
+    source = f"%%mesh\nimport torch.distributed as dist\nraise dist.DistBackendError({text!r})"
+    assert 'dist.init_process_group("gloo")' in notebook.run_failing(source).traceback

@@ -328,3 +328,16 @@ def test_a_restarted_kernel_starts_afresh(busy_notebook: Callable[[bool], Kernel
     assert notebook.run("%mesh").stdout.startswith("no mesh is up")
     notebook.run("%mesh up --gpus 2")
     assert notebook.run("%%mesh\nrank").result == "[0] 0\n[1] 1"
+
+
+# --- a rank without a CUDA context ---
+
+
+def test_a_rank_that_has_lost_its_cuda_context_is_named_and_healed(mesh: KernelNotebook) -> None:
+    mesh.run("%%mesh\nimport torch\nkept = rank")
+    cell = mesh.run_failing('%%mesh 1\nraise torch.AcceleratorError("CUDA error: device-side assert triggered")')
+    assert "restart it with %mesh restart 1" in cell.traceback
+    assert "rank 1 has lost its CUDA context in cell" in mesh.run("%mesh").stdout
+    assert "restarted rank 1" in mesh.run("%mesh heal").stdout
+    assert "CUDA" not in mesh.run("%mesh").stdout
+    assert mesh.run("%%mesh !1\nkept").result == "[0] 0\n[2] 2"

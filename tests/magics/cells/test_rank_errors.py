@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from meshbook.magics.cells.rank_errors import check_able, error_of_lost, explain_broken, format_lost, format_stuck
+from meshbook.magics.cells.rank_errors import (
+    check_able,
+    error_of_lost,
+    explain_broken,
+    format_lost,
+    format_stuck,
+    note_lost_contexts,
+)
 from meshbook.magics.errors import MeshError
 from meshbook.magics.meshes.registry import NotebookMesh
 from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
@@ -148,3 +155,34 @@ def test_errors_of_process_groups_that_were_broken_earlier_name_the_cause(
 ) -> None:
     expected = f"the process groups of {said}: {HOW_TO_INITIALIZE}" if said else ""
     assert explain_broken(dict(enumerate(errors)), broken) == expected
+
+
+ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        (ASSERTED, True),
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("HIP error: unspecified launch failure", True),
+        ("CUDA error: the launch timed out and was terminated", True),
+        ("CUDA error: invalid device ordinal", False),
+        ("CUDA out of memory. Tried to allocate 20.00 GiB", False),
+        ("an illegal memory access was encountered", False),
+    ],
+)
+def test_some_errors_of_a_gpu_end_all_use_of_it(text: str, is_lost: bool) -> None:
+    mesh = mesh_of(2, {})
+    hints = list(note_lost_contexts({1: RankError("raised", "AcceleratorError", text)}, 9, mesh))
+    assert (mesh.lost_contexts, mesh.failed) == (({1: 9}, {1}) if is_lost else ({}, set()))
+    assert ["in cell 9" in hint and "%mesh restart 1" in hint for hint in hints] == [True] * is_lost
+
+
+def test_later_errors_of_the_gpu_name_the_first_cell() -> None:
+    mesh = mesh_of(2, {})
+    list(note_lost_contexts({1: RankError("raised", "AcceleratorError", ASSERTED)}, 9, mesh))
+    later = RankError("raised", "RuntimeError", "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+    [hint] = note_lost_contexts({0: OWN, 1: later}, 12, mesh)
+    assert "rank 1 has lost its CUDA context in cell 9" in hint
+    assert not list(note_lost_contexts({0: later, 1: OWN}, 12, mesh))
