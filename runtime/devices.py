@@ -61,11 +61,13 @@ class OwnGpu:
 
     def __init__(self) -> None:
         self.local_rank = 0
+        self.is_installed = False
         self._is_in_use = False
         self._threads = _ThreadState()
 
     def install(self) -> None:
         """Select the GPU when CUDA is first used. Torch is imported already."""
+        self.is_installed = True
         if cuda()._is_compiled():
             cuda()._lazy_call(self._begin)
 
@@ -98,6 +100,19 @@ class _ThreadState(threading.local):
 
 
 OWN_GPU = OwnGpu()  # of this process
+
+
+def arrival_device(kind: str) -> str:
+    """Return where a tensor of another process arrives that was on this type of device: the current GPU, or the CPU.
+
+    A rank with a GPU uses it. Other processes, such as a notebook, use theirs if the user's code does already.
+    """
+    if kind in ("cpu", "meta"):
+        return kind
+    if kind == "cuda" and count() and (OWN_GPU.is_installed or is_in_use()):
+        OWN_GPU.select()
+        return kind
+    return "cpu"
 
 
 # -- order of work -------------------------------------------------------------------------

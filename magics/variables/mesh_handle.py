@@ -120,9 +120,9 @@ class NotebookProcMesh(ProcMesh):
     def push(self, values: Mapping[str, Any] | None = None, /, **names: Any) -> None:
         """Set variables on every rank: `mesh.push(lr=0.1)`, `mesh.push({"lr": 0.1})`.
 
-        All ranks get equal copies; tensors arrive on the CPU. Of a mesh tensor each rank gets its own value, which
-        stays where it is. Raises VariableError if a value cannot be pickled, or cannot be created on a rank: that rank
-        has then set none of them. RemoteException: the operation that makes a mesh tensor has failed.
+        All ranks get equal copies; tensors of a GPU arrive on the rank's own GPU. Of a mesh tensor each rank gets its
+        own value, which stays where it is. Raises VariableError if a value cannot be pickled, or cannot be created on a
+        rank: that rank has then set none of them. RemoteException: the operation that makes a mesh tensor has failed.
         """
         values = dict(values or {}) | names
         ranks = self.current_ranks()

@@ -20,8 +20,8 @@ which evaluates properties and swaps the warning filters of the process. Inspect
 as that would wait for its GPU.
 
 Variables are read and written by small request classes (`variables`), through one endpoint of the cell actor: on the
-main thread, in turn behind the cells. Values are pickled one by one (`packed_values`), tensors on the CPU without a
-graph. So an error names the variable, and its size is checked before it is sent.
+main thread, in turn behind the cells. Values are pickled one by one (`packed_values`), tensors without a graph. So an
+error names the variable, and its size is checked before it is sent.
 
 Code that reads the stacks of other threads first removes its own frame from `sys._current_frames()`. A frame that
 references itself keeps the others alive, and with them process groups, whose store would still exist when the ranks

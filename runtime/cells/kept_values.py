@@ -18,7 +18,7 @@ from typing import Any
 
 from meshbook.runtime.cells.packed_values import PackedValues, pack
 from meshbook.runtime.cells.values import BoundedStream, TooLargeError, without_graph
-from meshbook.runtime.wire.pickling import dump_on_cpu
+from meshbook.runtime.wire.pickling import dump_detached
 
 MOST_VALUES = 16
 COPIED_BYTES = 256 << 20  # of one value
@@ -118,7 +118,7 @@ def _copy_of(value: Any) -> PackedValues | None:
 
     stream = BoundedStream(COPIED_BYTES)
     try:
-        dump_on_cpu({"value": without_graph(value)}, stream, take)
+        dump_detached({"value": without_graph(value)}, stream, take)
     except Exception:  # also of the value's own code, such as `__reduce__`; a later fetch reports it
         return None
     return PackedValues(stream.getvalue(), tuple(buffers))

@@ -13,7 +13,7 @@ from typing import Any
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.telemetry.spans import timed
 from meshbook.runtime.wire.frames import Buffer
-from meshbook.runtime.wire.pickling import dumps_on_cpu, loads
+from meshbook.runtime.wire.pickling import dumps_detached, loads
 
 ROOM = 1 << 14  # bytes of a message beside its parcel
 
@@ -55,11 +55,11 @@ def format_excess(parcel: PackedValues, most: int) -> str:
 
 @timed("transfer", "pack values")
 def pack(values: Mapping[str, Any]) -> PackedValues:
-    """Pickle values, with tensors on the CPU. PickleError names the value that fails."""
+    """Pickle values, with tensors detached from their graphs. PickleError names the value that fails."""
     try:
-        stream, *buffers = dumps_on_cpu(dict(values), "a value")
+        stream, *buffers = dumps_detached(dict(values), "a value")
     except PickleError:
         for name, value in values.items():
-            dumps_on_cpu(value, name)  # the value that fails raises here
+            dumps_detached(value, name)  # the value that fails raises here
         raise
     return PackedValues(bytes(stream), tuple(map(pickle.PickleBuffer, buffers)))

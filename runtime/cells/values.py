@@ -10,7 +10,7 @@ from IPython.core.formatters import BaseFormatter
 
 from meshbook.runtime.cells.displays import without_widgets
 from meshbook.runtime.cells.outcome import CellValue, TensorSummary
-from meshbook.runtime.wire.pickling import dump_on_cpu
+from meshbook.runtime.wire.pickling import dump_detached
 
 TRAVEL_BYTES = 1 << 20
 SHOWN_CHARACTERS = 20_000
@@ -71,7 +71,7 @@ def pack(value: Any, limit: int = TRAVEL_BYTES) -> tuple[bytes | None, str]:
     value = without_graph(value)
     stream = BoundedStream(limit)
     try:
-        dump_on_cpu(value, stream)
+        dump_detached(value, stream)
     except TooLargeError:
         return None, f"values of more than {limit >> 20} MiB stay on their rank"
     except Exception as error:  # of the value's own code, such as `__reduce__`

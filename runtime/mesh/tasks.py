@@ -32,8 +32,8 @@ Item: TypeAlias = tuple[int, int, Packed]  # its number, the number of its funct
 
 
 def pack(value: Any, what: pickling.What) -> Packed:
-    """Pickle a value as part of a message, with its tensors on the CPU. PickleError if it cannot be pickled."""
-    stream, *buffers = pickling.dumps_on_cpu(value, what)
+    """Pickle a value as part of a message, with its tensors detached. PickleError if it cannot be pickled."""
+    stream, *buffers = pickling.dumps_detached(value, what)
     return (bytes(stream), *map(pickle.PickleBuffer, buffers))
 
 

@@ -1,7 +1,7 @@
 """Objects as bodies: pickle protocol 5 with out-of-band buffers, and cloudpickle for what pickle cannot name.
 
-The libraries do the serialization; this module chooses between them, and takes torch tensors out of band. `reducers`
-takes out what other libraries would leave in the stream.
+The libraries do the serialization; this module chooses between them. `reducers` takes out what the libraries would
+leave in the stream: arrays, tensors, tables.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from meshbook.runtime.wire.reducers import (
     reduce_frame,
     reduce_parametrized,
     reduce_series,
+    reduce_subclass,
+    reduce_tensor,
+    refuse_dtensor,
     refuse_relation,
 )
 
@@ -43,6 +46,8 @@ _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
     "numpy.ma": reduce_array,
     "numpy.ma.core": reduce_array,  # its name before NumPy 2.1
     "pyarrow.lib": reduce_arrow,
+    "torch": reduce_tensor,
+    "torch.distributed.tensor": refuse_dtensor,
     "torch.nn.utils.parametrize": reduce_parametrized,
     "polars.dataframe.frame": reduce_frame,
     "polars.series.series": reduce_series,
@@ -73,22 +78,22 @@ def _text_of(what: What) -> str:
     return what if isinstance(what, str) else what()
 
 
-def dumps_on_cpu(value: Any, what: What) -> list[Buffer]:
-    """Return a body with all tensors on the CPU and without graphs, for receivers that may have no GPU."""
+def dumps_detached(value: Any, what: What) -> list[Buffer]:
+    """Return a body with all tensors detached from their graphs."""
     try:
-        return _dumps_anything(value, _CpuPickler)
+        return _dumps_anything(value, _DetachingPickler)
     except RecursionError as error:
         raise PickleError(f"{_text_of(what)} cannot be pickled: it is nested too deeply, or contains itself") from error
     except Exception as error:
         raise PickleError(f"{_text_of(what)} cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-def dump_on_cpu(value: Any, stream: IO[bytes], take: Callable[[pickle.PickleBuffer], object] | None = None) -> None:
+def dump_detached(value: Any, stream: IO[bytes], take: Callable[[pickle.PickleBuffer], object] | None = None) -> None:
     """Write the same as one pickle for `pickle.loads`, buffers included unless `take` receives them.
 
     Raises any error of pickling.
     """
-    _CpuPickler(stream, 5, buffer_callback=take).dump(value)
+    _DetachingPickler(stream, 5, buffer_callback=take).dump(value)
 
 
 def pass_main_by_value() -> None:
@@ -163,26 +168,21 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle (functions and classes of `__main__` by value), with dense CPU tensors out of band."""
+    """cloudpickle (functions and classes of `__main__` by value), with arrays, tensors and tables out of band."""
 
     _with_source: frozenset[str] = frozenset()  # files whose source is in the stream
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is CodeType:
             return self._reduce_code(obj)
-        # Only if torch is loaded: otherwise there can be no tensor.
-        if (torch := sys.modules.get("torch")) is not None and type(obj) is torch.Tensor and _is_dense(obj, torch):
-            flat = obj.detach().contiguous().view(-1)
-            if flat.stride(0) != 1:  # a single element of an expanded tensor, which counts as contiguous
-                flat = flat.as_strided(flat.shape, (1,))
-            flat = flat.view(torch.uint8)
-            name = str(obj.dtype).removeprefix("torch.")
-            return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(obj.shape), obj.requires_grad)
         find = _REDUCERS.get(type(obj).__module__)
         if find is not None and (found := find(obj)) is not NotImplemented:
             return found
         if (reduce := getattr(type(obj), "_reduce_for_wire", None)) is not None:
             return reduce(obj)
+        # Classes of tensors have a metaclass, which is quicker to see. Without torch there can be no tensor.
+        if type(type(obj)) is not type and isinstance(obj, getattr(sys.modules.get("torch"), "Tensor", ())):
+            return reduce_subclass(obj)
         reduced = super().reducer_override(obj)
         # Only a class or a function by value has six parts: how to make it, and how to fill it.
         if not isinstance(reduced, tuple) or len(reduced) != 6:
@@ -200,16 +200,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make_code, (name, "".join(entry[2]), arguments)
 
 
-class _CpuPickler(_Pickler):
-    """Moves tensors to the CPU, and detaches them from their graphs."""
+class _DetachingPickler(_Pickler):
+    """Detaches tensors from their graphs."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is None or type(obj) is not torch.Tensor or (obj.is_leaf and obj.device.type == "cpu"):
+        if torch is None or type(obj) is not torch.Tensor or obj.is_leaf:
             return super().reducer_override(obj)
-        moved = obj.detach().cpu().requires_grad_(obj.is_leaf and obj.requires_grad)
-        reduced = super().reducer_override(moved)
-        return moved.__reduce_ex__(5) if reduced is NotImplemented else reduced
+        detached = obj.detach()
+        reduced = super().reducer_override(detached)
+        return detached.__reduce_ex__(5) if reduced is NotImplemented else reduced
 
 
 def _dumps_anything(value: Any, pickler: type[_Pickler] = _Pickler) -> list[Buffer]:
@@ -253,26 +253,6 @@ def _fill_class(cls: type, filling: tuple[Callable[[type, Any], Any], Any]) -> N
     fill, state = filling
     if not _is_ours.setdefault(cls, False):
         fill(cls, state)
-
-
-def _is_dense(tensor: Any, torch: Any) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and (tensor.is_leaf or not tensor.requires_grad)
-    )
-
-
-def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch  # weight: only receivers of tensors need it
-
-    if not memoryview(buffer).nbytes:  # torch does not accept empty memory
-        return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
-    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
 def _culprit(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How to pickle arrays and tables out of band, where the libraries would put them into the pickle stream.
+"""How to pickle arrays, tensors and tables out of band, where the libraries would put them into the pickle stream.
 
 NumPy: strided arrays, dates, masked arrays and mapped files. Dense arrays of numbers need none of this: NumPy exports
 their memory as it is. Small ones stay in the stream.
@@ -7,7 +7,9 @@ Arrow tables and Polars frames: their columns are buffers already, and are sent 
 Arrow array is a view that keeps all of its parent, and pyarrow pickles the parent; here only the slice's contents are
 sent (`slices`). pyarrow pickles the arrays that keep nothing extra.
 
-Modules of torch with parametrizations, such as weight_norm, have no pickle at all.
+Tensors of torch: a view sends its own bytes and not the whole memory behind it. A tensor of a GPU arrives on the GPU of
+the receiver, or on the CPU if the receiver uses none. Sparse and nested tensors consist of dense ones. Modules with
+parametrizations, such as weight_norm, have no pickle at all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import pickle
 import sys
 from typing import Any
 
+from meshbook.runtime import devices
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.slices import keeps_more, trimmed
 
@@ -58,6 +61,86 @@ def _rebuild_masked(data: Any, mask: Any, fill_value: Any, is_hard: bool) -> Any
 
     whole = ma.nomask if mask is None else mask
     return ma.MaskedArray(data, whole, fill_value=fill_value, hard_mask=is_hard, copy=False)
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    """Return how to pickle a tensor of no subclass; NotImplemented for others, and if torch's way is as good."""
+    torch = sys.modules["torch"]
+    if type(tensor) is not torch.Tensor:
+        return NotImplemented
+    device, needs_grad = tensor.device.type, tensor.requires_grad
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if device == "cpu" and is_dense:
+        plain = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        flat = plain.contiguous().view(-1)
+        if flat.stride(0) != 1:  # a single element of an expanded tensor, which counts as contiguous
+            flat = flat.as_strided(flat.shape, (1,))
+        flat = flat.view(torch.uint8)
+        name = str(tensor.dtype).removeprefix("torch.")
+        return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), name, tuple(tensor.shape), needs_grad)
+    if device == "meta":
+        return NotImplemented
+    if device != "cpu" or needs_grad:  # torch forgets that a sparse tensor requires grad
+        return _settle, (tensor.detach().cpu(), device, needs_grad)
+    if tensor.is_quantized and tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return tensor.clone().__reduce_ex__(5)  # without the rest of the memory
+    return NotImplemented
+
+
+def reduce_subclass(tensor: Any) -> Any:
+    """Return how to pickle a tensor of a subclass: torch's way, with the memory as a tensor without the subclass."""
+    torch = sys.modules["torch"]
+    reduced = tensor.__reduce_ex__(5)
+    if not isinstance(reduced, tuple) or reduced[0] is not torch._tensor._rebuild_from_type_v2:
+        return reduced
+    make, cls, args, state = reduced[1]
+    if make is torch._utils._rebuild_wrapper_subclass:  # it has no memory, and its parts are in the state
+        args = tuple(_ArrivalDevice(each.type) if isinstance(each, torch.device) else each for each in args)
+        return reduced[0], (make, cls, args, state)
+    if make not in (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3):
+        return reduced
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().as_subclass(torch.Tensor)
+    return _rebuild_subclass, (plain, cls, state, tensor.requires_grad)
+
+
+def refuse_dtensor(value: Any) -> Any:
+    """Refuse to pickle a DTensor: the receiver is not in its process groups, or holds another shard."""
+    if type(value).__name__ != "DTensor":
+        return NotImplemented
+    raise TypeError("a DTensor belongs to the ranks of its mesh: send its .full_tensor() or its .to_local()")
+
+
+class _ArrivalDevice:
+    """A device of the sender; pickled, it is that on which its tensors arrive."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __reduce__(self) -> Any:
+        return devices.arrival_device, (self._kind,)
+
+
+def _rebuild_tensor(buffer: Buffer, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # weight: only receivers of tensors need it
+
+    if not memoryview(buffer).nbytes:  # torch does not accept empty memory
+        return torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=requires_grad)
+    tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def _rebuild_subclass(plain: Any, cls: type, state: Any, requires_grad: bool) -> Any:
+    import torch  # weight, as above
+
+    made = torch._tensor._rebuild_from_type_v2(lambda: plain, cls, (), state)
+    return made.requires_grad_(requires_grad)
+
+
+def _settle(tensor: Any, kind: str, requires_grad: bool) -> Any:
+    return tensor.to(devices.arrival_device(kind)).requires_grad_(requires_grad)
 
 
 def reduce_parametrized(value: Any) -> Any:

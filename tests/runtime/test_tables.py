@@ -17,7 +17,7 @@ import torch
 from polars.testing import assert_frame_equal, assert_series_equal
 
 from meshbook.runtime.errors import PickleError
-from meshbook.runtime.wire.pickling import dumps, dumps_on_cpu, loads
+from meshbook.runtime.wire.pickling import dumps, dumps_detached, loads
 
 ROWS = 2400
 RANDOM = np.random.default_rng(7)
@@ -237,6 +237,6 @@ def test_a_query_of_duckdb_is_not_sent() -> None:
 
 def test_tables_of_a_push_and_a_pull_go_the_same_way() -> None:
     frame = pl.DataFrame({"x": MATRIX[:, 0]})
-    stream, *buffers = dumps_on_cpu({"frame": frame, "strided": MATRIX[::2]}, "values")
+    stream, *buffers = dumps_detached({"frame": frame, "strided": MATRIX[::2]}, "values")
     assert len(stream) < 1500
     assert sum(memoryview(part).nbytes for part in buffers) == frame.estimated_size() + MATRIX.nbytes // 2

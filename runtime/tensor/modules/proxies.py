@@ -25,7 +25,7 @@ from meshbook.runtime.tensor.modules.plans import ModulePlan
 from meshbook.runtime.tensor.recovery import Recovery
 from meshbook.runtime.tensor.templates import Pickled, user_place
 from meshbook.runtime.tensor.tensor import MeshTensor, make_constant, make_tensor, unite
-from meshbook.runtime.wire.pickling import dump_on_cpu
+from meshbook.runtime.wire.pickling import dump_detached
 
 _PROPAGATE: Final = ("cached", "inspect")
 
@@ -107,7 +107,7 @@ class _HostedElsewhere:
         engine.share_random()
         # Pickled here and now: the caller may change the module, and it may be sent again after a heal.
         stream = io.BytesIO()
-        dump_on_cpu(source, stream)
+        dump_detached(source, stream)
         self._plan = plan
         self._source = stream.getvalue(), Pickled.of(plan, "the plan of a module"), outputs
         engine.issue(self.place.lane, ("module", self._ref.id, *self._source), user_place(1), 0)

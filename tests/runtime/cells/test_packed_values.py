@@ -31,7 +31,7 @@ def test_values_share_what_they_shared() -> None:
     assert opened["b"][0] is opened["a"]
 
 
-def test_tensors_arrive_on_the_cpu_without_their_graph() -> None:
+def test_tensors_arrive_without_their_graph() -> None:
     leaf = torch.ones(2, requires_grad=True)
     model = torch.nn.Linear(2, 1)
     opened = pack({"leaf": leaf, "loss": (leaf * 2).sum(), "model": model}).open()

@@ -9,6 +9,8 @@ import linecache
 import pickle
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations, parametrize
 
+from meshbook.runtime import devices
 from meshbook.runtime.errors import PickleError
 from meshbook.runtime.wire import pickling
 from meshbook.runtime.wire.frames import pack, unpack
 from meshbook.runtime.wire.messages import Reply
+from tests.fake_gpus import install_fake
 
 LARGE = 1 << 20
 
@@ -144,6 +148,172 @@ def test_buffers_within_a_message_arrive_writable() -> None:
     came += 1
 
 
+class Tagged(torch.Tensor):
+    """A subclass of the user's."""
+
+
+ROWS = {
+    "plain": lambda table: table[3],
+    "of a graph": lambda table: (table.requires_grad_() * 1)[3],
+    "of a leaf": lambda table: table.requires_grad_()[3],
+    "conjugate": lambda table: torch.view_as_complex(table.view(-1, 64, 2)).conj()[3],
+    "of a subclass": lambda table: table.as_subclass(Tagged)[3],
+    "parameter": lambda table: torch.nn.Parameter(table[3]),
+    "quantized": lambda table: torch.quantize_per_tensor(table, 0.1, 0, torch.quint8)[3],
+    "8 bits": lambda table: table.to(torch.float8_e4m3fn)[3],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_a_large_tensor_sends_its_own_bytes_only(name: str) -> None:
+    row = ROWS[name](torch.ones(1 << 12, 1 << 7))
+    came = check_frame_is_small(row)
+    assert type(came) is type(row)
+    assert came.requires_grad == row.requires_grad
+    assert torch.equal(came.dequantize() if row.is_quantized else came, row.dequantize() if row.is_quantized else row)
+
+
+def test_a_row_of_256_mib_sends_less_than_64_kib() -> None:
+    table = torch.empty(1 << 14, 1 << 12)
+    table[5] = 7
+    assert check_frame_is_small(table[5]).eq(7).all()
+
+
+def check_frame_is_small(value: Any) -> Any:
+    frame = pack(Reply("w.0", 1, "ok"), pickling.dumps(value, "a value"), 1 << 30)
+    assert len(frame) < 1 << 16
+    return pickling.loads(unpack(frame)[1], "a value")
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_nested_tensors_survive(layout: torch.layout, requires_grad: bool) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=layout, requires_grad=requires_grad)
+    came = over_the_wire(nested)
+    assert came.layout is layout
+    assert came.requires_grad == requires_grad
+    assert [each.tolist() for each in came.unbind()] == [[1, 1], [0, 0, 0]]
+
+
+def test_a_subclass_keeps_its_attributes_and_its_grad() -> None:
+    tagged = torch.ones(2).as_subclass(Tagged).requires_grad_()
+    tagged.tag = "mine"  # type: ignore[attr-defined]
+    came = over_the_wire(tagged)
+    assert (type(came), came.tag, came.requires_grad, came.is_leaf) == (Tagged, "mine", True, True)
+
+
+@pytest.fixture
+def one_rank_mesh(tmp_path: Path) -> Iterator[Any]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_dtensor_is_refused(one_rank_mesh: Any) -> None:
+    sharded = torch.distributed.tensor.distribute_tensor(torch.ones(4), one_rank_mesh)
+    for value in (sharded, torch.nn.Parameter(sharded)):
+        with pytest.raises(PickleError, match=r"\.full_tensor\(\)"):
+            pickling.dumps(value, "a value")
+    assert over_the_wire(sharded.full_tensor()).tolist() == [1] * 4
+
+
+# --- devices: a tensor that says that it is on a GPU, and the meta device as the receiver's GPU ---
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that lets a tensor say that it is on GPU 3 of its process."""
+    marked: dict[int, torch.Tensor] = {}
+    real = torch.Tensor.device
+
+    def device_of(tensor: torch.Tensor) -> torch.device:
+        return torch.device("cuda", 3) if id(tensor) in marked else real.__get__(tensor)
+
+    def mark(tensor: torch.Tensor) -> torch.Tensor:
+        return marked.setdefault(id(tensor), tensor)
+
+    monkeypatch.setattr(torch.Tensor, "device", property(device_of), raising=False)
+    return mark
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "arrival_device", lambda kind: "meta" if kind == "cuda" else kind)
+
+
+GPU_TENSORS = {
+    "row": lambda: torch.ones(1 << 16, 8)[3],
+    "requires_grad": lambda: torch.ones(2, requires_grad=True),
+    "graph": lambda: torch.ones(2, requires_grad=True) * 2,
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+}
+
+
+@pytest.mark.parametrize("name", GPU_TENSORS)
+def test_a_tensor_of_a_gpu_arrives_on_the_receivers_own_device(
+    name: str, on_gpu: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = on_gpu(GPU_TENSORS[name]())
+    came = check_frame_is_small(tensor)
+    assert came.device.type == "cpu"
+    assert came.requires_grad == tensor.requires_grad
+    assert torch.equal(came.to_dense(), tensor.to_dense())
+    with_gpu(monkeypatch)
+    there = check_frame_is_small([tensor])[0]
+    assert (there.device.type, there.requires_grad) == ("meta", tensor.requires_grad)
+    assert (there.shape, there.dtype, there.layout) == (tensor.shape, tensor.dtype, tensor.layout)
+
+
+def test_modules_and_optimizers_of_a_gpu_arrive_on_the_receivers_own_device(
+    on_gpu: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    real = torch.Tensor.data
+
+    def data_of(parameter: torch.Tensor) -> torch.Tensor:
+        return on_gpu(real.__get__(parameter))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "data", property(data_of, real.__set__), raising=False)
+        for state in adam.state.values():
+            on_gpu(state["exp_avg"])
+        body = pickling.dumps((module, adam), "a value")
+    with_gpu(monkeypatch)
+    came, optimizer = pickling.loads(body, "a value")
+    assert [each.device.type for each in came.parameters()] == ["meta", "meta"]
+    assert isinstance(came.weight, torch.nn.Parameter)
+    assert optimizer.param_groups[0]["params"][0] is came.weight
+    assert optimizer.state[came.weight]["exp_avg"].device.type == "meta"
+
+
+def test_where_tensors_of_a_gpu_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook whose code has used no GPU begins no CUDA context because of a result."""
+    assert devices.arrival_device("cuda") == "cpu"  # no GPU
+    gpus = install_fake(monkeypatch)
+    assert devices.arrival_device("cuda") == "cuda"  # a rank
+    monkeypatch.setattr(devices, "OWN_GPU", devices.OwnGpu())  # any other process
+    assert [devices.arrival_device(kind) for kind in ("cuda", "cpu", "meta")] == ["cpu", "cpu", "meta"]
+    gpus.use()
+    assert devices.arrival_device("cuda") == "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_tensors_of_a_real_gpu_arrive_on_it() -> None:
+    table = torch.ones(1 << 16, 8, device="cuda")
+    jagged = torch.nested.nested_tensor([table[3], table[4]], layout=torch.jagged)
+    assert [each.device.type for each in over_the_wire(jagged).unbind()] == ["cuda", "cuda"]
+    for value in (table[3], table[3].requires_grad_(), table[3].to_sparse(), torch.nn.Parameter(table[3])):
+        came = check_frame_is_small(value)
+        assert (came.device, came.requires_grad, type(came)) == (value.device, value.requires_grad, type(value))
+        assert torch.equal(came.to_dense(), value.to_dense())
+
+
 TENSORS = {
     "plain": torch.arange(6).view(2, 3),
     "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
@@ -158,6 +328,9 @@ TENSORS = {
     "requires_grad": torch.ones(2, requires_grad=True),
     "conjugate": torch.tensor([1 + 2j]).conj(),
     "sparse": torch.eye(3).to_sparse(),
+    "sparse with grad": torch.eye(3).to_sparse().requires_grad_(),
+    "compressed": torch.eye(3).to_sparse_csr(),
+    "float8": torch.tensor([1.5, -2.0]).to(torch.float8_e5m2),
     "large": torch.zeros(LARGE // 4),
 }
 
@@ -203,11 +376,6 @@ def test_bulk_stays_out_of_the_pickle_stream(value: Any) -> None:
     stream, buffer = pickling.dumps({"x": value}, "a value")
     assert len(stream) < 1000
     assert memoryview(buffer).nbytes == value.nbytes
-
-
-def test_a_slice_of_a_large_tensor_sends_only_itself() -> None:
-    _, buffer = pickling.dumps(torch.zeros(LARGE)[:2], "a value")
-    assert memoryview(buffer).nbytes == 8
 
 
 def nested(depth: int) -> list[Any]:
