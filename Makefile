@@ -61,11 +61,12 @@ docs: setup ## build the site into site/, with warnings as errors, and serve it 
 
 # Two processes run tests, since most tests wait for processes. In the order of the files: Playwright keeps an event loop
 # on the main thread, so its tests come last.
-test: setup chromium servers ## run all tests; those in a browser only if Chromium is installed
+test: setup chromium servers ## run the tests, but for those of `make slow`; those in a browser only if Chromium is installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-slow: setup ## run the tests that take minutes: many random programs, all of PyTorch's operators
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+PART ?= 1/1
+slow: setup chromium servers ## run the tests that `make test` leaves out: further examples, random programs; PART=2/4: a part
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long --part $(PART)
 
 quick: setup ## run the tests that start no process, in about a minute
 	$(BIN)/python -m pytest -n 3 -m quick -q

@@ -144,6 +144,7 @@ def test_ping_pong(run: Run) -> None:
     assert ended.err.count("DeprecationWarning: proc_mesh()") == 2
 
 
+@pytest.mark.long
 def test_training(run: Run) -> None:
     ended = run("training.py", preload=WITH_TORCH)
     assert ended.status == 0, ended.err
@@ -156,14 +157,19 @@ def test_training(run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "preload", "said"),
     [
-        ("philosophers.py", "", PHILOSOPHERS),
-        ("late_answers.py", "", LATE_ANSWERS),
-        ("two_clients.py", "", TWO_CLIENTS),
         ("supervision.py", "", SUPERVISION),
-        ("parameter_server.py", "", PARAMETER_SERVER),
-        ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
-        ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
         ("sharded_tensors.py", WITH_TORCH, SHARDED_TENSORS),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in [
+                ("philosophers.py", "", PHILOSOPHERS),
+                ("late_answers.py", "", LATE_ANSWERS),
+                ("two_clients.py", "", TWO_CLIENTS),
+                ("parameter_server.py", "", PARAMETER_SERVER),
+                ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
+                ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
+            ]
+        ),
     ],
 )
 def test_a_program(run: Run, name: str, preload: str, said: str) -> None:

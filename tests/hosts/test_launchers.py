@@ -30,6 +30,7 @@ from tests.hosts.clusters import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+CLUSTERS = [SshCluster, *(pytest.param(each, marks=pytest.mark.long) for each in (SlurmCluster, RayCluster))]
 PROGRAM = Path(__file__).with_name("program.py")
 QUICK_START = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 AT_ONCE = 10.0  # seconds; two are promised and printed, and a busy machine has its time
@@ -88,7 +89,7 @@ class Program:
         self.process.communicate()
 
 
-@pytest.fixture(scope="module", params=[SshCluster, SlurmCluster, RayCluster], ids=["ssh", "slurm", "ray"])
+@pytest.fixture(scope="module", params=CLUSTERS, ids=["ssh", "slurm", "ray"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made = request.param(tmp_path_factory.mktemp("c"))
     yield made
@@ -214,6 +215,7 @@ def test_a_machine_that_does_not_answer_to_ssh(cluster: SshCluster, start: Any) 
     wait_until(lambda: not of_this_run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_an_allocation_that_slurm_refuses(cluster: SlurmCluster, start: Any) -> None:
     error = start(partition="nowhere").error()
@@ -222,6 +224,7 @@ def test_an_allocation_that_slurm_refuses(cluster: SlurmCluster, start: Any) -> 
     assert not cluster.jobs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_a_request_that_is_pending_ends_with_its_controller(cluster: SlurmCluster, start: Any) -> None:
     """There are three nodes only."""
@@ -265,6 +268,7 @@ def test_a_run_is_detached_and_another_program_attaches_to_it(cluster: Any, star
         wait_until(lambda: not cluster.jobs())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [SlurmCluster], ids=["slurm"], indirect=True)
 def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -278,12 +282,14 @@ def test_a_job_of_slurm(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pyte
     wait_until(lambda: not of_this_run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", [RayCluster], ids=["ray"], indirect=True)
 def test_nodes_that_ray_does_not_have(cluster: RayCluster, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cluster.environment, "MESHBOOK_LAUNCH_TIMEOUT", "2")
     assert "Ray has no 3 nodes" in start(resources={"GPU": 8}).error()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cluster", [SshCluster, SlurmCluster], ids=["ssh", "slurm"], indirect=True)
 def test_the_quick_start_as_a_batch_job_on_two_hosts(cluster: Any, tmp_path: Path) -> None:

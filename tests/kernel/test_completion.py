@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import PATIENCE
+from tests.support import FRONT_DOORS, PATIENCE
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
@@ -41,7 +41,7 @@ if rank == 1:
 """
 
 
-@pytest.fixture(scope="module", params=["meshbook", "python3"])
+@pytest.fixture(scope="module", params=FRONT_DOORS)
 def notebook(request: pytest.FixtureRequest, make_notebook: type[KernelNotebook]) -> Iterator[KernelNotebook]:
     with make_notebook(request.param) as notebook:
         notebook.run("%mesh up --gpus 2 --name pair")

@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from meshbook.widgets.protocol import RankState
+from tests.support import FRONT_DOORS
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
@@ -102,7 +103,7 @@ class View:
         self.say(kind="close", view=self.name)
 
 
-@pytest.fixture(scope="module", params=["meshbook", "python3"])
+@pytest.fixture(scope="module", params=FRONT_DOORS)
 def kernel(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

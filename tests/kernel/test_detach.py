@@ -16,7 +16,7 @@ from meshbook.runtime.hosts.attaching import end
 from meshbook.runtime.hosts.detached_runs import detached_runs
 from meshbook.runtime.hosts.journal import MESSAGES
 from meshbook.runtime.hosts.lifeline import JOURNAL
-from tests.support import PATIENCE
+from tests.support import FRONT_DOORS, PATIENCE
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
@@ -43,7 +43,7 @@ list(counters.add.call().get().values())
 """
 
 
-@pytest.fixture(params=["meshbook", "python3"])
+@pytest.fixture(params=FRONT_DOORS)
 def notebook(request: pytest.FixtureRequest, open_notebook: Callable[..., KernelNotebook]) -> Iterator[KernelNotebook]:
     """In each door a kernel with a mesh of two ranks."""
     notebook = open_notebook(request.param)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.support import FRONT_DOORS
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.kernel
 ENDS_WITHIN = 10.0  # seconds; what to expect is some 50 ms, which benchmarks/cells.py measures
 
 
-@pytest.fixture(scope="module", params=["meshbook", "python3"])
+@pytest.fixture(scope="module", params=FRONT_DOORS)
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param, torch=False) as notebook:

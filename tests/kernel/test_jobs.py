@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import FRONT_DOORS
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, KernelNotebook, Signs
 
 pytestmark = pytest.mark.kernel
 
 
-@pytest.fixture(scope="module", params=["meshbook", "python3"])
+@pytest.fixture(scope="module", params=FRONT_DOORS)
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     """Both front doors, with three ranks."""
     with make_notebook(request.param, torch=False) as notebook:

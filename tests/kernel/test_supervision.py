@@ -15,6 +15,7 @@ import pytest
 
 from meshbook.magics.results.error_groups import HOW_TO_INITIALIZE
 from meshbook.runtime.hosts.observer import Observation, observe
+from tests.support import FRONT_DOORS
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, KernelNotebook, Signs
@@ -169,7 +170,7 @@ def live_text(cell: Cell) -> str:
 # --- deaf ---
 
 
-@pytest.mark.parametrize("door", ["meshbook", "python3"])
+@pytest.mark.parametrize("door", FRONT_DOORS)
 def test_a_third_interrupt_kills_a_rank_that_ignores_the_others(
     open_notebook: Callable[..., KernelNotebook], signs: Signs, door: str
 ) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import FRONT_DOORS
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
 
@@ -38,7 +40,7 @@ profiling.begin_spying, kept = (
 )"""
 
 
-@pytest.fixture(scope="module", params=["meshbook", "python3"])
+@pytest.fixture(scope="module", params=FRONT_DOORS)
 def notebook(request: pytest.FixtureRequest, make_notebook: Any) -> Iterator[KernelNotebook]:
     with make_notebook(request.param) as notebook:
         assert "no cell has used a mesh yet" in notebook.run_failing("%mesh trace").traceback

@@ -39,6 +39,7 @@ NEEDS = {
     "metrics": ("torchmetrics",),
     "rpc": (),  # the last: what its agent leaves in a process can keep a later program from ending
 }
+IN_EACH_RUN = "ddp", "fsdp2"
 MISSING = {
     name: missing
     for name, needed in NEEDS.items()
@@ -51,9 +52,12 @@ LAUNCHERS = {
 PROGRAMS = [
     pytest.param(
         name,
-        marks=pytest.mark.skipif(
-            name in MISSING, reason=f"needs {', '.join(MISSING.get(name, []))}: pip install 'meshbook[libraries]'"
-        ),
+        marks=[
+            pytest.mark.skipif(
+                name in MISSING, reason=f"needs {', '.join(MISSING.get(name, []))}: pip install 'meshbook[libraries]'"
+            ),
+            *([pytest.mark.long] if name not in IN_EACH_RUN else []),
+        ],
     )
     for name in NEEDS
 ]
@@ -129,6 +133,7 @@ def runner(notebook: KernelNotebook) -> KernelNotebook:
     return notebook
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_as_a_script(errors: dict[str, str], program: str) -> None:
     assert errors[program] == ""
@@ -148,11 +153,13 @@ def test_in_an_actor(runner: KernelNotebook, program: str) -> None:
     runner.run(f"_ = runner.run.call({str(path_of(program))!r}).get({IN_NOTEBOOK})", timeout=IN_NOTEBOOK)
 
 
+@pytest.mark.long
 def test_rpc_in_a_cell(notebook: KernelNotebook) -> None:
     """Once in these processes: torch waits for ever when a second agent that has held values is to be stopped."""
     notebook.run(f"%%mesh\n{path_of('rpc').read_text()}", timeout=IN_NOTEBOOK)
 
 
+@pytest.mark.long
 def test_rpc_in_an_actor(runner: KernelNotebook) -> None:
     """In processes of its own, for the same reason."""
     runner.run(OTHER_PROCESSES)

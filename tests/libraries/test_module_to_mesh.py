@@ -107,10 +107,12 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_fn: Any) -> l
 @pytest.mark.parametrize(
     ("build", "plan"),
     [
-        pytest.param(llama, "replicate", marks=needs("transformers"), id="Llama, replicated"),
+        pytest.param(llama, "replicate", marks=[needs("transformers"), pytest.mark.long], id="Llama, replicated"),
         pytest.param(llama, {"data": "fsdp", "model": LLAMA_SPLIT}, marks=needs("transformers"), id="Llama, sharded"),
-        pytest.param(resnet, "replicate", marks=needs("transformers"), id="ResNet of transformers"),
-        pytest.param(torchvision_resnet, "replicate", marks=needs("torchvision"), id="ResNet of torchvision"),
+        pytest.param(resnet, "replicate", marks=[needs("transformers"), pytest.mark.long], id="ResNet of transformers"),
+        pytest.param(
+            torchvision_resnet, "replicate", marks=[needs("torchvision"), pytest.mark.long], id="ResNet of torchvision"
+        ),
     ],
 )
 def test_a_model_of_a_library_trains_as_in_one_process(mesh: Any, build: Callable[[], nn.Module], plan: Any) -> None:

@@ -99,6 +99,7 @@ def check(name: str, page: Any) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("sklearn_once")
 @pytest.mark.parametrize("name", CHECKS)
