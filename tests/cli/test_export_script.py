@@ -45,7 +45,6 @@ def code_of(*sources: str) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
     [

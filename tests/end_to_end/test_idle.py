@@ -25,7 +25,6 @@ MOST_WAKES = WINDOW_SECONDS  # of a process: one a second
 pytestmark = [
     pytest.mark.process,
     pytest.mark.without_torch,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system counts no switches of threads"),
 ]
 

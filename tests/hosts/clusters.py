@@ -18,8 +18,8 @@ import pytest
 
 from meshbook.runtime.hosts.ray_launcher import AgentRunner
 from tests.end_to_end.faults.test_network import Network
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 SSH_OPTIONS = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
 
 

@@ -21,7 +21,7 @@ import pytest
 from tests.kernel.conftest import KernelNotebook
 
 # To import the libraries takes a busy machine a minute.
-pytestmark = [pytest.mark.process, pytest.mark.kernel, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.kernel]
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parent

@@ -16,10 +16,10 @@ from torch.nn import functional
 import meshbook
 from meshbook.runtime.hosts.session import close_session
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
+from tests.support import PATIENCE
 
 # To import the libraries takes a busy machine a minute.
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-PATIENCE = 60.0
+pytestmark = [pytest.mark.process]
 STEPS = 4
 
 

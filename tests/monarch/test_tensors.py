@@ -25,8 +25,7 @@ from meshbook.runtime.tensor import (
     tensor,
     trees,
 )
-
-PATIENCE = 20.0
+from tests.support import PATIENCE
 
 
 @pytest.fixture

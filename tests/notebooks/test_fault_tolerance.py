@@ -15,7 +15,6 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "fault_tolerance.ipynb"
 
 @pytest.mark.kernel
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("sklearn_once")
 def test_it_runs_and_shows_what_it_promises(executed: Callable[[Path], Any], tmp_path: Path) -> None:
     page = executed(NOTEBOOK)

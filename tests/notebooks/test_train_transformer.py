@@ -30,7 +30,6 @@ def check(page: Any) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_it_runs_and_shows_what_it_promises(executed: Callable[[Path], Any], tmp_path: Path) -> None:
     check(executed(NOTEBOOK))
     assert list(tmp_path.iterdir()) == []

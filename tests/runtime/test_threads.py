@@ -16,8 +16,7 @@ from meshbook.runtime.hosts import worker_exit
 from meshbook.runtime.node.call_table import AllReplies, CallTable, Target
 from meshbook.runtime.threads import get_within, items_of
 from meshbook.runtime.wire.messages import Address
-
-PATIENCE = 60.0
+from tests.support import PATIENCE
 
 
 def test_what_is_there_or_comes_is_taken() -> None:

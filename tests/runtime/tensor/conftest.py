@@ -13,11 +13,10 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
-
-PATIENCE = 20.0
 
 
 @pytest.fixture(scope="module")

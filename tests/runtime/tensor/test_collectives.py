@@ -9,8 +9,8 @@ import torch
 
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import PATIENCE
 
-PATIENCE = 20.0
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 
 

@@ -20,9 +20,7 @@ from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
-from tests.support import StatementInterrupts
-
-PATIENCE = 20.0
+from tests.support import PATIENCE, StatementInterrupts
 
 
 def value(tree, **dims):

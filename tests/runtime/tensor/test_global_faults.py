@@ -21,8 +21,8 @@ from meshbook.runtime.tensor.recovery import Opaque, Spread, plan_recovery
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from meshbook.runtime.tensor.trees import fetch_shard
 from tests.runtime.tensor.test_failures import WRITES
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 process = pytest.mark.process
 
 

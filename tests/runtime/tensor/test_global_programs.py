@@ -19,8 +19,8 @@ from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.trees import fetch_shard
 from tests.runtime.tensor.programs import OPERATIONS, Step, apply_or_fail
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 SHAPES = {"4": (4,), "2x2": (2, 2)}
 PER_RANK = "per rank"
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:.*on expanded tensors is deprecated")]

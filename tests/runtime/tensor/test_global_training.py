@@ -11,9 +11,9 @@ from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from tests.runtime.tensor.trainings import MODELS, OPTIMIZERS
+from tests.support import PATIENCE
 
 STEPS = 20
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
 
 

@@ -19,8 +19,8 @@ from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.modules.proxies import module_to_mesh
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
 
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 20.0
 STEPS = 3
 
 

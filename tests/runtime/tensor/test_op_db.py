@@ -18,10 +18,10 @@ from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.tensor import MeshTensor
 from meshbook.runtime.tensor.trees import fetch_shard
 from tests.runtime.tensor.operator_check import import_operators
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 20.0
 op_db = import_operators()
 SAMPLES = {torch.float32: 2, torch.int64: 1}
 LEAST = 0.9  # the part of the operators that must hold

@@ -24,10 +24,10 @@ from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.trees import fetch_shard
 from tests.runtime.tensor.operator_check import import_operators
 from tests.runtime.tensor.test_op_db import RANDOM, UNINITIALIZED, name_of
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.process
 
-PATIENCE = 60.0
 PARTS = 8
 SAMPLES = {torch.float32: 2, torch.int64: 1}
 TOLERANCE = 1e-5

@@ -16,8 +16,7 @@ from meshbook.runtime.tensor.opaque import (
 )
 from meshbook.runtime.tensor.remote import function_resolvers, remote
 from meshbook.runtime.tensor.trees import fetch_shard
-
-PATIENCE = 20.0
+from tests.support import PATIENCE
 
 
 def value(tree, **dims):

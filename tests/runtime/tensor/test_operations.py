@@ -25,8 +25,7 @@ from meshbook.runtime.tensor.metadata import Meta
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.tensor import MeshTensor
 from meshbook.runtime.tensor.trees import fetch_shard, inspect, show
-
-PATIENCE = 20.0
+from tests.support import PATIENCE
 
 
 def value(tree, **dims):

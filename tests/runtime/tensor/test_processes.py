@@ -13,8 +13,8 @@ from meshbook.runtime.tensor.failures import DeviceMeshError
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.streams import Stream
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import PATIENCE
 
-PATIENCE = 60.0
 pytestmark = pytest.mark.process
 
 

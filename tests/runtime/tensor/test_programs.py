@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.trees import fetch_shard
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 20.0
 RANKS = 2
 SHAPE = (4, 4)
 Step = Callable[[list[Any], int, int], None]  # of the tensors, a number, and another one

@@ -13,8 +13,7 @@ from meshbook.runtime.tensor.gradients import grad_function, grad_generator
 from meshbook.runtime.tensor.recordings import coalescing
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.trees import fetch_shard
-
-PATIENCE = 20.0
+from tests.support import PATIENCE
 
 
 def value(tree, **dims):

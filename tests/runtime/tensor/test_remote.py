@@ -21,8 +21,7 @@ from meshbook.runtime.errors import ActorError, PickleError
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.trees import fetch_shard
-
-PATIENCE = 20.0
+from tests.support import PATIENCE
 
 
 def value(tree, **dims):

@@ -16,8 +16,8 @@ from meshbook.runtime.tensor.remote import call_on_shard_and_fetch, remote
 from meshbook.runtime.tensor.streams import MAIN, HandOffs, Stream
 from meshbook.runtime.tensor.trees import fetch_shard
 from tests.fake_gpus import install_fake, use_gpu
+from tests.support import PATIENCE
 
-PATIENCE = 20.0
 EVENTS: dict[str, threading.Event] = {}  # the ranks are threads of this process
 
 

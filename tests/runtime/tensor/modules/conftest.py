@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshbook.runtime.hosts.session import close_session
+from tests.support import PATIENCE
 
 if TYPE_CHECKING:
     from meshbook.runtime.tensor.sharded_mesh import Mesh
-
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

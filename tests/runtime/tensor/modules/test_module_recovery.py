@@ -17,9 +17,9 @@ from meshbook.runtime.tensor.failures import DeviceMeshError, RemoteException
 from meshbook.runtime.tensor.modules.proxies import module_to_mesh
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from tests.runtime.tensor.modules.networks import MLP_SPLIT, mlp
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.process
-PATIENCE = 60.0
 
 
 def make_step(model, x, y):
@@ -62,7 +62,6 @@ def mortal(session):
         yield made
 
 
-@pytest.mark.timeout(240)
 def test_modules_survive_a_failure_on_one_rank_and_the_death_of_another(mortal, tmp_path):
     torch.manual_seed(0)
     x, y = torch.randn(8, 6), torch.randn(8, 3)
