@@ -29,7 +29,7 @@ from tests.hosts.clusters import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.process]
+pytestmark = pytest.mark.process
 CLUSTERS = [SshCluster, *(pytest.param(each, marks=pytest.mark.long) for each in (SlurmCluster, RayCluster))]
 PROGRAM = Path(__file__).with_name("program.py")
 QUICK_START = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"

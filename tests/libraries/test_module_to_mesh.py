@@ -19,7 +19,7 @@ from meshbook.runtime.tensor.remote import call_on_shard_and_fetch
 from tests.support import PATIENCE
 
 # To import the libraries takes a busy machine a minute.
-pytestmark = [pytest.mark.process]
+pytestmark = pytest.mark.process
 STEPS = 4
 
 
