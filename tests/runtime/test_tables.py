@@ -25,6 +25,12 @@ SHORT, LONG = ["a", "bb", None], ["", None, "longer than the twelve bytes of a v
 NOON = datetime.datetime(2026, 1, 1, 12)
 
 
+@pytest.fixture(autouse=True)
+def _no_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the modules that other tests of this process have written and imported."""
+    monkeypatch.setattr("meshbook.runtime.wire.pickling.find_edits", tuple)
+
+
 def carried(value: Any) -> tuple[Any, int, int]:
     """What arrives, the bytes of the stream, and those beside it."""
     body = [bytes(part) for part in dumps(value, "a value")]
