@@ -56,7 +56,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine an example may take longer than hypothesis's limit of 200 ms.
-hypothesis.settings.register_profile("meshbook", deadline=None)
+# Each run has the same examples, so that it does not fail by chance. Those of `make slow` are new each time.
+hypothesis.settings.register_profile("meshbook", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("meshbook")
 
 # A failure must not end the test run, as it ends a script; it may also arrive after the end of the test that caused it.
@@ -138,7 +139,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest's own evaluates -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if not _starts_processes(item) and item.get_closest_marker("slow") is None:
+        if not (_starts_processes(item) or item.get_closest_marker("slow") or item.get_closest_marker("long")):
             item.add_marker("quick")
     for path, module in {(item.path, item.getparent(pytest.Module).obj) for item in items}:
         if path.is_relative_to(HERE) and str(path.relative_to(HERE)).startswith(PICKLED_BY_VALUE):

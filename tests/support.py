@@ -29,11 +29,18 @@ from meshbook.runtime.hosts.launch import sweep
 PATIENCE = 60.0  # seconds until a wait that should be short is a failure, on a busy machine
 AT_ONCE = 10.0  # seconds; two are promised to users, and a busy machine takes longer to end processes
 
-# The kernels that people run notebooks in. `test_extension` shows in each run that a stock one works as well.
-FRONT_DOORS = ["meshbook", pytest.param("python3", marks=pytest.mark.long)]
-
 # Workers cannot import this module, so its classes and functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def few(examples: Iterable[Any], count: int = 1) -> list[Any]:
+    """Return examples for `parametrize`, of which `make test` runs the first ones, and `make slow` the others."""
+    values = [each if isinstance(each, tuple) else (each,) for each in examples]
+    return [pytest.param(*each, marks=[] if place < count else pytest.mark.long) for place, each in enumerate(values)]
+
+
+# The kernels that people run notebooks in. `test_extension` shows in each run that a stock one works as well.
+FRONT_DOORS = few(["meshbook", "python3"])
 
 
 class Probe(Actor):

@@ -15,6 +15,7 @@ import pytest
 
 from tests.browser.dashboards import Dashboard
 from tests.browser.jupyter import NotebookPage, Server
+from tests.support import few
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Page
@@ -59,7 +60,7 @@ class Open:
         self.dashboard = Dashboard(self.notebook.output(DASH))
 
 
-@pytest.fixture(scope="module", params=["lab", "notebook"])
+@pytest.fixture(scope="module", params=few(["lab", "notebook"]))
 def open_(
     request: pytest.FixtureRequest, make_notebook: Callable[..., NotebookPage], tmp_path_factory: pytest.TempPathFactory
 ) -> Open:

@@ -11,6 +11,7 @@ from nbconvert import HTMLExporter
 
 from tests.browser.dashboards import Dashboard
 from tests.browser.jupyter import FrontEnd, NotebookPage, Server
+from tests.support import few
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Locator, Page
@@ -31,7 +32,7 @@ NOT_FOUND = "Error: widget model not found"
 DEAD = ".meshbook-chip[data-state=dead]"
 
 
-@pytest.fixture(params=["lab", "notebook"])
+@pytest.fixture(params=few(["lab", "notebook"]))
 def front_end(request: pytest.FixtureRequest) -> FrontEnd:
     name: FrontEnd = request.param
     return name

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.conftest import KernelNotebook
+from tests.support import few
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -141,7 +142,7 @@ def page(kernel: KernelNotebook, tmp_path: Path) -> Iterator[KernelNotebook]:
 
 @pytest.mark.kernel
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", few(RUNNABLE, 8))
 def test_the_blocks_of_a_page_run(page: KernelNotebook, name: str) -> None:
     pytest.importorskip("torch")
     for block in BLOCKS[name]:

@@ -28,7 +28,7 @@ from meshbook.runtime.hosts import detached_runs as detached
 from meshbook.runtime.hosts.lifeline import RUN_SOCKET, RunRequest, send_request
 from meshbook.runtime.hosts.session import current_session, running_session
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, StatementInterrupts, still_running
+from tests.support import PATIENCE, StatementInterrupts, few, still_running
 
 pytestmark = pytest.mark.process
 
@@ -363,7 +363,7 @@ def notes(interrupt: BaseException) -> str:
     return "".join(getattr(interrupt, "__notes__", ()))
 
 
-@pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", few([16, 1]))
 def test_an_interrupt_at_any_statement_leaves_it_detached_or_attached(trainers: ProcMesh, stride: int) -> None:
     """And the error says which; no call is lost, and both can be repeated."""
     leaving, coming = StatementInterrupts(stride), StatementInterrupts(stride)

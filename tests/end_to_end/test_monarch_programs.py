@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import few
+
 PROGRAMS = Path(__file__).parent.parent / "monarch_programs"
 LIMIT = 90.0  # for a machine that does other things too; alone they take a second or two, with torch some more
 WITH_TORCH = "torch,torch.distributed,torch.nn"  # in the fork server, so that workers need not import it
@@ -156,21 +158,18 @@ def test_training(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "preload", "said"),
-    [
-        ("supervision.py", "", SUPERVISION),
-        ("sharded_tensors.py", WITH_TORCH, SHARDED_TENSORS),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in [
-                ("philosophers.py", "", PHILOSOPHERS),
-                ("late_answers.py", "", LATE_ANSWERS),
-                ("two_clients.py", "", TWO_CLIENTS),
-                ("parameter_server.py", "", PARAMETER_SERVER),
-                ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
-                ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
-            ]
-        ),
-    ],
+    few(
+        [
+            ("supervision.py", "", SUPERVISION),
+            ("philosophers.py", "", PHILOSOPHERS),
+            ("late_answers.py", "", LATE_ANSWERS),
+            ("two_clients.py", "", TWO_CLIENTS),
+            ("parameter_server.py", "", PARAMETER_SERVER),
+            ("all_reduce.py", WITH_TORCH, ALL_REDUCE),
+            ("distributed_tensors.py", WITH_TORCH, DISTRIBUTED_TENSORS),
+            ("sharded_tensors.py", WITH_TORCH, SHARDED_TENSORS),
+        ]
+    ),
 )
 def test_a_program(run: Run, name: str, preload: str, said: str) -> None:
     ended = run(name, preload=preload)

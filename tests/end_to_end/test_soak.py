@@ -27,6 +27,7 @@ def soak(soak_messages: Any) -> Any:
     return importlib.import_module("soak")
 
 
+@pytest.mark.long
 def test_five_seconds_lose_nothing_and_leave_nothing(runtime_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     command = [sys.executable, str(BENCHMARKS / "soak.py"), "--seconds", "5", "--json", str(file)]

@@ -28,9 +28,9 @@ from tests.hosts.clusters import (
     free_ports,
     wait_until,
 )
+from tests.support import few
 
 pytestmark = pytest.mark.process
-CLUSTERS = [SshCluster, *(pytest.param(each, marks=pytest.mark.long) for each in (SlurmCluster, RayCluster))]
 PROGRAM = Path(__file__).with_name("program.py")
 QUICK_START = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 AT_ONCE = 10.0  # seconds; two are promised and printed, and a busy machine has its time
@@ -89,7 +89,7 @@ class Program:
         self.process.communicate()
 
 
-@pytest.fixture(scope="module", params=CLUSTERS, ids=["ssh", "slurm", "ray"])
+@pytest.fixture(scope="module", params=few([SshCluster, SlurmCluster, RayCluster]), ids=["ssh", "slurm", "ray"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made = request.param(tmp_path_factory.mktemp("c"))
     yield made

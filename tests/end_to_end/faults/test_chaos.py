@@ -14,6 +14,7 @@ PROGRAM = Path(__file__).parents[3] / "benchmarks" / "chaos.py"
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
 
+@pytest.mark.long
 def test_some_seconds_of_chaos_lose_nothing_and_leave_nothing(runtime_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "chaos.json"
     command = [sys.executable, str(PROGRAM), "--seconds", "6", "--faults", "30", "--seed", "4", "--json", str(file)]

@@ -15,7 +15,7 @@ import pytest
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import LaunchError, ProcessDied
 from meshbook.runtime.hosts.session import Session
-from tests.support import PATIENCE, Probe, has_no_runs, still_running
+from tests.support import PATIENCE, Probe, few, has_no_runs, still_running
 
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
@@ -77,7 +77,7 @@ WORKS = {
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", few(reversed(WORKS)))
 def test_a_killed_controller_leaves_nothing(run_script, runtime_dir: Path, work: str, stopped: bool):
     source, subprocesses = WORKS[work]
     run = Run(run_script, source, "time.sleep(1000)")
@@ -182,7 +182,7 @@ BUSY: dict[str, tuple[str, list[str], int]] = {  # what it does, what is said, h
 }
 
 
-@pytest.mark.parametrize("work", BUSY)
+@pytest.mark.parametrize("work", few(BUSY, 2))
 def test_a_controller_killed_in_the_middle(run_script, runtime_dir: Path, work: str):
     source, said, count = BUSY[work]
     script = run_script(f"{BUSY_CONTROLLER}\n{source}\ntime.sleep(1000)", MESHBOOK_PRELOAD="")

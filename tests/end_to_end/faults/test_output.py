@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]  # 15 s on a quiet machine
+pytestmark = [pytest.mark.kernel, pytest.mark.long, pytest.mark.timeout(600)]  # 15 s on a quiet machine
 
 LINES = 1_000_000
 # MiB that this process has had at most. Not `ru_maxrss`: that begins with what its parent had when it was forked.

@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 pytestmark = [pytest.mark.process, pytest.mark.without_torch]
 
 
+@pytest.mark.long
 def test_ten_thousand_under_faults_bring_the_right_bytes_and_leave_nothing(runtime_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "chaos.json"
     command = [sys.executable, str(BENCHMARKS / "chaos_transfers.py"), "--transfers", "10000", "--json", str(file)]

@@ -25,7 +25,7 @@ from meshbook.runtime.errors import ExitReport, MeshbookError
 from meshbook.runtime.geometry import Extent, Region
 from meshbook.runtime.telemetry.events import RunEvent
 from meshbook.runtime.wire.messages import Address
-from tests.support import PATIENCE, StatementInterrupts
+from tests.support import PATIENCE, StatementInterrupts, few
 
 
 class FakeSession:
@@ -316,7 +316,7 @@ def test_the_hosts_of_a_session_that_closes_end_with_it(
     assert session.node.peers.when_down == []
 
 
-@pytest.mark.parametrize("line", [20, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("line", few([20, 1]))
 def test_a_mesh_is_up_or_not_after_an_interrupt_at_any_statement(
     meshes: MeshRegistry, session: FakeSession, line: int
 ) -> None:

@@ -19,7 +19,7 @@ from meshbook.runtime.hosts import session as sessions
 from meshbook.runtime.hosts.in_process import InProcessSession
 from meshbook.runtime.mesh.host_ownership import when_ended
 from meshbook.runtime.mesh.procs import ProcMesh
-from tests.support import PATIENCE, Probe, StatementInterrupts, raise_interrupt
+from tests.support import PATIENCE, Probe, StatementInterrupts, few, raise_interrupt
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessSession]:
     session.close()
 
 
-@pytest.fixture(params=[20, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.fixture(params=few([20, 1]))
 def interrupts(request: pytest.FixtureRequest) -> StatementInterrupts:
     return StatementInterrupts(request.param)
 

@@ -11,7 +11,7 @@ from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.recordings import compile as record
 from meshbook.runtime.tensor.sharded_mesh import Mesh
 from tests.runtime.tensor.trainings import MODELS, OPTIMIZERS
-from tests.support import PATIENCE
+from tests.support import PATIENCE, few
 
 STEPS = 20
 pytestmark = pytest.mark.process
@@ -47,13 +47,15 @@ def train(model, optimizer, loss_of, x, y):
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "batch"),
-    [
-        ("mlp", "adamw foreach", 6),
-        ("mlp", "adamw loop", 5),
-        ("mlp", "adamw fused", 6),
-        ("conv net", "adamw foreach", 5),
-        ("transformer", "adamw foreach", 4),
-    ],
+    few(
+        [
+            ("mlp", "adamw foreach", 6),
+            ("mlp", "adamw loop", 5),
+            ("mlp", "adamw fused", 6),
+            ("conv net", "adamw foreach", 5),
+            ("transformer", "adamw foreach", 4),
+        ]
+    ),
 )
 def test_training_equals_that_of_one_process(mesh, name, optimizer, batch):
     build, draw, loss_of = MODELS[name]

@@ -20,7 +20,7 @@ steps = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), numbers, numbers, 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 
 
-@settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mesh=st.sampled_from(["1", "2", "3", "4", "2x2"]),
     shape=shapes,

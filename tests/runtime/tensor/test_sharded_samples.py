@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.runtime.tensor.operator_check import check_part
+from tests.support import few
 
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
@@ -27,7 +28,7 @@ NOT_RIGHT = {
 }
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", few(range(PARTS)))
 def test_samples_are_right_or_refused(ranks: RankPool, part: int) -> None:
     records: list[dict[str, Any]] = ranks.run("2", check_part, "dims", 2, part, PARTS)
     assert records

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.runtime.tensor.trainings import OPTIMIZERS, compare_training
+from tests.support import few
 
 if TYPE_CHECKING:
     from tests.runtime.tensor.rank_pool import RankPool
@@ -16,13 +17,15 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize(
     ("model", "mesh", "batch", "parameters"),
-    [
-        ("mlp", "2x2", 6, "sharded"),
-        ("mlp, smooth", "3", 7, "replicated"),
-        ("conv net", "2", 5, "replicated"),
-        ("transformer", "2", 3, "sharded"),
-        ("transformer", "2x2", 4, "sharded"),
-    ],
+    few(
+        [
+            ("mlp", "2x2", 6, "sharded"),
+            ("mlp, smooth", "3", 7, "replicated"),
+            ("conv net", "2", 5, "replicated"),
+            ("transformer", "2", 3, "sharded"),
+            ("transformer", "2x2", 4, "sharded"),
+        ]
+    ),
 )
 def test_models_train_as_in_one_process(ranks: RankPool, model: str, mesh: str, batch: int, parameters: str) -> None:
     for got, expected in ranks.run(mesh, compare_training, model, "adamw foreach", batch, parameters):

@@ -13,6 +13,7 @@ from meshbook.runtime.tensor.distributing import distribute
 from meshbook.runtime.tensor.failures import RemoteException
 from meshbook.runtime.tensor.modules.proxies import module_to_mesh
 from tests.runtime.tensor.modules.networks import MLP_SPLIT, MODELS, OPTIMIZERS, TRANSFORMER_SPLIT
+from tests.support import few
 
 pytestmark = pytest.mark.process
 STEPS = 20
@@ -36,17 +37,19 @@ def on_batch(mesh, *tensors):
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "plan", "batch"),
-    [
-        ("mlp", "foreach", "replicate", 7),
-        ("mlp", "loop", {"data": "fsdp"}, 8),
-        ("mlp", "fused", MLP_SPLIT, 7),
-        ("mlp", "foreach", {"data": "fsdp", "model": MLP_SPLIT}, 5),
-        ("conv net", "fused", "replicate", 6),
-        ("conv net", "foreach", "fsdp", 5),
-        ("transformer", "loop", "replicate", 4),
-        ("transformer", "fused", {"data": ("fsdp", ["layers.*"])}, 3),
-        ("transformer", "foreach", {"model": TRANSFORMER_SPLIT}, 4),
-    ],
+    few(
+        [
+            ("mlp", "foreach", {"data": "fsdp", "model": MLP_SPLIT}, 5),
+            ("mlp", "foreach", "replicate", 7),
+            ("mlp", "loop", {"data": "fsdp"}, 8),
+            ("mlp", "fused", MLP_SPLIT, 7),
+            ("conv net", "fused", "replicate", 6),
+            ("conv net", "foreach", "fsdp", 5),
+            ("transformer", "loop", "replicate", 4),
+            ("transformer", "fused", {"data": ("fsdp", ["layers.*"])}, 3),
+            ("transformer", "foreach", {"model": TRANSFORMER_SPLIT}, 4),
+        ]
+    ),
 )
 def test_training_equals_that_of_one_process(mesh, name, optimizer, plan, batch):
     build, draw, loss_fn = MODELS[name]
