@@ -20,6 +20,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshbook.runtime.actor.context import CURRENT, Waiter
 from meshbook.runtime.actor.failure import Receipt
+from meshbook.runtime.clock import monotonic
 from meshbook.runtime.threads import Latch, may_block
 from meshbook.runtime.traces import without_ours
 
@@ -387,6 +388,14 @@ def _warn_inside_a_loop() -> None:
     if on_main and kernels is not None and kernels.IPKernelApp.initialized():
         return
     warnings.warn("Future.get() blocks the running event loop; await the future instead", UserWarning, stacklevel=4)
+
+
+def wait_until_settled(futures: Sequence[Future[Any]], seconds: float) -> None:
+    """Wait until these futures are settled, with a value or an error, for so many seconds in all."""
+    end = monotonic() + seconds
+    for future in futures:
+        with contextlib.suppress(TimeoutError):
+            future.exception(timeout=max(0.0, end - monotonic()))
 
 
 def when_settled(futures: Sequence[Future[Any]], go_on: Callable[[], None]) -> None:

@@ -6,13 +6,12 @@ actors fail or end. A caller of an actor of the controller receives at once the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import wait_until_settled
 from meshbook.runtime.config import Settings
-from meshbook.runtime.errors import MeshbookError
 from meshbook.runtime.hosts.controllers import WORKER_REGISTRY, WorkerRegistry
 from meshbook.runtime.hosts.journal import Journal
 from meshbook.runtime.node.node import Node
@@ -78,9 +77,4 @@ class JournalOnly(Actor):
 
 def wait_for_silence(node: Node, peers: Sequence[Address]) -> None:
     """Make these nodes stop sending to this one, and receive the messages that they have sent."""
-    end = time.monotonic() + HOLD_SECONDS
-    for held in node.peers.ask_to_hold(peers):
-        try:
-            held.exception(timeout=max(0.0, end - time.monotonic()))
-        except (TimeoutError, MeshbookError):
-            continue
+    wait_until_settled(node.peers.ask_to_hold(peers), HOLD_SECONDS)

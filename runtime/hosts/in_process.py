@@ -36,7 +36,6 @@ from meshbook.runtime.hosts.workers import Starter, Worker, Workers
 from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.process_actor import PROCESS
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.telemetry.stderr_tail import leave_traceback
@@ -350,5 +349,4 @@ class ThreadWorker:
 def close_with_actors(node: Node) -> None:
     """Close a node and end its actors, each after its current message."""
     node.close()
-    targets = [Target(node.address, name) for name in node.actors.names()]
-    node.calls.stop(targets, SHUT_DOWN, PerRank(len(targets)))
+    node.stop_actors(SHUT_DOWN)

@@ -22,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from meshbook.runtime.actor.context import Context, Instance, client_context, process_run
+from meshbook.runtime.actor.future import wait_until_settled
 from meshbook.runtime.config import check_private, current_settings
-from meshbook.runtime.errors import ExitReport, MeshbookError, PickleError, SupervisionError
+from meshbook.runtime.errors import ExitReport, PickleError, SupervisionError
 from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.hosts.clients import CLIENTS, LEAVES, ClientHello, ClientWelcome, decode_welcome
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
@@ -33,7 +34,7 @@ from meshbook.runtime.mesh import foreign_handles as foreign_handles  # register
 from meshbook.runtime.mesh.handle_pickling import load_from
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
-from meshbook.runtime.node.call_table import CallTable, Decode, PerRank, Target
+from meshbook.runtime.node.call_table import CallTable, Decode
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.home import UNIX, Home
 from meshbook.runtime.transport.io_loop import IN
@@ -127,15 +128,8 @@ class JoinedRun:
 
     def _stop_owned(self) -> None:
         reason = "its client has left the run"
-        end = time.monotonic() + STOP_SECONDS
         stopping = [owned_mesh.stop(reason) for owned_mesh in self.node.ledger.of("")]
-        if actors := [Target(self.node.address, key) for key in self.node.actors.names()]:
-            reply_handler = PerRank(len(actors))
-            self.node.calls.stop(actors, reason, reply_handler)
-            stopping += reply_handler.futures
-        for future in stopping:
-            with contextlib.suppress(TimeoutError, MeshbookError):
-                future.get(timeout=max(0.0, end - time.monotonic()))
+        wait_until_settled([*stopping, *self.node.stop_actors(reason)], STOP_SECONDS)
 
     @property
     def has_unreceived_faults(self) -> bool:

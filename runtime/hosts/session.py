@@ -12,18 +12,17 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from meshbook.runtime.actor.context import CURRENT, Context, Instance, context, provide_client
-from meshbook.runtime.actor.future import Future, check_timeout
+from meshbook.runtime.actor.future import Future, check_timeout, wait_until_settled
 from meshbook.runtime.config import Settings, current_settings, open_private, runtime_root
-from meshbook.runtime.errors import ExitReport, LaunchError, MeshbookError, SupervisionError
+from meshbook.runtime.errors import ExitReport, LaunchError, SupervisionError
 from meshbook.runtime.formats import mesh_name
-from meshbook.runtime.geometry import SCALAR, Extent
+from meshbook.runtime.geometry import SCALAR
 from meshbook.runtime.hosts.controllers import CONTROLLERS, WORKER_REGISTRY, Controllers, WorkerRegistry
 from meshbook.runtime.hosts.faults import UnhandledFaults, end_process
 from meshbook.runtime.hosts.joined_runs import RunOver, has_ended, join, leave_runs
@@ -38,7 +37,6 @@ from meshbook.runtime.mesh.hosts import HOST, HostMesh
 from meshbook.runtime.mesh.local_handles import LocalHandles
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.mesh.worker_specs import is_agent_warm
-from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma.data_plane import DataPlane
 from meshbook.runtime.resources import explain_limit
@@ -320,11 +318,8 @@ class Session:
     def _stop_workers(self, seconds: float) -> None:
         reason = self._reason
         stopping = [self._ask_agent("stop_all", reason), *self.remote.begin_to_stop(reason)]
-        end = time.monotonic() + seconds
         with allow_interrupts():
-            for future in stopping:
-                with contextlib.suppress(TimeoutError, MeshbookError):
-                    future.get(timeout=max(0.0, end - time.monotonic()))
+            wait_until_settled(stopping, seconds)
 
     def leave(self, order: bytes, why: Callable[[], BaseException]) -> None:
         """Leave the run without ending it. `order` is the message for its agent; pending calls fail with `why()`.
@@ -356,12 +351,7 @@ class Session:
 
     def stop_actors(self) -> None:
         """End the actors of this process, so that they can clean up."""
-        targets = [Target(self.node.address, key) for key in self.node.actors.names()]
-        if targets:
-            everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
-            self.node.calls.stop(targets, self._reason, everyone)
-            with contextlib.suppress(TimeoutError, MeshbookError):
-                everyone.future.get(timeout=STOP_SECONDS)
+        wait_until_settled(self.node.stop_actors(self._reason), STOP_SECONDS)
 
     def _hang_up(self) -> None:
         assert self._agent.stdin is not None

@@ -28,6 +28,7 @@ import msgspec
 from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Context, Instance, context, provide_client
 from meshbook.runtime.actor.endpoint import endpoint
+from meshbook.runtime.actor.future import when_settled
 from meshbook.runtime.actor.ports import Port
 from meshbook.runtime.collectives.membership import (
     GroupMembership,
@@ -50,7 +51,6 @@ from meshbook.runtime.mesh.local_handles import local_handles_of
 from meshbook.runtime.mesh.process_actor import PROCESS, ProcessActor
 from meshbook.runtime.mesh.tasks import UnstartedItems, table_of
 from meshbook.runtime.mesh.worker_specs import WorkerSpec
-from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.node.signal_handlers import SignalHandlers
 from meshbook.runtime.rdma.data_plane import DataPlane
@@ -325,13 +325,7 @@ class Process(ProcessActor):
         self._node.is_leaving = True
         # Every actor ends after the messages that it has been sent; the last one ends the main thread. The agent kills
         # a worker whose actors do not end in time.
-        targets = [Target(self._node.address, name) for name in self._node.actors.names() if name != PROCESS]
-        if not targets:
-            self._main.end()
-            return
-        everyone = AllReplies(Extent(("actors",), (len(targets),)).region)
-        self._node.calls.stop(targets, reason, everyone)
-        everyone.future.when_done(self._main.end)
+        when_settled(self._node.stop_actors(reason, but=PROCESS), self._main.end)
 
     @endpoint
     def leave_groups(self, size: int | None) -> LeftGroups:

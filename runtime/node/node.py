@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from meshbook.runtime.actor.context import context
+from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.node.actors import ActorRegistry
 from meshbook.runtime.node.bulk import Bulk
-from meshbook.runtime.node.call_table import CallTable
+from meshbook.runtime.node.call_table import CallTable, PerRank, Target
 from meshbook.runtime.node.casts import CastReceiver, CastSender, Relay
 from meshbook.runtime.node.control import CONTROL, ControlActor
 from meshbook.runtime.node.dispatch import Dispatch
@@ -225,6 +226,13 @@ class Node:
         if key is None or key[0] != self.controller.node or not self.cast_receiver.owes(*key):
             return None
         return key
+
+    def stop_actors(self, reason: str, *, but: str = "") -> list[Future[Any]]:
+        """Stop the actors here after the messages sent to them so far, and return one future each."""
+        targets = [Target(self.address, key) for key in self.actors.names() if key != but]
+        reply_handler = PerRank(len(targets))
+        self.calls.stop(targets, reason, reply_handler)
+        return reply_handler.futures
 
     def send_event(self, kind: Kind, mesh: str, procs: str, ranks: Sequence[int], text: str) -> None:
         """Send the controller of this run an event of a mesh or of some of its ranks."""
