@@ -8,21 +8,25 @@ connections closed, so their waits in the same groups fail, too.
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import threading
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any
 
 from meshbook.runtime.clock import monotonic, sleep
 from meshbook.runtime.collectives.sockets import connections_to, cut, gloo_connections
 
+logger = logging.getLogger(__name__)
 # A client of a store that does not listen retries about once a second.
 PATIENCE_S = 2.5
 PAUSE_S = 0.02  # between checks of other threads' stacks: no event reports that one has left C++
 FREEING_S = 1.0
+DESTROYING_S = 5.0  # for the abort of all groups, which takes milliseconds
 _aborting = threading.Lock()
 
 
@@ -51,11 +55,26 @@ def _abort_all(c10d: Any) -> list[str]:
     stores = _store_ports(c10d)
     aborted = [f"{c10d._world.pg_map[group][0]} group of {group.size()} ranks" for group in c10d._world.pg_names]
     freed = cut(gloo_connections())
-    _forget_groups(c10d)
+    _forget_groups_in_time(c10d)
     freed += cut(connections_to(stores))
     while (awaited := next(filter(_is_here, _rendezvous_calls()), None)) is not None and _answer(awaited):
         freed += 1
     return aborted or ["a process group that was being created"] * bool(freed)
+
+
+def abort_after_death(size: int) -> threading.Thread | None:
+    """Begin to abort the groups if a rank of the default group, of this size, has died and the group uses NCCL.
+
+    With NCCL the other ranks wait for it in a kernel, without an end. With gloo they get an error.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or (group := c10d.GroupMember.WORLD) is None or group.size() != size:
+        return None
+    if "nccl" not in c10d.get_backend_config(group):
+        return None
+    thread = threading.Thread(target=abort_groups, args=(weakref.ref(group),), name="meshbook abort", daemon=True)
+    thread.start()
+    return thread
 
 
 def stuck_threads() -> dict[int, FrameType]:
@@ -79,6 +98,25 @@ def wait_freed(stuck: dict[int, FrameType], patience: float = FREEING_S) -> str:
         del left  # frames hold the groups
         sleep(PAUSE_S)
     return ""
+
+
+def _forget_groups_in_time(c10d: Any) -> None:
+    """Destroy all groups, on a thread of its own: NCCL may wait forever, and only a kill frees the process then."""
+    destroyed: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            _forget_groups(c10d)
+        except Exception as error:
+            destroyed.set_exception(error)
+        else:
+            destroyed.set_result(None)
+
+    threading.Thread(target=run, name="meshbook abort", daemon=True).start()
+    if not wait([destroyed], DESTROYING_S).done:
+        logger.warning("the process groups are not destroyed after %g s; if it stays so, kill the rank", DESTROYING_S)
+    else:
+        destroyed.result()
 
 
 def _forget_groups(c10d: Any) -> None:

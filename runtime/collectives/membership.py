@@ -60,7 +60,10 @@ class GroupMembership:
             return LeftGroups((), free_port())
         threads = stuck_threads()
         aborted = abort_groups()
-        return LeftGroups(tuple(aborted), free_port(), wait_freed(threads))
+        stuck = wait_freed(threads)
+        if dist is not None and dist.is_initialized():
+            stuck = stuck or "_abort_process_group"
+        return LeftGroups(tuple(aborted), free_port(), stuck)
 
     def open_store(self, is_alone: bool) -> tuple[str, int]:
         """Open the store for a rendezvous; return its host and port. `is_alone`: all ranks are on this host."""

@@ -13,6 +13,7 @@ import faulthandler
 import functools
 import inspect
 import logging
+import math
 import os
 import queue
 import sys
@@ -30,6 +31,7 @@ from meshbook.runtime.actor.context import Context, Instance, context, provide_c
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import when_settled
 from meshbook.runtime.actor.ports import Port
+from meshbook.runtime.collectives.abort import abort_after_death
 from meshbook.runtime.collectives.membership import (
     GroupMembership,
     GroupPlan,
@@ -40,6 +42,7 @@ from meshbook.runtime.collectives.membership import (
 )
 from meshbook.runtime.collectives.stores import GroupStores
 from meshbook.runtime.config import set_inherited_settings
+from meshbook.runtime.errors import ExitReport
 from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.hosts.breakpoints import Breakpoints
 from meshbook.runtime.hosts.heartbeat import Heartbeat
@@ -294,6 +297,12 @@ class Process(ProcessActor):
         self._master_port: str | None = None  # set after the start of this worker
         self._fences: set[str] = set()  # that have arrived
         self._leaving: tuple[str, str] | None = None  # the reason, and the fence that has not arrived
+        node.peers.when_down.append(self._note_end)
+
+    def _note_end(self, report: ExitReport) -> None:
+        world = self._spec.world
+        if not report.stopped and report.node.rpartition(".")[0] == world.mesh:
+            abort_after_death(math.prod(world.sizes))
 
     @endpoint
     def ready(self) -> int:

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -152,6 +153,35 @@ def test_the_error_names_the_ranks_that_did_not_join(spawn_procs):
     procs.heal().get(PATIENCE)
     assert procs.init_process_group().get(PATIENCE) is None
     assert on_all(ranks, add_up) == [(3.0, 3)] * 3
+
+
+def pretend_nccl() -> None:
+    """Give the group the name of NCCL, and note its abort."""
+    import torch.distributed.distributed_c10d as c10d
+
+    c10d._world.pg_backend_config[c10d.GroupMember.WORLD] = "cuda:nccl"
+    main, abort = sys.modules["__main__"], c10d._abort_process_group
+    main.aborted = threading.Event()  # type: ignore[attr-defined]
+
+    def abort_and_note() -> None:
+        abort()
+        main.aborted.set()  # type: ignore[attr-defined]
+
+    c10d._abort_process_group = abort_and_note
+
+
+def wait_aborted() -> bool:
+    return bool(sys.modules["__main__"].aborted.wait(PATIENCE))  # type: ignore[attr-defined]
+
+
+def test_a_death_aborts_the_nccl_group_of_the_others_at_once(spawn_procs):
+    """They wait for the dead rank in a kernel, where no closed connection ends the wait."""
+    procs = spawn_procs(2)
+    ranks = procs.spawn("ranks", Rank)
+    procs.init_process_group().get(PATIENCE)
+    on_all(ranks, pretend_nccl)
+    kill(procs, ranks, 1)
+    assert ranks.slice(gpus=0).run.call_one(wait_aborted).get(PATIENCE)
 
 
 def test_a_group_is_the_owners_business(spawn_procs):
