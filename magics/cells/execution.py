@@ -51,7 +51,6 @@ from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
 from meshbook.runtime.collectives.membership import find_remedies
 from meshbook.runtime.errors import MeshbookError, ProcessDied, format_help
 from meshbook.runtime.formats import format_label
-from meshbook.runtime.node.call_table import PerRank
 
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress
 TICK = 0.25  # seconds between two publications of output
@@ -350,10 +349,9 @@ class CellExecution:
         for rank in sorted(progress.outcomes, key=progress.place_of):
             self._note(rank, progress.outcomes[rank])
         self._admission.resume(progress.calls)
-        answers = PerRank(len(progress.calls))
         [*targets] = (self._cells_of((rank,))._picked[0] for rank in progress.calls)
-        self.cell.session.node.calls.adopt(targets, list(progress.calls.values()), "run", answers)
-        self._expect(dict(zip(progress.calls, answers.futures, strict=True)))
+        answers = self.cell.session.node.calls.adopt(targets, list(progress.calls.values()), "run")
+        self._expect(dict(zip(progress.calls, answers, strict=True)))
 
     # -- answers ---------------------------------------------------------------------
 

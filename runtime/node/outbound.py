@@ -231,12 +231,14 @@ class Outbound:
         self._request(targets, "hold", lambda call, _: HoldRequest(self._node, call, incarnation), (), reply_handler)
         return reply_handler.futures
 
-    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str, reply_handler: CallHandler) -> None:
-        """Wait for the replies to calls that were sent by the process that was this node before."""
+    def adopt(self, targets: Sequence[Target], calls: Sequence[int], endpoint: str) -> list[Future[Any]]:
+        """Return the futures of calls that were sent by the process that was this node before."""
+        reply_handler = PerRank(len(targets))
         self._table.adopt(
             reply_handler, [(call, target.address.node) for target, call in zip(targets, calls, strict=True)]
         )
         reply_handler.set_pending_call(PendingCall(self._call_context, targets, calls, endpoint))
+        return reply_handler.futures
 
     def limit(self, futures: Sequence[Future[Any]], seconds: float, *, name: str, count: int, first: int) -> None:
         """Set a time limit for a call, of which these are the futures; the pending ones then fail with CallTimeout."""

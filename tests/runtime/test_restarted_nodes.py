@@ -12,8 +12,6 @@ import pytest
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import CallTimeout, ExitReport, ProcessDied, SupervisionError
-from meshbook.runtime.geometry import SCALAR
-from meshbook.runtime.node.call_table import PerRank, Target
 from meshbook.runtime.node.control import CONTROL
 from meshbook.runtime.node.ledger import OwnedMesh
 from meshbook.runtime.node.node import Node
@@ -84,11 +82,8 @@ def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -
     again = rebirth(node)
     told: list[str] = []
     session.controller.peers.when_restarted.append(told.append)
-    reply_handler = PerRank(1)
-    again.calls.send(
-        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), SCALAR, reply_handler
-    )
-    assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
+    asked = again.calls.ask(session.controller.address, CONTROL, "where", "nobody", "x", 1)
+    assert str(asked.get(PATIENCE)) == "not spawned yet"
     session.controller.peers.begin_again(again.address, 1)
     assert told == ["worker-0"]
     assert call_back(session, again).get(PATIENCE) == 4
@@ -99,11 +94,8 @@ def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: A
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
-    reply_handler = PerRank(1)
-    again.calls.send(
-        [Target(session.controller.address, CONTROL)], "where", (("nobody", "x", 1), {}), SCALAR, reply_handler
-    )
-    assert str(reply_handler.futures[0].get(PATIENCE)) == "not spawned yet"
+    asked = again.calls.ask(session.controller.address, CONTROL, "where", "nobody", "x", 1)
+    assert str(asked.get(PATIENCE)) == "not spawned yet"
     declare_down(session)
     with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor
         lost.get(PATIENCE)

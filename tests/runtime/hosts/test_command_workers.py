@@ -12,7 +12,6 @@ from meshbook.runtime.actor.context import CURRENT, Context, Instance
 from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import SupervisionError
 from meshbook.runtime.geometry import SCALAR
-from meshbook.runtime.node.call_table import PerRank
 from meshbook.runtime.node.flow_control import size_of
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.unix import UnixTransport
@@ -83,10 +82,9 @@ def test_what_is_sent_meanwhile_comes_to_the_next_one_in_order(session: Any, suc
     [(_, target, number)] = held.pending_call.unanswered()
     successor = succeed([node])
     gate.open()
-    reply_handler = PerRank(1)
-    successor.calls.adopt([target], [number], "run", reply_handler)
+    [adopted] = successor.calls.adopt([target], [number], "run")
     begin(successor, [node])
-    assert reply_handler.futures[0].get(PATIENCE) == "an answer"
+    assert adopted.get(PATIENCE) == "an answer"
 
 
 def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: Any, succeed: Succeed) -> None:
@@ -104,10 +102,9 @@ def test_what_is_in_shared_memory_for_the_one_before_comes_to_the_next(session: 
     assert is_whole(frame) == (not isinstance(node._transport, UnixTransport))
     successor = succeed([node])
     node.routes.send(to, frame)
-    reply_handler = PerRank(1)
-    successor.calls.adopt([target], [number], "run", reply_handler)
+    [adopted] = successor.calls.adopt([target], [number], "run")
     begin(successor, [node])
-    assert reply_handler.futures[0].get(PATIENCE) == value
+    assert adopted.get(PATIENCE) == value
 
 
 def test_callers_of_the_previous_incarnation_get_an_error(session: Any, succeed: Succeed, gate: Any) -> None:
@@ -118,10 +115,9 @@ def test_callers_of_the_previous_incarnation_get_an_error(session: Any, succeed:
     [(_, target, number)] = asked.pending_call.unanswered()
     gate.wait_entered()
     successor = succeed([node])
-    reply_handler = PerRank(1)
-    successor.calls.adopt([target], [number], "run", reply_handler)
+    [adopted] = successor.calls.adopt([target], [number], "run")
     begin(successor, [node])
-    assert "handed over while the call was pending" in reply_handler.futures[0].get(PATIENCE)
+    assert "handed over while the call was pending" in adopted.get(PATIENCE)
     gate.open()
     with session_of(session):
         again = call_again(session, there)
