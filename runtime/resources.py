@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import shutil
 import socket
@@ -164,16 +165,34 @@ def free_port(ip: str = "") -> int:
         return int(probe.getsockname()[1])
 
 
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs visible to a worker: the driver's list, limited by CUDA_VISIBLE_DEVICES."""
+def count_gpus(root: Path = Path("/")) -> int:
+    """Return the number of GPUs visible to a worker: those of NVIDIA's driver, else of AMD's, less those hidden.
+
+    Not by torch, which may load the driver into this process to count them: its forks could then not use a GPU.
+    """
+    nvidia, amd = _count_nvidia(root), _count_amd(root)
+    hiding = (
+        ("CUDA_VISIBLE_DEVICES",) if nvidia else ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    )
+    lists = [os.environ[name].split(",") for name in hiding if name in os.environ]
+    visible = [sum(1 for entry in entries if entry.strip() not in ("", "-1")) for entries in lists]
+    return min([nvidia or amd, *visible])
+
+
+def _count_nvidia(root: Path) -> int:
     try:
-        present = sum(1 for entry in Path("/proc/driver/nvidia/gpus").iterdir())
+        return sum(1 for entry in (root / "proc/driver/nvidia/gpus").iterdir())
     except OSError:
-        present = sum(1 for entry in Path("/dev").glob("nvidia[0-9]*"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, sum(1 for entry in visible.split(",") if entry.strip() not in ("", "-1")))
+        return sum(1 for entry in (root / "dev").glob("nvidia[0-9]*"))
+
+
+def _count_amd(root: Path) -> int:
+    """Count the nodes with SIMD units in the topology of the driver amdkfd; its other nodes are processors."""
+    found = 0
+    for file in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        with contextlib.suppress(OSError):  # of a GPU that this container may not use
+            found += re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE) is not None
+    return found
 
 
 def own_addresses() -> list[str]:

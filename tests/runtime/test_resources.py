@@ -12,6 +12,7 @@ from meshbook.runtime import resources
 from meshbook.runtime.resources import (
     FILES_PER_PEER,
     LimitKind,
+    count_gpus,
     ensure_files_for_peers,
     explain_limit,
     find_exhausted_limit,
@@ -99,3 +100,42 @@ def test_more_processes_than_there_can_be_files_are_refused() -> None:
 def test_without_a_count_of_open_files_no_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "DESCRIPTORS", tmp_path / "no such folder")
     assert ensure_files_for_peers(4) == ""
+
+
+# -- GPUs ------------------------------------------------------------------------------------
+
+
+def make_system(root: Path, *, nvidia: int = 0, amd: int = 0) -> Path:
+    """Make the files of a machine with so many GPUs. Its processors are nodes of AMD's driver, too."""
+    (root / "dev").mkdir()
+    for number in range(nvidia):
+        (root / f"proc/driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    for number in range(amd + 1):
+        node = root / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count {0 if number else 64}\nsimd_count {304 if number else 0}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("present", "hidden_by", "count"),
+    [
+        ({}, {}, 0),
+        ({"nvidia": 4}, {}, 4),
+        ({"nvidia": 4}, {"CUDA_VISIBLE_DEVICES": "1,GPU-3f"}, 2),
+        ({"nvidia": 4}, {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"nvidia": 4}, {"HIP_VISIBLE_DEVICES": "0"}, 4),
+        ({"amd": 8}, {}, 8),
+        ({"amd": 8}, {"HIP_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"amd": 8}, {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "0"}, 1),
+        ({"amd": 8}, {"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+    ],
+)
+def test_gpus_are_counted_without_loading_a_driver(
+    present: dict[str, int], hidden_by: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in hidden_by.items():
+        monkeypatch.setenv(name, value)
+    assert count_gpus(make_system(tmp_path, **present)) == count
