@@ -62,7 +62,7 @@ class OwnGpu:
     def __init__(self) -> None:
         self.local_rank = 0
         self.is_installed = False
-        self._is_in_use = False
+        self.is_in_use = False
         self._threads = _ThreadState()
 
     def install(self) -> None:
@@ -73,7 +73,7 @@ class OwnGpu:
 
     def select(self) -> None:
         """Make the own GPU current on this thread, once: the user's code may select another one. Called often."""
-        if self._is_in_use and self._threads.local_rank != self.local_rank:
+        if self.is_in_use and self._threads.local_rank != self.local_rank:
             self._set()
 
     def use_own_stream(self) -> None:
@@ -83,7 +83,7 @@ class OwnGpu:
 
     def _begin(self) -> None:
         # On the thread that uses CUDA first, before its first operation.
-        self._is_in_use = True
+        self.is_in_use = True
         self._set()
 
     def _set(self) -> None:
@@ -197,6 +197,16 @@ def memory() -> GpuMemory | None:
         return None
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return GpuMemory(allocated["current"], allocated["peak"], allocated["allocated"], reserved["current"])
+
+
+def free_memory() -> int:
+    """Return the free bytes of this thread's current GPU, which is in use."""
+    return int(cuda().mem_get_info()[0])
+
+
+def current_uuid() -> str:
+    """Return the UUID of this thread's current GPU, which is in use."""
+    return uuid_of(cuda().current_device())
 
 
 @functools.cache

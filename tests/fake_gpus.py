@@ -116,6 +116,9 @@ class FakeCuda:
             raise RuntimeError("CUDA error: device-side assert triggered")
         return {f"{kind}_bytes": {"all": dict(figures)} for kind, figures in self.memory.items()}
 
+    def mem_get_info(self) -> tuple[int, int]:
+        return 1000 - self.memory["reserved"]["current"], 1000
+
     def get_device_properties(self, number: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=f"uuid-{number}")
 

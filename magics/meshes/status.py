@@ -144,6 +144,8 @@ def format_vitals(vitals: Vitals, dead: Collection[int]) -> Iterator[str]:
     of_gpus = _floats(vitals, "gpu_memory")
     if any(amount > 0 for amount in of_gpus):
         uses += _format_amounts(of_gpus, "GPU memory")
+    if free := [amount for amount in _floats(vitals, "gpu_free") if not math.isnan(amount)]:
+        uses.append(f"at least {format_bytes(min(free))} of it free on each GPU")
     if uses:
         remark = "; shared memory is divided among the ranks" if memory and len(vitals.age) > 1 else ""
         yield f"  uses {', '.join(uses)}{remark}"

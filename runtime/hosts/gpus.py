@@ -1,15 +1,17 @@
 """GPU use of each process of this host, by NVIDIA's NVML, where there is a driver.
 
-Known limits: in a container NVML may use other process ids than this process, or list none; the use of those processes
-is then unknown. The same holds for a GPU that is shared (MIG, WSL): NVML reports no memory of single processes there.
+Known limits: in a container NVML may use other process ids than this process, or list none; the same holds for a GPU
+that is shared (MIG, WSL). There the memory is what the process itself reports, if it uses the GPU by torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +26,15 @@ WSL_DRIVER = Path("/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """GPU use of a process: bytes, and the fraction of time in which its GPU was busy (the busiest of several)."""
+    """GPU use of a process: bytes, and the fraction of time in which its GPU was busy (the busiest of several).
+
+    Of the GPU: watts, and degrees Celsius.
+    """
 
     memory: float = math.nan
     utilisation: float = math.nan
+    power: float = math.nan
+    temperature: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -35,17 +42,18 @@ class GpuReading:
     """The readings of all GPUs at one time."""
 
     by_pid: dict[int, GpuUse] = field(default_factory=dict)
-    utilisation: tuple[float, ...] = ()  # of each GPU
+    by_uuid: dict[str, GpuUse] = field(default_factory=dict)  # of each GPU
     at: float = 0.0
     knows_all: bool = True  # NVML's process ids match those of this process: a process without an entry uses no GPU
 
-    def of(self, pid: int, local_rank: int) -> GpuUse:
-        """Return the GPU use of this process. If it has used none, report the utilisation of its `cuda:LOCAL_RANK`."""
-        if (used := self.by_pid.get(pid)) is not None:
-            return used
-        if local_rank < len(self.utilisation):
-            return GpuUse(0.0 if self.knows_all else math.nan, self.utilisation[local_rank])
-        return GpuUse()
+    def of(self, pid: int, uuid: str) -> GpuUse:
+        """Return the use of this process, which reports the UUID of its GPU once it uses one.
+
+        The number of a GPU says nothing: those of a process follow its CUDA_VISIBLE_DEVICES.
+        """
+        used = self.by_pid.get(pid) or GpuUse(0.0 if self.knows_all and self.by_uuid else math.nan)
+        state = self.by_uuid.get(uuid, used)
+        return dataclasses.replace(state, memory=used.memory)
 
 
 NOTHING = GpuReading()
@@ -53,27 +61,33 @@ NOTHING = GpuReading()
 
 def read_gpus(nvml: ModuleType | Any, now: float, *, knows_all: bool = True) -> GpuReading:
     """Read all GPUs by NVML, which must be initialized."""
-    by_pid: dict[int, GpuUse] = {}
-    shares: list[float] = []
+    reading = GpuReading(at=now, knows_all=knows_all)
     for index in range(nvml.nvmlDeviceGetCount()):
-        share, processes = _read_gpu(nvml, index)
-        shares.append(share)
-        for pid, memory in processes:
-            before = by_pid.get(pid, GpuUse(0.0, 0.0))
-            by_pid[pid] = GpuUse(before.memory + memory, max(before.utilisation, share))
-    return GpuReading(by_pid, tuple(shares), now, knows_all)
-
-
-def _read_gpu(nvml: Any, index: int) -> tuple[float, list[tuple[int, float]]]:
-    """Return the fraction of time in which a GPU was busy, and the memory of each process; NaN where unknown."""
-    share, processes = math.nan, []
-    with contextlib.suppress(nvml.NVMLError):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         with contextlib.suppress(nvml.NVMLError):
-            processes = list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
-        share = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
-    used = [(each.pid, each.usedGpuMemory) for each in processes]
-    return share, [(pid, math.nan if memory is None else float(memory)) for pid, memory in used]
+            _read_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), reading)
+    return reading
+
+
+def _read_gpu(nvml: Any, gpu: Any, reading: GpuReading) -> None:
+    """Add a GPU and its processes to the reading; NaN where a figure is unknown."""
+
+    def figure(read: Callable[[], float]) -> float:
+        try:
+            return read()
+        except nvml.NVMLError:
+            return math.nan
+
+    state = GpuUse(
+        utilisation=figure(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        power=figure(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+        temperature=figure(lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
+    )
+    reading.by_uuid[nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-")] = state  # as torch names it
+    for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu):
+        memory = math.nan if process.usedGpuMemory is None else float(process.usedGpuMemory)
+        before = reading.by_pid.get(process.pid, GpuUse(0.0, 0.0))
+        busiest = max(before.utilisation, state.utilisation)
+        reading.by_pid[process.pid] = dataclasses.replace(state, memory=before.memory + memory, utilisation=busiest)
 
 
 class GpuWatch:

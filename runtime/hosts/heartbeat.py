@@ -88,4 +88,5 @@ class Heartbeat:
             (name[:MOST_CHARACTERS], queued, at[:MOST_CHARACTERS]) for name, queued, at in node.actors.loads()
         )
         first_collective = next((row[4] for row in list(node.recorder.open.values())), "")
-        node.status.tick(ProcessReport(os.getpid(), actors, first_collective, node.status.pause), node.traffic())
+        report = ProcessReport(os.getpid(), actors, first_collective, node.status.pause, node.status.gpu)
+        node.status.tick(report, node.traffic())

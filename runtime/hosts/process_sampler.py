@@ -53,6 +53,7 @@ SHARES_AT_ONCE = 16  # such measurements in one batch: hundreds would slow down 
 
 STOPPED = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
 UNKNOWN_RATES = (math.nan,) * 4
+UNKNOWN_GPU = (math.nan,) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ class LiveWorker:
     node: str
     incarnation: int
     pid: int
-    local_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +200,12 @@ class ProcessSampler:
         except OSError:  # it has no page, for lack of space: a process that is not stopped is taken as alive
             page, can_say = None, False
         report = page.words if page is not None and page.words else before.words
-        pid = decode_process_report(report).pid if report else 0
-        pid = pid or worker.pid  # a command may have started another process, which is the worker
+        words = decode_process_report(report) if report else ProcessReport(0)
+        pid = words.pid or worker.pid  # a command may have started another process, which is the worker
         usage = self.table.usage(pid)
         cpu, memory = _cpu(before, pid, usage, now), usage.memory if usage is not None else math.nan
-        used = gpus.of(pid, worker.local_rank)
+        used = gpus.of(pid, words.gpu)
+        allocated, peak, reserved, free = page.gpu if page is not None and words.gpu else UNKNOWN_GPU
         if page is not None:
             _take_rates(before, page, now)
             before.sign = page.tick or before.sign
@@ -214,7 +215,9 @@ class ProcessSampler:
         step, queued = (page.step or math.nan, page.queued) if page is not None else (math.nan, math.nan)
         activity = page.activity if page is not None else Activity.IDLE
         age = max(0.0, now - before.sign)
-        return (cpu, memory, used.memory, used.utilisation, step, queued, *before.rates, activity, age), report
+        of_gpu = reserved if math.isnan(used.memory) else used.memory
+        gpu = (of_gpu, used.utilisation, allocated, peak, reserved, free, used.power, used.temperature)
+        return (cpu, memory, *gpu, step, queued, *before.rates, activity, age), report
 
 
 def _cpu(before: _LastSample, pid: int, usage: Usage | None, now: float) -> float:

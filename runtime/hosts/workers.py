@@ -88,7 +88,6 @@ class Worker:
     peak: int = 0  # peak memory in bytes, known once it has ended
     incarnation: int = 0
     mesh: str = ""
-    local_rank: int = 0
     rendezvous: dict[str, str] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -236,9 +235,7 @@ class Workers:
         """Return the workers that have a process."""
         with self._lock:
             workers = [worker for worker in self._by_node.values() if worker.pid]
-        return [
-            LiveWorker(worker.address.node, worker.incarnation, worker.pid, worker.local_rank) for worker in workers
-        ]
+        return [LiveWorker(worker.address.node, worker.incarnation, worker.pid) for worker in workers]
 
     def rendezvous_of(self, mesh: str) -> dict[str, str] | None:
         """Return the rendezvous of this mesh's workers; None if it has none here."""
@@ -520,6 +517,5 @@ def _worker_of(spec: WorkerSpec) -> Worker:
         *(spec.address, world.owner, world.settings, command),
         incarnation=spec.incarnation,
         mesh=world.mesh,
-        local_rank=spec.local_rank,
         rendezvous=world.rendezvous,
     )

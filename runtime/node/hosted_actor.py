@@ -467,6 +467,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
+        self._node.status.note_gpu()
         self._flush(call)
         if not call.call or self._endpoints.is_ported(call):
             return

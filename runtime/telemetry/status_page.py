@@ -13,6 +13,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,12 +21,22 @@ from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
 
 SIZE = 4096
 # The words, each of eight bytes. TICK and STEP are seconds as floats, the others whole numbers.
-INCARNATION, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, *TRAFFIC, LENGTH, CHECK = range(14)
-_ALL = struct.Struct("=qdqqqqdqqqqqqq")
-_TEXT = 128  # where the text begins
+INCARNATION, TICK, CELLS, COLLECTIVES, PAUSES, ENDPOINTS, STEP, QUEUED, LENGTH, CHECK = range(10)
+TRAFFIC, GPU = range(10, 14), range(14, 18)
+_ALL = struct.Struct("=qdqqqqdqqqqqqqqqqq")
+_TEXT = 192  # where the text begins
 TEXT_BYTES = SIZE - _TEXT
 ATTEMPTS = 3  # to read the text between two writes
 Traffic = tuple[int, int, int, int]  # messages sent and received, bytes sent and received, since the process began
+
+
+class GpuFigures(NamedTuple):
+    """Bytes of the GPU that a process uses, by torch: in its tensors, at most in them, reserved; free on the device."""
+
+    allocated: int
+    peak: int
+    reserved: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class StatusReading:
     step: float
     queued: int
     traffic: Traffic
+    gpu: GpuFigures
     words: bytes | None
 
 
@@ -149,7 +161,8 @@ def parse(page: bytes) -> StatusReading:
         activity_of(words[CELLS] + words[ENDPOINTS], words[COLLECTIVES], words[PAUSES]),
         words[STEP],
         words[QUEUED],
-        (words[8], words[9], words[10], words[11]),
+        (words[10], words[11], words[12], words[13]),
+        GpuFigures(*words[14:18]),
         text if zlib.crc32(text) == words[CHECK] else None,
     )
 

@@ -6,22 +6,26 @@ their owners (`runtime.hosts.heartbeat`).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.telemetry.status_page import (
     CELLS,
     COLLECTIVES,
     ENDPOINTS,
+    GPU,
     PAUSES,
     QUEUED,
     STEP,
     TICK,
     TRAFFIC,
+    GpuFigures,
     StatusPage,
     Traffic,
     activity_of,
@@ -29,6 +33,7 @@ from meshbook.runtime.telemetry.status_page import (
 )
 from meshbook.runtime.telemetry.vitals import Activity, ProcessReport
 
+GPU_SECONDS = 0.25  # between two readings of a GPU's figures within a cell, or by actors
 OPTIMIZER = "torch.optim.optimizer"
 
 
@@ -40,6 +45,8 @@ class StatusWriter:
         self._page = StatusPage()
         self.open, self.close = self._page.open, self._page.close
         self.pause = ""  # how the main thread waits for the user
+        self.gpu = ""  # the UUID of the GPU that this process uses
+        self._gpu_due = 0.0  # when its figures are read next
         self.when_changed: Callable[[], object] = (
             _do_nothing  # called when the values of the last second become invalid
         )
@@ -47,6 +54,8 @@ class StatusWriter:
     def cell(self, runs: bool) -> None:
         """Record that a cell begins on the main thread, or has ended."""
         self._page.numbers[CELLS] = runs
+        if not runs:
+            self._gpu_due = 0.0
 
     def collectives(self, count: int) -> None:
         """Record how many threads are in a collective."""
@@ -67,6 +76,26 @@ class StatusWriter:
     def step(self, seconds: float) -> None:
         """Record the duration of a training step."""
         self._page.seconds[STEP] = seconds
+        self.note_gpu()
+
+    def note_gpu(self) -> None:
+        """Record the figures of this thread's current GPU in use: after each cell, else a few times a second.
+
+        Only for threads that run the user's code. Torch may wait for a GPU that hangs while it holds the GIL; another
+        thread that waited with it would stop the whole process, and this rank could not be freed.
+        """
+        if not devices.OWN_GPU.is_in_use or self.clock() < self._gpu_due:
+            return
+        self._gpu_due = self.clock() + GPU_SECONDS
+        with contextlib.suppress(RuntimeError):  # the CUDA context is lost
+            if devices.is_capturing() or (memory := devices.memory()) is None:
+                return
+            figures = GpuFigures(memory.allocated, memory.peak, memory.reserved, devices.free_memory())
+            for word, size in zip(GPU, figures, strict=True):
+                self._page.numbers[word] = size
+            if (name := devices.current_uuid()) != self.gpu:
+                self.gpu = name
+                self.when_changed()
 
     def tick(self, words: ProcessReport, traffic: Traffic) -> None:
         """Write a heartbeat, with the values of the last second; from one thread only."""

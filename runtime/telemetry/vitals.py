@@ -18,6 +18,12 @@ Metric = Literal[
     "memory",  # bytes; pages that processes share are divided among them
     "gpu_memory",  # bytes
     "gpu",  # the share of the time in which its GPU was busy: 0 to 1
+    "gpu_allocated",  # bytes in tensors of torch, as the process reports
+    "gpu_peak",  # the most of them since the process began, or since its code has reset the peak
+    "gpu_reserved",  # bytes that torch has reserved
+    "gpu_free",  # bytes that are free on the GPU
+    "gpu_power",  # watts
+    "gpu_temperature",  # degrees Celsius
     "step",  # seconds of its last training step
     "queued",  # messages that wait in the queues of its actors
     "sent",  # messages a second
@@ -26,7 +32,9 @@ Metric = Literal[
     "bytes_received",
 ]
 METRICS: Final[tuple[Metric, ...]] = (
-    *("cpu", "memory", "gpu_memory", "gpu", "step", "queued"),
+    *("cpu", "memory", "gpu_memory", "gpu"),
+    *("gpu_allocated", "gpu_peak", "gpu_reserved", "gpu_free", "gpu_power", "gpu_temperature"),
+    *("step", "queued"),
     *("sent", "received", "bytes_sent", "bytes_received"),
 )
 COLUMNS: Final = (*METRICS, "activity", "age")  # of a `VitalsBatch`
@@ -89,12 +97,16 @@ class ProcessDetail:
 
 
 class ProcessReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a process reports of itself in words; `actors`: name, number of waiting messages, and running endpoint."""
+    """What a process reports of itself in words.
+
+    `actors`: name, number of waiting messages, and running endpoint. `gpu`: the UUID of the GPU that it uses.
+    """
 
     pid: int
     actors: tuple[tuple[str, int, str], ...] = ()
     collective: str = ""
     pause: str = ""
+    gpu: str = ""
 
 
 decode_process_report = msgspec.msgpack.Decoder(ProcessReport).decode

@@ -99,7 +99,8 @@ def test_an_actor_of_the_user_has_the_gpu_of_its_rank(
     gpus: FakeCuda, session: Session, any_probe: type[Probe], is_in_use: bool
 ) -> None:
     devices.OWN_GPU.local_rank = 3
-    probe = session.spawn(any_probe)
+    [worker] = session.workers(1)
+    probe = session.spawn(any_probe, on=[worker])
     assert probe.run.call_one(abs, -1).get(PATIENCE) == 1
     assert gpus.calls == []  # no context for actors that use no GPU
     if is_in_use:
@@ -107,6 +108,7 @@ def test_an_actor_of_the_user_has_the_gpu_of_its_rank(
     assert probe.run.call_one(use_gpu).get(PATIENCE) == 3
     selected = [thread for name, thread, *_ in gpus.named("set_device")]
     assert len(set(selected)) == len(selected) == 1 + is_in_use
+    assert worker.status.gpu == "uuid-3"
 
 
 def test_a_wait_is_for_the_current_stream_and_not_while_it_is_captured(gpus: FakeCuda) -> None:

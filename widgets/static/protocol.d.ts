@@ -21,7 +21,7 @@ export interface LogQuery {
 
 export type LaneState = "running" | "collective" | "transfer" | "waiting" | "idle";
 
-export type Metric = "cpu" | "memory" | "gpu_memory" | "gpu" | "step" | "queued" | "sent" | "received" | "bytes_sent" | "bytes_received";
+export type Metric = "cpu" | "memory" | "gpu_memory" | "gpu" | "gpu_allocated" | "gpu_peak" | "gpu_reserved" | "gpu_free" | "gpu_power" | "gpu_temperature" | "step" | "queued" | "sent" | "received" | "bytes_sent" | "bytes_received";
 
 export type Channel = "state" | "memory" | "cpu" | "gpu_memory" | "gpu" | "step" | "skew" | "queued" | "age";
 

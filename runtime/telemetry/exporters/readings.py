@@ -85,6 +85,25 @@ OF_METRICS: Final[dict[Metric, Measurement]] = {
         "1",
         "Fraction of time in which the GPU of the rank was busy",
     ),
+    "gpu_allocated": Measurement(
+        *("meshbook_rank_gpu_allocated_bytes", "meshbook.rank.gpu.allocated", "By", "GPU memory in tensors of torch")
+    ),
+    "gpu_peak": Measurement(
+        *("meshbook_rank_gpu_peak_bytes", "meshbook.rank.gpu.peak", "By", "Peak of the GPU memory in tensors of torch")
+    ),
+    "gpu_reserved": Measurement(
+        *("meshbook_rank_gpu_reserved_bytes", "meshbook.rank.gpu.reserved", "By", "GPU memory that torch has reserved")
+    ),
+    "gpu_free": Measurement(
+        *("meshbook_rank_gpu_free_bytes", "meshbook.rank.gpu.free", "By", "Free memory of the GPU of the rank")
+    ),
+    "gpu_power": Measurement(
+        *("meshbook_rank_gpu_power_watts", "meshbook.rank.gpu.power", "W", "Power draw of the GPU of the rank")
+    ),
+    "gpu_temperature": Measurement(
+        *("meshbook_rank_gpu_temperature_celsius", "meshbook.rank.gpu.temperature", "Cel"),
+        "Temperature of the GPU of the rank",
+    ),
     "step": Measurement(
         "meshbook_rank_step_duration_seconds", "meshbook.rank.step.duration", "s", "Duration of the last training step"
     ),

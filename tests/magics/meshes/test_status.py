@@ -34,6 +34,10 @@ def vitals(age: Sequence[float], **metrics: Sequence[float]) -> Vitals:
                 "0 B to 10 GB of GPU memory per rank (most: rank 0); shared memory is divided among the ranks"
             ],
         ),
+        (
+            vitals([0, 1], gpu_memory=[1e10, 1e10], gpu_free=[7e10, 2e9]),
+            ["  uses 10 GB of GPU memory per rank, at least 2.0 GB of it free on each GPU"],
+        ),
         (vitals([1], memory=[1e9], gpu_memory=[0]), ["  uses 1.0 GB of memory per rank"]),
         (vitals([1, 12, 99]), ["  rank 1 has sent no heartbeat for 00:12; see %mesh stack"]),
         (vitals([8, 12, 4]), ["  ranks 0-1 have sent no heartbeat for up to 00:12; see %mesh stack"]),

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.hosts import gpus, process_sampler
 from meshbook.runtime.hosts.gpus import NOTHING, GpuReading, GpuUse, read_gpus
@@ -45,6 +46,7 @@ from meshbook.runtime.telemetry.vitals import (
     decode_process_report,
 )
 from meshbook.runtime.wire.messages import Address
+from tests.fake_gpus import install_fake
 from tests.support import PATIENCE
 
 WORDS = ProcessReport(7)
@@ -79,10 +81,15 @@ def meter(tmp_path: Path, processes: Processes) -> ProcessSampler:
 
 
 @pytest.fixture
-def tick(tmp_path: Path) -> Callable[..., None]:
+def status(tmp_path: Path) -> StatusWriter:
+    made = StatusWriter()
+    made.open(tmp_path, "m.0", 0)
+    return made
+
+
+@pytest.fixture
+def tick(status: StatusWriter) -> Callable[..., None]:
     """Lets the process m.0 give a sign of life."""
-    status = StatusWriter()
-    status.open(tmp_path, "m.0", 0)
 
     def tick(at: float, words: ProcessReport = WORDS, traffic: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
         status.clock = lambda: at
@@ -91,8 +98,8 @@ def tick(tmp_path: Path) -> Callable[..., None]:
     return tick
 
 
-def living(node: str = "m.0", incarnation: int = 0, pid: int = 7, local_rank: int = 0) -> LiveWorker:
-    return LiveWorker(node, incarnation, pid, local_rank)
+def living(node: str = "m.0", incarnation: int = 0, pid: int = 7) -> LiveWorker:
+    return LiveWorker(node, incarnation, pid)
 
 
 def columns(batch: VitalsBatch, row: int = 0) -> dict[str, float]:
@@ -275,6 +282,7 @@ class Nvml:
     class NVMLError(Exception):
         """As NVML has it."""
 
+    NVML_TEMPERATURE_GPU = 0
     processes = {0: [(7, 1 << 30), (8, None)], 1: [(7, 2 << 30)]}
     shares = {0: 25, 1: 75}
 
@@ -292,16 +300,32 @@ class Nvml:
     def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
         return SimpleNamespace(gpu=self.shares[gpu], memory=1)
 
+    def nvmlDeviceGetUUID(self, gpu: int) -> str:
+        return f"GPU-uuid-{gpu}"
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        if gpu == 1:
+            raise self.NVMLError("Not Supported")
+        return 300_500
+
+    def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
+        return 40 + gpu
+
 
 def test_gpus_are_read_by_process() -> None:
     reading = read_gpus(Nvml(), 5.0)
-    assert reading.of(7, 0) == GpuUse(3 << 30, 0.75)
-    assert math.isnan(reading.of(8, 0).memory)
-    assert reading.of(8, 0).utilisation == 0.25
-    assert reading.of(9, 1) == GpuUse(0.0, 0.75)  # has used none yet: that which it would use
-    assert math.isnan(read_gpus(Nvml(), 5.0, knows_all=False).of(9, 1).memory)  # in a container
-    assert math.isnan(reading.of(9, 2).utilisation)
-    assert math.isnan(reading.of(9, 3).memory)
+    assert reading.of(7, "").memory == 3 << 30
+    assert reading.of(7, "").utilisation == 0.75
+    assert math.isnan(reading.of(8, "").memory)
+    assert (reading.of(8, "").utilisation, reading.of(8, "").power) == (0.25, 300.5)
+    assert reading.of(9, "").memory == 0.0  # it has used none yet
+    assert math.isnan(reading.of(9, "").utilisation)
+    assert math.isnan(read_gpus(Nvml(), 5.0, knows_all=False).of(9, "").memory)  # in a container
+    # The process says by its UUID which GPU it uses, whatever number that has for it.
+    of_process = reading.of(9, "uuid-1")
+    assert (of_process.memory, of_process.utilisation, of_process.temperature) == (0.0, 0.75, 41.0)
+    assert math.isnan(of_process.power)
+    assert math.isnan(reading.of(9, "an instance of MIG").utilisation)
 
 
 @pytest.mark.parametrize("has_driver", [True, False])
@@ -334,9 +358,40 @@ def test_what_a_gpu_shows_is_in_the_batch(
     meter: ProcessSampler, processes: Processes, tick: Callable[..., None]
 ) -> None:
     tick(100.0)
-    reading = GpuReading({7: GpuUse(4e9, 0.5)}, (0.5,), 100.0)
+    reading = GpuReading({7: GpuUse(4e9, 0.5)}, {"uuid-1": GpuUse(utilisation=0.25, power=300)}, 100.0)
     found = columns(meter.measure([living()], reading, 100.0))
     assert (found["gpu_memory"], found["gpu"]) == (4e9, 0.5)
+    assert math.isnan(found["gpu_allocated"])
+
+
+def test_a_process_reports_the_figures_of_its_own_gpu(
+    meter: ProcessSampler, status: StatusWriter, tick: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    status.clock = lambda: now
+    gpus = install_fake(monkeypatch)
+    devices.OWN_GPU.local_rank = 1
+    status.note_gpu()
+    assert (status.gpu, gpus.calls) == ("", [])
+    gpus.use()
+    for size in (50, -30):
+        gpus.allocate(size)
+    status.note_gpu()
+    gpus.allocate(1)
+    status.step(0.25)  # too soon
+    tick(now, ProcessReport(7, gpu=status.gpu))
+    by_uuid = {"uuid-0": GpuUse(utilisation=1.0), "uuid-1": GpuUse(utilisation=0.25, power=300)}
+    found = columns(meter.measure([living()], GpuReading({}, by_uuid, now, knows_all=False), now))
+    names = "gpu_memory", "gpu_allocated", "gpu_peak", "gpu_reserved", "gpu_free", "gpu", "gpu_power"
+    assert [found[name] for name in names] == [50, 20, 50, 50, 950, 0.25, 300]
+    status.cell(False)
+    gpus.is_lost = True
+    status.note_gpu()
+    gpus.is_lost = False
+    status.cell(False)
+    status.note_gpu()
+    tick(now, ProcessReport(7, gpu=status.gpu))
+    assert columns(meter.measure([living()], GpuReading(), now))["gpu_allocated"] == 21
 
 
 def test_the_shared_memory_of_many_processes_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
