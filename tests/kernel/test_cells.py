@@ -265,3 +265,8 @@ def test_ranks_that_share_a_gpu_learn_which_backend_works(notebook: KernelNotebo
     text = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 30"
     source = f"%%mesh\nimport torch.distributed as dist\nraise dist.DistBackendError({text!r})"
     assert 'dist.init_process_group("gloo")' in notebook.run_failing(source).traceback
+
+
+def test_no_watchdog_of_nccl_ends_the_ranks_of_a_notebook(notebook: KernelNotebook) -> None:
+    source = "import os\nos.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'], os.environ['TORCH_NCCL_ENABLE_MONITORING']"
+    assert notebook.run(f"%%mesh 0\n{source}").result == "[0] ('0', '0')"
