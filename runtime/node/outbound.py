@@ -200,22 +200,6 @@ class Outbound:
 
         self._request(targets, "__init__", make, creation.body, reply_handler)
 
-    def spawn(
-        self,
-        targets: Sequence[Target],
-        construct: tuple[type, Any, Any],
-        extent: Extent,
-        reply_handler: CallHandler,
-        *,
-        on_main: bool = False,
-    ) -> None:
-        """Create an actor at each target, on a thread of its own or on the process's main thread.
-
-        `reply_handler` gets the reply of each actor once it is constructed. Raises PickleError and MessageTooLarge
-        before anything is sent.
-        """
-        self.create(plan(targets, construct, extent, on_main=on_main), range(len(targets)), reply_handler)
-
     def stop(self, targets: Sequence[Target], reason: str, reply_handler: CallHandler) -> None:
         """Stop the actors after the messages sent to them so far."""
         reason = whole(reason)  # the text of an error, for example, which may quote anything

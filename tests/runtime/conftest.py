@@ -25,6 +25,7 @@ from meshbook.runtime.hosts.in_process import close_with_actors
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
+from meshbook.runtime.node.outbound import plan
 from meshbook.runtime.transport import Transport
 from meshbook.runtime.transport.home import Home
 from meshbook.runtime.transport.memory import Switchboard
@@ -124,10 +125,7 @@ class Session:
         actor = f"{cls.__name__}-{next(self._serial)}"
         targets = [Target(node.address, actor, rank=rank) for rank, node in enumerate(nodes)]
         extent = Extent.of(gpus=len(nodes))
-        reply_handler = AllReplies(extent.region)
-        self.controller.calls.spawn(targets, (cls, args, {}), extent, reply_handler)
-        initialized = reply_handler.future.then(lambda _: None)
-        return cast("A", ActorMesh(cls.__name__, cls, targets, extent.region, initialized))
+        return cast("A", spawn_actors(self.controller, targets, cls, *args, extent=extent))
 
     def spawn_probe(self, *on: Node) -> Probe:
         made = self.spawn(Probe, on=list(on) or None)
@@ -143,10 +141,7 @@ class Session:
         """An actor with such a key."""
         chosen = node or self.workers(1)[0]
         targets = [Target(chosen.address, self.controller.supervision.name_actor(name))]
-        reply_handler = AllReplies(SCALAR.region)
-        self.controller.calls.spawn(targets, (cls, (), {}), SCALAR, reply_handler)
-        initialized = reply_handler.future.then(lambda _: None)
-        return cast("A", ActorMesh(name, cls, targets, SCALAR.region, initialized))
+        return cast("A", spawn_actors(self.controller, targets, cls, name=name))
 
     def refer(self, cls: type[A], actor: str, node: Node) -> A:
         """The handle of an actor that need not exist."""
@@ -161,6 +156,17 @@ class Session:
     def close(self) -> None:
         for node in reversed(self._nodes):  # the controller last: a node waits a moment for one that does not listen
             close_with_actors(node)
+
+
+def spawn_actors(
+    spawner: Node, targets: list[Target], cls: type[Actor], *args: Any, name: str = "", extent: Extent = SCALAR
+) -> ActorMesh:
+    """Spawn an actor at each target, as `ProcMesh.spawn` does."""
+    reply_handler = AllReplies(extent.region)
+    creation = plan(targets, (cls, args, {}), extent, on_main=False)
+    spawner.calls.create(creation, range(len(targets)), reply_handler)
+    initialized = reply_handler.future.then(lambda _: None)
+    return ActorMesh(name or cls.__name__, cls, targets, extent.region, initialized)
 
 
 class Received:

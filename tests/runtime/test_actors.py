@@ -17,16 +17,14 @@ from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node import actors
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.node.node import Node
-from tests.runtime.conftest import Gate
+from tests.runtime.conftest import Gate, spawn_actors
 from tests.support import PATIENCE, Probe
 
 
 def spawn(spawner: Node, node: Node, *, key: str = "") -> Probe:
     """A probe whose key names its owner, and how many that had spawned before."""
     target = [Target(node.address, key or spawner.supervision.name_actor("probe"))]
-    reply_handler = AllReplies(SCALAR.region)
-    spawner.calls.spawn(target, (Probe, (), {}), SCALAR, reply_handler)
-    return cast("Probe", ActorMesh("probe", Probe, target, SCALAR.region, reply_handler.future.then(lambda _: None)))
+    return cast("Probe", spawn_actors(spawner, target, Probe, name="probe"))
 
 
 def test_an_ended_actor_is_never_mistaken_for_a_future_one(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +102,7 @@ def test_an_actor_that_is_cancelled_before_its_turn_is_never_made(make_session: 
     target = [Target(worker.address, session.controller.supervision.name_actor("lingering"))]
 
     def spawn_lingering() -> Any:
-        reply_handler = AllReplies(SCALAR.region)
-        session.controller.calls.spawn(target, (Lingering, (made, gate), {}), SCALAR, reply_handler)
-        return ActorMesh("lingering", Lingering, target, SCALAR.region, reply_handler.future.then(lambda _: None))
+        return spawn_actors(session.controller, target, Lingering, made, gate, name="lingering")
 
     first = spawn_lingering()
     ended = first.stop("enough")

@@ -14,13 +14,13 @@ from meshbook.runtime.config import Settings
 from meshbook.runtime.errors import ActorError, CallCancelled, CallTimeout, ExitReport, ProcessDied, SupervisionError
 from meshbook.runtime.geometry import SCALAR, Extent
 from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.call_table import AllReplies, Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.node.casts import CastPlan
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.transport.memory import MemoryTransport, Switchboard
 from meshbook.runtime.wire.frames import Buffer, unpack
 from meshbook.runtime.wire.messages import Address, Cast, Down
-from tests.runtime.conftest import Gate, Session
+from tests.runtime.conftest import Gate, Session, spawn_actors
 from tests.support import PATIENCE, Probe
 
 LONG = 1e6  # seconds: replies are gathered until all are there
@@ -48,9 +48,7 @@ class Cluster:
         key = self.controller.supervision.name_actor("probe")
         targets = [Target(node.address, key) for node in self.workers]
         extent = Extent.of(gpus=len(targets))
-        handler = AllReplies(extent.region)
-        self.controller.calls.spawn(targets, (Probe, (), {}), extent, handler)
-        made = ActorMesh("probe", Probe, targets, extent.region, handler.future.then(lambda _: None))
+        made = spawn_actors(self.controller, targets, Probe, name="probe", extent=extent)
         made.initialized.get(PATIENCE)
         return cast("Probe", made)
 

@@ -354,7 +354,7 @@ def silent(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     procs.initialized.get(PATIENCE)
     with monkeypatch.context() as patch:
         patch.setattr(
-            in_memory.session.node.calls, "spawn", lambda *arguments, **keywords: pytest.fail("it was spawned")
+            in_memory.session.node.calls, "create", lambda *arguments, **keywords: pytest.fail("it was spawned")
         )
         yield procs
 

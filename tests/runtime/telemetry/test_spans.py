@@ -12,10 +12,9 @@ import pytest
 
 from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
-from meshbook.runtime.geometry import SCALAR
-from meshbook.runtime.mesh.actors import ActorMesh
-from meshbook.runtime.node.call_table import AllReplies, Target
+from meshbook.runtime.node.call_table import Target
 from meshbook.runtime.telemetry.spans import Recorder, Row, Span, SpanRecording, is_recorded, now, span
+from tests.runtime.conftest import spawn_actors
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Gate, Session
@@ -62,10 +61,9 @@ class AsyncWorker(Actor):
 def spawn(session: Session, cls: type[Any], node: Any) -> Any:
     """As a mesh of processes spawns: under a key that names the owner."""
     targets = [Target(node.address, session.controller.supervision.name_actor(cls.__name__))]
-    reply_handler = AllReplies(SCALAR.region)
-    session.controller.calls.spawn(targets, (cls, (), {}), SCALAR, reply_handler)
-    reply_handler.future.get()
-    return ActorMesh(cls.__name__, cls, targets, SCALAR.region)
+    made = spawn_actors(session.controller, targets, cls)
+    made.initialized.get()
+    return made
 
 
 def test_the_last_ones_are_kept_and_it_says_since_when() -> None:
@@ -163,6 +161,7 @@ from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.node.call_table import AllReplies, Target
 from meshbook.runtime.telemetry.status_writer import StatusWriter
 from meshbook.runtime.telemetry.spans import Recorder
+from tests.runtime.conftest import spawn_actors
 from meshbook.runtime.telemetry.collective_spans import watch_collectives
 class Counted(StatusWriter):
     counts = []
