@@ -56,6 +56,7 @@ LAYERS: dict[str, int] = {
     "meshbook.runtime.imports": 0,
     "meshbook.runtime.clock": 0,
     "meshbook.runtime.devices": 0,
+    "meshbook.runtime.gpu_errors": 0,
     "meshbook.runtime.threads": 0,
     "meshbook.runtime.interrupts": 0,
     "meshbook.runtime": 0,  # the package itself: a docstring

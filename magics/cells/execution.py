@@ -48,9 +48,9 @@ from meshbook.magics.syntax.selectors import LastCell
 from meshbook.runtime.actor.context import CURRENT, Context
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.cells.outcome import CellCost, CellOutcome, RankError
-from meshbook.runtime.collectives.membership import find_remedies
 from meshbook.runtime.errors import MeshbookError, ProcessDied, format_help
 from meshbook.runtime.formats import format_label
+from meshbook.runtime.gpu_errors import find_remedies
 
 LEAVING_SECONDS = 2.0  # that the loop of a cell has to return its progress
 TICK = 0.25  # seconds between two publications of output

@@ -19,6 +19,7 @@ from meshbook.runtime.cells.outcome import Frame, RankError
 from meshbook.runtime.errors import CallError, MeshbookError, ProcessDied
 from meshbook.runtime.formats import format_ranks, name_ranks
 from meshbook.runtime.geometry import Region
+from meshbook.runtime.gpu_errors import is_context_lost
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.mesh.hosts import HostMesh
 from meshbook.runtime.mesh.procs import ProcMesh
@@ -140,19 +141,13 @@ def explain_broken(errors: Mapping[int, RankError], broken: Mapping[int, str]) -
     return f"the process groups of {name_ranks(failed)} were broken by {by}: {HOW_TO_INITIALIZE}"
 
 
-# Errors after which CUDA fails in this process for good ("CUDA Runtime API", 6.3: the process must be terminated and
-# relaunched). They appear at a call after the kernel that caused them.
-_CONTEXT_LOST = re.compile(
-    r"(CUDA|HIP) error: (device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program"
-    r"|hardware stack error|operation not supported on global|uncorrectable ECC|(unspecified|the) launch)"
-)
 _OF_GPU = re.compile(r"CUDA|HIP|NCCL|CU[A-Z]+_STATUS")
 
 
 def note_lost_contexts(errors: Mapping[int, RankError], cell: int, mesh: NotebookMesh) -> Iterator[str]:
     """Record the ranks whose CUDA context is lost since this cell; yield the remedy if their errors are of the GPU."""
     for rank, error in errors.items():
-        if _CONTEXT_LOST.search(error.message):
+        if is_context_lost(error.message):
             mesh.lost_contexts.setdefault(rank, cell)
     if ranks := [
         rank for rank, error in errors.items() if rank in mesh.lost_contexts and _OF_GPU.search(error.message)

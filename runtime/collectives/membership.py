@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -109,29 +108,6 @@ def set_default_timeout(seconds: float) -> None:
     """Set the time limit of groups that are made without a `timeout`, of all backends. Torch is imported already."""
     if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None:  # a build may lack it
         c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)  # type: ignore[attr-defined]
-
-
-# What to do about errors of process groups, by a part of their texts.
-_REMEDIES = {
-    "trying to initialize the default process group twice": (
-        "end the present group first with dist.destroy_process_group(), or make groups with "
-        "mesh.init_process_group() in a cell of the notebook, which replaces the present one"
-    ),
-    "Duplicate GPU detected": (
-        'NCCL needs a GPU for each rank, and ranks share one here: use dist.init_process_group("gloo"), or '
-        "mesh.init_process_group() in a cell of the notebook, which chooses the backend"
-    ),
-    "Mismatched NCCL version": (
-        "the ranks have loaded different versions of NCCL: install the same torch on all hosts, and remove other "
-        "copies of NCCL from LD_LIBRARY_PATH"
-    ),
-}
-
-
-def find_remedies(texts: Iterable[str]) -> list[str]:
-    """Return what to do about errors with these texts, as far as it is known."""
-    text = "\n".join(texts)
-    return [remedy for part, remedy in _REMEDIES.items() if part in text]
 
 
 def has_gpu(local_rank: int) -> bool:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshbook.runtime.actor.future import Future, when_settled
-from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups, find_remedies
+from meshbook.runtime.collectives.membership import GroupPlan, LeftGroups
 from meshbook.runtime.errors import GroupError, ProcessDied
+from meshbook.runtime.gpu_errors import find_remedies
 from meshbook.runtime.mesh.actors import current_node
 from meshbook.runtime.mesh.process_actor import ask_processes
 

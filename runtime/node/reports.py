@@ -17,8 +17,14 @@ from pathlib import Path
 from meshbook.runtime import monarch_texts
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import ActorError, CallError
+from meshbook.runtime.gpu_errors import find_remedies, is_context_lost
 from meshbook.runtime.resources import explain_limit
 from meshbook.runtime.traces import format_error, format_frames, headline
+
+_CONTEXT_LOST = (
+    "the CUDA context of this process is lost, so each later use of the GPU fails there: kill() the process, and "
+    "heal() the mesh"
+)
 
 
 def name_place(instance: Instance, endpoint: str = "") -> str:
@@ -44,12 +50,13 @@ def _format_raised(where: str, error: BaseException) -> str:
     text = f"{where} raised {headline(error)}\n{format_error(error)}"
     if isinstance(error, MemoryError):
         return f"{text}\n{_format_memory()}"
-    limit = ""
     if isinstance(error, OSError | RuntimeError):
         # The folder of the file that stdout writes to: when full, it is not the fault of user code.
         output = Path("/proc/self/fd/1")
         limit = explain_limit(str(error), str(output.resolve().parent) if output.is_file() else "")
-    return f"{text}\n{limit}" if limit else text
+        lost = [_CONTEXT_LOST] if is_context_lost(str(error)) else []
+        return "\n".join([text, *filter(None, [limit]), *lost, *find_remedies([str(error)])])
+    return text
 
 
 def _format_memory() -> str:

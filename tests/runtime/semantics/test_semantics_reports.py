@@ -217,6 +217,22 @@ def test_the_remote_traceback_has_the_users_frames_alone(world: Any, kind: Any) 
     assert "    return 1 / value  # the line that fails" in rest
 
 
+def fail_on_gpu(text: str) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("CUDA error: device-side assert triggered", "kill() the process, and heal() the mesh"),
+        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 30", "init_process_group() of the mesh"),
+    ],
+)
+def test_an_error_of_a_gpu_ends_with_the_remedy(world: Any, text: str, remedy: str) -> None:
+    last = str(error_of(world.spawn(Worker, gpus=1).run.call_one(fail_on_gpu, text))).splitlines()
+    assert any(remedy in line for line in last[-4:])
+
+
 def test_each_observer_of_an_error_sees_its_own_lines(world: Any) -> None:
     """Not those of earlier observers; and of ours a single one, the last."""
     future = call_it(world.spawn(Worker))
