@@ -3,7 +3,8 @@
 Nothing here imports torch, or initializes a GPU that the user's code has not used: a CUDA context takes 300 to 500 MB
 of the GPU's memory and up to a second. Where a function needs an initialized GPU, its docstring says so.
 
-Each thread has a current GPU and a current stream of its own. A new thread begins with GPU 0 and its default stream.
+Each thread has a current GPU, and a current stream of each GPU. A new thread begins with GPU 0 and default streams.
+Most calls, also the query of an event, create a CUDA context on the current GPU of their thread.
 """
 
 from __future__ import annotations
@@ -118,31 +119,38 @@ def arrival_device(kind: str) -> str:
 # -- order of work -------------------------------------------------------------------------
 
 
-def is_capturing() -> bool:
-    """Return whether this thread's current stream captures a graph: its work is recorded, and does not run."""
-    return is_in_use() and bool(cuda().is_current_stream_capturing())
+def is_capturing(device: Any) -> bool:
+    """Return whether this thread's current stream of this GPU captures a graph: its work is recorded, and does not run.
+
+    None: of the current GPU.
+    """
+    if not is_in_use():
+        return False
+    with cuda().device(device):
+        return bool(cuda().is_current_stream_capturing())
 
 
 def record_event(device: Any = None, *, is_timed: bool = False) -> Any:
-    """Return an event after all work of this thread's current stream, on this GPU or the current one.
+    """Return an event after all work of this thread's current stream of this GPU (None: of the current one).
 
     Return None if no GPU is in use, or while a graph is captured: the work does not run then.
     """
-    if not is_in_use() or is_capturing():
+    if not is_in_use() or is_capturing(device):
         return None
-    api = cuda()
-    event = api.Event(enable_timing=is_timed)
-    event.record(api.current_stream(device))
+    with cuda().device(device):
+        event = cuda().Event(enable_timing=is_timed)
+        event.record()
     return event
 
 
 def wait_for_stream(device: Any = None) -> None:
-    """Wait for the work of this thread's current stream, on this GPU or the current one.
+    """Wait for the work of this thread's current stream of this GPU (None: of the current one).
 
     Other streams are not waited for: a collective there may itself wait for this thread.
     """
     if (event := record_event(device)) is not None:
-        event.synchronize()
+        with cuda().device(device):
+            event.synchronize()
 
 
 def continue_after(event: Any, value: Any) -> None:

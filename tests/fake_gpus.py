@@ -6,8 +6,9 @@ monkeypatch.setattr(devices, "cuda", lambda: gpus)
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ class FakeCuda:
         self.calls: list[tuple[Any, ...]] = []  # (name, thread, arguments...)
         self.memory = {"allocated": {"current": 0, "peak": 0, "allocated": 0}, "reserved": {"current": 0}}
         self.is_lost = False
+        self.contexts: set[int] = set()  # the GPUs on which the process has a CUDA context
         self.capturing: set[int] = set()  # threads that capture a graph
         self._is_initialized = False
         self._queued: list[Callable[[], object]] = []
@@ -51,6 +53,11 @@ class FakeCuda:
             self._is_initialized = True
             for call in self._queued:
                 call()
+        return self.make_context()
+
+    def make_context(self) -> int:
+        """Create a context on the current GPU of this thread, as most calls do; return the GPU."""
+        self.contexts.add(self.current_device())
         return self.current_device()
 
     def allocate(self, size: int) -> None:
@@ -88,6 +95,16 @@ class FakeCuda:
     def set_device(self, number: int) -> None:
         self._note("set_device", number)
         self._local.number = number
+        self.make_context()
+
+    @contextlib.contextmanager
+    def device(self, which: Any) -> Iterator[None]:
+        before = self.current_device()
+        self._local.number = before if which is None else int(str(which).removeprefix("cuda:"))
+        try:
+            yield
+        finally:
+            self._local.number = before
 
     def current_device(self) -> int:
         return getattr(self._local, "number", 0)
@@ -106,6 +123,7 @@ class FakeCuda:
         return FakeEvent(self)
 
     def is_current_stream_capturing(self) -> bool:
+        self.make_context()
         return threading.get_ident() in self.capturing
 
     def synchronize(self, device: Any = None) -> None:
@@ -139,15 +157,18 @@ class FakeEvent:
         self.stream = ""
         self.has_happened = True
 
-    def record(self, stream: FakeStream) -> None:
-        self.stream = stream.name
-        self._gpus._note("record", stream.name)
+    def record(self) -> None:
+        self.stream = self._gpus.current_stream().name
+        self._gpus.make_context()
+        self._gpus._note("record", self.stream)
 
     def query(self) -> bool:
+        self._gpus.make_context()
         self._gpus._note("query")
         return self.has_happened
 
     def synchronize(self) -> None:
+        self._gpus.make_context()
         self._gpus._note("wait", self.stream)
 
     def wait(self, stream: FakeStream | None = None) -> None:

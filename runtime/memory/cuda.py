@@ -126,9 +126,12 @@ def beside_captures() -> contextlib.AbstractContextManager[None]:
 
     By default CUDA forbids every thread to allocate memory or to query an event while one captures a graph, and the
     capture fails. A GPU of another maker has no such driver, and its captures are not protected.
+
+    The thread selects the GPU of its rank: otherwise its work would create a CUDA context on GPU 0 as well.
     """
     if not devices.is_in_use():
         return contextlib.nullcontext()
+    devices.OWN_GPU.select()
     try:
         return driver().beside_captures()
     except CudaError:

@@ -128,7 +128,7 @@ class ActorRegistry:
 
         def make() -> Actor:
             cls, args, kwargs = pickling.loads(body, f"the class or an argument of actor {spawn.actor}")
-            hosted.instance.class_name = f"{cls.__module__}.{cls.__qualname__}"
+            hosted.set_class(f"{cls.__module__}.{cls.__qualname__}")
             return cls(*args, **kwargs)  # type: ignore[no-any-return]
 
         def constructed(error: SupervisionError | None) -> None:

@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RUNTIME = "meshbook.runtime."
+# The actors of the runtime that run the user's code on their own thread.
+RUNNERS = {
+    CELLS,
+    f"{RUNTIME}mesh.tasks.MapActor",
+    f"{RUNTIME}spmd.spmd_actor.SPMDActor",
+    f"{RUNTIME}tensor.worker.TensorWorker",
+}
 Make = Callable[[], Actor]
 Constructed = Callable[[SupervisionError | None], None]
 Item = tuple[Call | Stop, Body]
@@ -116,6 +124,7 @@ class HostedActor:
         instance.control = self
         self.queue = ActorInbox(instance.key, node.flow)
         self._node = node
+        self._runs_user_code = False  # known when it is constructed
         self._recorder = node.recorder if node.recorder.on and spawner_of(instance.key) else None
         self._make = make
         self._actor: Any = None
@@ -312,7 +321,6 @@ class HostedActor:
     def construct(self, constructed: Constructed) -> bool:
         """Construct the actor; return whether that succeeded."""
         CURRENT.set(self._own_context(None))
-        devices.OWN_GPU.select()
         what = "constructor"
         try:
             actor = self._make()
@@ -327,6 +335,13 @@ class HostedActor:
         if self._restoring is None:
             constructed(self._lost)  # the actor may have been lost during its constructor
         return True
+
+    def set_class(self, class_name: str) -> None:
+        """Set the name of the actor's class, on its thread, before an object of the class exists."""
+        self.instance.class_name = class_name
+        # The actors of the runtime free a rank whose GPU hangs, and so must not wait for it.
+        self._runs_user_code = not class_name.startswith(RUNTIME) or class_name in RUNNERS
+        self._select_gpu()
 
     def _report_constructed(self, lost: SupervisionError | None) -> None:
         """Report the outcome of the constructor, once."""
@@ -417,7 +432,7 @@ class HostedActor:
         return self._actor.__idle__ if hasattr(type(self._actor), "__idle__") else None  # see `where`
 
     def hook(self, notice: Notice) -> Any:
-        devices.OWN_GPU.select()
+        self._select_gpu()
         hook = getattr(self._actor, notice.hook, None)
         return hook(notice.about) if hook is not None else False
 
@@ -426,7 +441,7 @@ class HostedActor:
 
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; return the awaitable of an async one."""
-        devices.OWN_GPU.select()  # before the arguments: tensors among them arrive on the current GPU
+        self._select_gpu()  # before the arguments: tensors among them arrive on the current GPU
         if not call.manner and (method := self._endpoints.plain.get(call.endpoint)) is not None:
             args, kwargs = pickling.loads(body, functools.partial(self._describe, "an argument", call))
             return self._begin(method, args, kwargs)
@@ -449,6 +464,10 @@ class HostedActor:
             args = (replies.port_to(call.sender, call.call, call.place[0], settled), *args)
         return self._begin(method, args, kwargs)
 
+    def _select_gpu(self) -> None:
+        if self._runs_user_code:
+            devices.OWN_GPU.select()
+
     def _describe(self, what: str, call: Call) -> str:
         return f"{what} of {self.instance.name}.{call.endpoint}"
 
@@ -457,7 +476,7 @@ class HostedActor:
         (data,), _ = pickling.loads(body, what)
         cls = pickling.loads([data], what)
         change_class(self._actor, cls)
-        self.instance.class_name = f"{cls.__module__}.{cls.__qualname__}"
+        self.set_class(f"{cls.__module__}.{cls.__qualname__}")
         self._endpoints = EndpointTable(self._actor)
 
     def _begin(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -467,7 +486,8 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
-        self._node.status.note_gpu()
+        if self._runs_user_code:
+            self._node.status.note_gpu()
         self._flush(call)
         if not call.call or self._endpoints.is_ported(call):
             return

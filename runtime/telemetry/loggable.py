@@ -140,7 +140,7 @@ class _Copy:
     __slots__ = ("_event", "_into")
 
     def __init__(self, tensor: Any) -> None:
-        if devices.is_capturing():
+        if devices.is_capturing(tensor.device):
             raise RuntimeError(
                 "meshbook.log() cannot read a value while a CUDA graph is captured; log it after the graph's replay()"
             )

@@ -88,7 +88,7 @@ class StatusWriter:
             return
         self._gpu_due = self.clock() + GPU_SECONDS
         with contextlib.suppress(RuntimeError):  # the CUDA context is lost
-            if devices.is_capturing() or (memory := devices.memory()) is None:
+            if devices.is_capturing(None) or (memory := devices.memory()) is None:
                 return
             figures = GpuFigures(memory.allocated, memory.peak, memory.reserved, devices.free_memory())
             for word, size in zip(GPU, figures, strict=True):

@@ -8,8 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from meshbook.runtime import devices
-from meshbook.runtime.cells.actor import CellMeter
+from meshbook.runtime.cells.actor import CellActor, CellMeter
 from meshbook.runtime.devices import OwnGpu
+from meshbook.runtime.mesh.tasks import MapActor
+from meshbook.runtime.node import hosted_actor
+from meshbook.runtime.node.hosted_actor import RUNNERS
+from meshbook.runtime.spmd.spmd_actor import SPMDActor
+from meshbook.runtime.tensor.worker import TensorWorker
 from tests.fake_gpus import FakeCuda, install_fake, use_gpu
 from tests.runtime.conftest import Session
 from tests.support import PATIENCE, Probe
@@ -94,6 +99,25 @@ def test_a_thread_with_a_stream_of_its_own_works_on_it(gpus: FakeCuda, is_in_use
     assert used == [(1, "of stream")]
 
 
+def test_actors_of_the_runtime_that_run_the_users_code_are_known() -> None:
+    classes = CellActor, MapActor, SPMDActor, TensorWorker
+    assert {f"{each.__module__}.{each.__qualname__}" for each in classes} == RUNNERS
+
+
+def test_actors_that_free_a_rank_do_not_wait_for_its_gpu(
+    gpus: FakeCuda, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosted_actor, "RUNTIME", "tests.")
+    gpus.use()
+    gpus.calls.clear()
+    [worker] = session.workers(1)
+    worker.actors.host("hosted", Probe).start(lambda error: None)
+    for control in (session.spawn(Probe, on=[worker]), session.refer(Probe, "hosted", worker)):
+        assert control.run.call_one(abs, -1).get(PATIENCE) == 1
+    assert gpus.calls == []
+    assert worker.status.gpu == ""
+
+
 @pytest.mark.parametrize("is_in_use", [False, True])
 def test_an_actor_of_the_user_has_the_gpu_of_its_rank(
     gpus: FakeCuda, session: Session, any_probe: type[Probe], is_in_use: bool
@@ -114,7 +138,8 @@ def test_an_actor_of_the_user_has_the_gpu_of_its_rank(
 def test_a_wait_is_for_the_current_stream_and_not_while_it_is_captured(gpus: FakeCuda) -> None:
     gpus.use()
     gpus.calls.clear()
-    devices.wait_for_stream()
+    devices.wait_for_stream("cuda:2")
+    assert gpus.contexts == {0, 2}
     assert [(name, *rest) for name, _, *rest in gpus.calls] == [("record", "default"), ("wait", "default")]
     gpus.calls.clear()
     gpus.capturing.add(threading.get_ident())
@@ -159,5 +184,5 @@ def test_a_cell_that_uses_a_gpu_first_has_a_peak(gpus: FakeCuda) -> None:
 def test_torch_has_what_the_fake_has() -> None:
     torch = pytest.importorskip("torch")
     names = {name for name in dir(FakeCuda) if not name.startswith("__")}
-    own = {"use", "named", "allocate", "_note"}
+    own = {"use", "named", "allocate", "make_context", "_note"}
     assert {name for name in names - own if not hasattr(torch.cuda, name)} == set()

@@ -19,6 +19,7 @@ import torch
 
 import meshbook
 from meshbook import Actor, ProcMesh, RDMABuffer, endpoint, this_host
+from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import SCALAR
@@ -106,7 +107,7 @@ def test_threads_of_ours_wait_for_gpus_while_another_thread_captures_a_graph(
     library = FakeLibrary()
     monkeypatch.setattr(cuda, "driver", lambda: Driver(library))
     tensor = torch.tensor(0.5)
-    value = SimpleNamespace(is_cuda=True, shape=(), device="cuda:0", item=tensor.item, detach=tensor.detach)
+    value = SimpleNamespace(is_cuda=True, shape=(), device="cuda:1", item=tensor.item, detach=tensor.detach)
     copy: Any = loggable("loss", value)
     gpus.calls.clear()
     assert (copy.has_arrived(), copy.read()) == (True, 0.5)
@@ -166,12 +167,15 @@ class FakeDriver:
 
 
 @pytest.fixture(autouse=True)
-def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda | None]:
     if request.node.get_closest_marker("gpu"):
-        return FakeCuda()
+        yield None
+        return
     made = install_fake(monkeypatch)
+    devices.OWN_GPU.local_rank = 1
     made.use()
-    return made
+    yield made
+    assert made.contexts == {1}  # no thread of ours has created one on GPU 0
 
 
 class Played:
@@ -185,7 +189,7 @@ class Played:
         memory = ProcessMemoryBackend(self.in_progress)
         self.way = CudaIpcBackend(memory, lambda handle: self.followed.append(handle.lease.number), lambda: self.driver)  # type: ignore[arg-type,return-value]
         self.leases = LeaseTable(str(folder))
-        self.local = replace(local_memory(self.memory, "memory"), device="cuda:0")
+        self.local = replace(local_memory(self.memory, "memory"), device="cuda:1")
         lender = Instance("owner-1@x", "Owner", SCALAR.point(0), None)
         self.lease = self.leases.lend(self.local, lender).lease
 
@@ -294,7 +298,7 @@ class HostWay:
 
 
 def on_gpu(tensor: Any) -> LocalMemory:
-    return replace(local_memory(tensor, "dst"), device="cuda:0")
+    return replace(local_memory(tensor, "dst"), device="cuda:1")
 
 
 def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +337,7 @@ def test_a_transfer_waits_for_the_callers_stream_and_never_for_a_device(
     gpus.calls.clear()
     memory = on_gpu(torch.zeros(150, dtype=torch.uint8))
     transfers.start(TransferJob(handle, 30, memory, Deadline(PATIENCE)), is_write=True).result(PATIENCE)
-    (recorded, waited) = gpus.calls
+    recorded, waited = gpus.named("record", "wait")
     assert recorded == ("record", here, "of the caller")
     assert (waited[0], waited[2]) == ("wait", "of the caller")
     assert waited[1] != here  # the caller's thread goes on
@@ -356,9 +360,10 @@ def test_memory_of_a_gpu_in_this_process_is_not_copied_by_the_calling_thread(pla
     gpus.calls.clear()
     transfers.start(TransferJob(handle, 0, on_gpu(landed), Deadline(PATIENCE)), is_write=False).result(PATIENCE)
     assert landed.tolist() == memory.tolist()
-    assert [call[0] for call in gpus.calls] == ["record", "wait", "record", "wait"]
+    calls = gpus.named("record", "wait", "synchronize the device")
+    assert [call[0] for call in calls] == ["record", "wait", "record", "wait"]
     here = threading.current_thread().name
-    assert [call[1] == here for call in gpus.calls] == [True, False, False, False]
+    assert [call[1] == here for call in calls] == [True, False, False, False]
     transfers.close()
 
 
