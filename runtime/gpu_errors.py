@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 
 # Errors after which CUDA fails in this process for good ("CUDA Runtime API", 6.3: the process must be terminated and
-# relaunched). They appear at a call after the kernel that caused them.
+# relaunched), as torch, Triton and NCCL report them. They appear at a call after the kernel that caused them.
 _CONTEXT_LOST = re.compile(
-    r"(CUDA|HIP) error: (device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program"
+    r"((CUDA|HIP) error: |Triton Error \[(CUDA|HIP)\]: |Cuda failure (\d+ )?')"
+    r"(device-side assert|an illegal (memory access|instruction)|misaligned address|invalid program"
     r"|hardware stack error|operation not supported on global|uncorrectable ECC|(unspecified|the) launch)"
 )
 
