@@ -27,9 +27,22 @@ def install_fake(patch: pytest.MonkeyPatch, count: int = 4) -> FakeCuda:
     return made
 
 
-def use_gpu() -> int:
-    """Use the fake on this thread, in an actor; return the GPU."""
+def install_fake_in_rank() -> None:
+    """Give this rank fake GPUs: a bootstrap."""
+    made = FakeCuda(2)
+    setattr(devices, "cuda", lambda: made)  # noqa: B010  # mypy: not assigned
+    devices.OWN_GPU.install()
+
+
+def use_gpu(size: int = 0) -> int:
+    """Use the fake on this thread, in a rank, and allocate bytes; return the GPU."""
+    devices.cuda().allocate(size)
     return int(devices.cuda().use())
+
+
+def list_contexts() -> list[int]:
+    """Return the GPUs on which this rank has a CUDA context."""
+    return sorted(devices.cuda().contexts)
 
 
 class FakeCuda:

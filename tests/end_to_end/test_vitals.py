@@ -18,6 +18,7 @@ from meshbook.runtime.hosts.session import Session
 from meshbook.runtime.mesh.procs import ProcMesh
 from meshbook.runtime.telemetry.prompt_questions import PromptAnswer
 from meshbook.runtime.telemetry.vitals import Activity, ActorLoad, Vitals
+from tests.fake_gpus import install_fake_in_rank, list_contexts, use_gpu
 from tests.support import PATIENCE, Probe
 
 pytestmark = pytest.mark.process
@@ -128,6 +129,22 @@ def test_a_collective_is_seen_and_steps_are_timed(mesh: ProcMesh, watch: Watch) 
     second = probe.slice(gpus=1).run.call_one(reduce_after_steps)
     first.get(PATIENCE), second.get(PATIENCE)
     watch.until(lambda vitals: (vitals.activity == Activity.IDLE).all())
+
+
+def test_ranks_that_use_no_gpu_create_no_context_and_each_uses_its_own(spawn_procs: Any, session: Session) -> None:
+    mesh = spawn_procs(2, bootstrap=install_fake_in_rank)
+    cells, probe = mesh.spawn_on_main("cells", CellActor), mesh.spawn("probe", Probe)
+    assert [each.error for each in cells.run.call("device", 1).get(PATIENCE).values()] == [None, None]
+    mesh.init_process_group("gloo").get(PATIENCE)
+    assert list(probe.run.call(list_contexts).get(PATIENCE).values()) == [[], []]
+    session.watch(True)
+    watch = Watch(session, mesh)
+    cells.run.call("from tests.fake_gpus import use_gpu; use_gpu(5_000_000)", 2).get(PATIENCE)
+    watch.until(lambda vitals: vitals.metrics["gpu_allocated"].tolist() == [5e6, 5e6])
+    assert list(probe.run.call(use_gpu).get(PATIENCE).values()) == [0, 1]
+    assert list(probe.run.call(list_contexts).get(PATIENCE).values()) == [[0], [1]]
+    watch.close()
+    session.watch(False)
 
 
 def reduce_after_steps() -> None:
