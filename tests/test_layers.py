@@ -223,6 +223,18 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not found, "\n" + "\n\n".join("\n".join(group) for group in found)
 
 
+def test_the_runtime_asks_torch_about_gpus_in_one_module() -> None:
+    """So that a fake replaces them all, and what must hold for each such call is said once."""
+    uses = {
+        module_of(file)
+        for file in sources()
+        if "cuda" in file.read_text(encoding="utf-8")
+        for node in ast.walk(tree_of_file(file))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.accelerator")
+    }
+    assert uses == set()  # `devices.cuda` itself looks for the attribute
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

@@ -441,7 +441,8 @@ class HostedActor:
 
     def begin(self, call: Call, body: Body) -> Any:
         """Run the endpoint; return the awaitable of an async one."""
-        self._select_gpu()  # before the arguments: tensors among them arrive on the current GPU
+        if devices.OWN_GPU.is_in_use:  # before the arguments: tensors among them arrive on the current GPU
+            self._select_gpu()
         if not call.manner and (method := self._endpoints.plain.get(call.endpoint)) is not None:
             args, kwargs = pickling.loads(body, functools.partial(self._describe, "an argument", call))
             return self._begin(method, args, kwargs)
@@ -486,7 +487,7 @@ class HostedActor:
     # -- how a message ends --------------------------------------------------
 
     def returned(self, call: Call, value: Any) -> None:
-        if self._runs_user_code:
+        if devices.OWN_GPU.is_in_use and self._runs_user_code:
             self._node.status.note_gpu()
         self._flush(call)
         if not call.call or self._endpoints.is_ported(call):
