@@ -53,7 +53,7 @@ class Collectives:
         shape = _shape_of(self, names, reduction, scatter)
         if out is not None and tuple(out.shape) != shape:
             raise ValueError(f"Reduce expects the shape of `out` to be {shape}, not {tuple(out.shape)}")
-        meta = Meta.make(shape, _row_major(shape), self.dtype, 0, self.device)
+        meta = Meta.make(shape, _row_major(shape), self.dtype, 0, self._meta.device)
         lane = self._place.lane
         engine = lane.engine
         group = engine.join(lane, self.mesh.groups(names))

@@ -9,9 +9,10 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from meshbook.runtime.actor.future import Future
@@ -19,6 +20,7 @@ from meshbook.runtime.geometry import MeshTrait, Region
 from meshbook.runtime.mesh.actors import ActorMesh
 from meshbook.runtime.tensor.engine import Engine
 from meshbook.runtime.tensor.mesh_value import Place
+from meshbook.runtime.tensor.metadata import names_here
 from meshbook.runtime.tensor.operators import operator_of
 from meshbook.runtime.tensor.streams import MAIN, Stream
 from meshbook.runtime.tensor.tensor import MeshTensor, dispatch, make_constant, make_numbers
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from meshbook.runtime.mesh.procs import ProcMesh
 
 aten = torch.ops.aten
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -211,8 +214,8 @@ class ActiveMesh(TorchDispatchMode):
             return make_constant(args[0], self.place)
         if _is_factory(func, args, kwargs):
             is_on_gpu = self.place.is_global and self.place.engine.device != "cpu"
-            # A generator of this process is one of the CPU.
-            if is_on_gpu and kwargs.get("device") is None and kwargs.get("generator") is None:
+            # torch names the CPU where the program names no device. A generator of this process is one of the CPU.
+            if is_on_gpu and kwargs.get("device") in (None, CPU) and kwargs.get("generator") is None:
                 kwargs = {**kwargs, "device": torch.device(self.place.engine.device)}
             return dispatch(func, args, kwargs, self.place)
         if self.place.engine.recorder is not None and operator_of(func).mutated:
@@ -221,6 +224,26 @@ class ActiveMesh(TorchDispatchMode):
                 "create the optimizer and its state while the mesh is active"
             )
         return func(*args, **kwargs)
+
+
+class GpuNames(TorchFunctionMode):
+    """Lets code name the GPUs of the ranks where this process has none: `torch.zeros(3, device="cuda")`.
+
+    torch would look for the GPU before it calls a dispatch mode.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if active_place() is None:
+            return func(*args, **kwargs)
+        args, kwargs = names_here(args, kwargs)
+        if func in _FROM_DATA and (device := kwargs.pop("device", None)) is not None:
+            return func(*args, **kwargs).to(device)
+        return func(*args, **kwargs)
+
+
+# Functions that make a tensor of values here. torch passes on the tensor, and no device.
+_FROM_DATA: Final = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
 def _is_factory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -260,7 +283,8 @@ def get_active_stream() -> Stream:
 @contextlib.contextmanager
 def _activate(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     stream = get_active_stream()
-    with ActiveMesh(mesh.place(stream), stream):
+    names = GpuNames() if mesh.engine.has_gpus_to_name else contextlib.nullcontext()
+    with names, ActiveMesh(mesh.place(stream), stream):
         yield mesh
 
 

@@ -59,7 +59,7 @@ def distribute(
         if tensor.nbytes > SMALL_BYTES and _is_scattered(target, wanted):
             made = _scatter(tensor, target, wanted)
         else:
-            made = target.constant(tensor.to(target.device_type)).redistribute(placements=wanted)
+            made = target.constant(tensor).redistribute(placements=wanted)
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(made, tensor.requires_grad)
     elif tensor.requires_grad:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import functools
 import itertools
 import logging
 import math
@@ -22,12 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from meshbook.runtime import devices
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import MeshbookError, SupervisionError
 from meshbook.runtime.geometry import Region
 from meshbook.runtime.interrupts import hold_interrupts
 from meshbook.runtime.mesh.actors import ActorMesh, current_node
 from meshbook.runtime.mesh.procs import handle_failures
+from meshbook.runtime.resources import count_gpus
 from meshbook.runtime.tensor.failures import DeviceMeshError, Failed, RemoteException
 from meshbook.runtime.tensor.groups import Grouping, Rendezvous
 from meshbook.runtime.tensor.lanes import Lane, Ref
@@ -463,6 +466,19 @@ class Engine:
         self.flush()
         if self.trouble is not None:
             raise self._explain_trouble()
+
+    @functools.cached_property
+    def has_gpus_to_name(self) -> bool:
+        """Whether the ranks have GPUs, and this process has none. Asks the first rank if it is of another host."""
+        if devices.count():
+            return False
+        if self.layout is not None:
+            return self.device == "cuda"
+        if {host_of(node) for node in self.procs.nodes} == {host_of(self.node.address)} and not count_gpus():
+            return False
+        answer = self.ask(0, "survey")
+        _wait_for(answer)
+        return answer.exception() is None and bool(answer.get()[0])
 
     def infer(self, operator: str, args: Any, kwargs: Any) -> Any:
         """Return what an operator returns on the first rank for zeros, as metadata; waits. None: it raises there, too.

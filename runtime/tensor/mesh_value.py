@@ -10,7 +10,7 @@ import torch
 from meshbook.runtime.mesh.tensors import ValuesOnRanks
 from meshbook.runtime.tensor.collectives import Collectives
 from meshbook.runtime.tensor.lanes import Lane, Ref
-from meshbook.runtime.tensor.metadata import Meta
+from meshbook.runtime.tensor.metadata import Meta, names_here
 from meshbook.runtime.tensor.sharding import Sharding
 from meshbook.runtime.tensor.streams import MAIN, Stream
 from meshbook.runtime.tensor.summaries import HeatMap, draw_tensor, summarize_shards
@@ -95,6 +95,26 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
     def tolist(self) -> Any:
         """Return the value that `fetch_first` returns as lists; waits."""
         return self.fetch_first().tolist()
+
+    @property
+    def device(self) -> torch.device:
+        """The device on the ranks."""
+        return self._meta.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the values are on GPUs of the ranks."""
+        return str(self._meta.device.type) == "cuda"
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert the dtype or the device, as `torch.Tensor.to` does."""
+        if Meta.has_stand_in:
+            args, kwargs = names_here(args, kwargs)
+        return super().to(*args, **kwargs)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        """Return this tensor on the GPUs of the ranks."""
+        return self.to(torch.device("cuda"), *args[1:], **kwargs)
 
     def requires_grad_(self, requires_grad: bool = True) -> MeshValue:
         """Change whether autograd records operations on this tensor."""

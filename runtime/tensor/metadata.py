@@ -3,6 +3,9 @@
 The inference runs the operator on torch's meta device, where tensors have no data. It costs 50 to 160 µs, so its
 results are cached (`operators.Cache`). Meta tensors cannot tell the outcome of operators whose output depends on the
 data.
+
+A controller may have no GPU where the ranks have one. torch ends the process when autograd meets a device that is not
+there, so the tensors here are on `STAND_IN` then: for torch a device like any other, which always exists.
 """
 
 from __future__ import annotations
@@ -16,26 +19,32 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_map_only
 
+from meshbook.runtime import devices
+
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, torch.device, bool, bool, bool]
 META = torch.device("meta")
+GPU = torch.device("cuda")
+STAND_IN = torch.device("cpu:0")  # tensors of the CPU are on "cpu", without a number
 
 
 class Meta:
     """The metadata of a tensor. Equal ones are the same object, so that they compare and hash by identity."""
 
     __slots__ = (
-        *("__weakref__", "device", "dtype", "has_bits", "is_conj", "is_constant", "is_neg", "offset", "shape"),
-        "stride",
+        *("__weakref__", "device", "dtype", "has_bits", "here", "is_conj", "is_constant", "is_neg", "offset"),
+        *("shape", "stride"),
     )
 
     _known: ClassVar[weakref.WeakValueDictionary[Key, Meta]] = weakref.WeakValueDictionary()
     _making: ClassVar[threading.RLock] = threading.RLock()  # guards additions; a finalizer may need metadata meanwhile
+    has_stand_in: ClassVar[bool] = False  # whether `STAND_IN` has been used: only then it means a GPU
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     offset: int  # in elements, from the beginning of the storage
-    device: torch.device
+    device: torch.device  # on the ranks
+    here: torch.device  # of the tensor in this process
     is_constant: bool  # the controller has the value as well: a number that all ranks share
     is_conj: bool  # torch's bits for values that are read as their conjugate, or negated
     is_neg: bool
@@ -59,6 +68,7 @@ class Meta:
             made = cls.__new__(cls)
             made.shape, made.stride, made.dtype, made.offset, made.device = key[:5]
             made.is_constant, made.is_conj, made.is_neg = key[5:]
+            made.here = device_here(device)
             made.has_bits = is_conj or is_neg
             with cls._making:
                 found = cls._known.setdefault(key, made)
@@ -72,7 +82,7 @@ class Meta:
         """
         if tensor.layout is not torch.strided:
             raise NotImplementedError(f"tensors of a mesh must be dense, but this one has the layout {tensor.layout}")
-        place = torch.device(tensor.device.type) if device is None else device
+        place = torch.device(device_on_ranks(tensor.device).type) if device is None else device
         layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         return cls.make(*layout, place, False, tensor.is_conj(), tensor.is_neg())
 
@@ -113,6 +123,29 @@ class Meta:
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+def device_here(device: torch.device) -> torch.device:
+    """Return the device of tensors in this process whose values are on this device of the ranks."""
+    if device.type != GPU.type or devices.count():
+        return device
+    Meta.has_stand_in = True
+    return STAND_IN
+
+
+def device_on_ranks(device: torch.device) -> torch.device:
+    """Return the device of the ranks that a device of this process stands for."""
+    return GPU if Meta.has_stand_in and device == STAND_IN else device
+
+
+def names_here(args: Any, kwargs: Any) -> Any:
+    """Return the arguments of a call with devices that exist in this process."""
+
+    def convert(value: Any) -> Any:
+        is_gpu = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == GPU.type
+        return device_here(torch.device(value)) if is_gpu else value
+
+    return tuple(map(convert, args)), {name: convert(value) for name, value in kwargs.items()}
 
 
 class Unknown(Exception):

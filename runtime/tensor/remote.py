@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from meshbook.runtime.actor.context import context
 from meshbook.runtime.actor.endpoint import Arguments, Callee, Endpoint, EndpointMethod, Options
@@ -308,12 +308,15 @@ def _run_rule(rule: Function, args: Any, kwargs: Any) -> Any:
     with torch.no_grad(), no_mesh.activate(), FakeTensorMode(allow_non_fake_inputs=True):
         fake_args, fake_kwargs = tree_map_only(MeshTensor, _fake, (args, kwargs))
         result = rule(*fake_args, **fake_kwargs)
-        return tree_map_only(torch.Tensor, Meta.of, result)
+    # Fake tensors forget the number of a stand-in.
+    given = [each._meta for each in tree_leaves((args, kwargs)) if isinstance(each, MeshTensor)]
+    device = next((meta.device for meta in given if meta.here != meta.device), None)
+    return tree_map_only(torch.Tensor, lambda each: Meta.of(each, device), result)
 
 
 def _fake(tensor: MeshTensor) -> torch.Tensor:
     """Return a fake tensor like this one; a FakeTensorMode is active."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor._meta.here)
 
 
 class _CallBeside:

@@ -158,6 +158,7 @@ class SimulatedEngine(Engine):
     def __init__(self, ranks: Any, schedule: Schedule) -> None:
         super().__init__(ranks)
         self.memory = MemoryLog()
+        self.has_gpus_to_name = False
         self.at_close: Any = None
         self._schedule = schedule
         self._executor = SimulatedExecutor(schedule, self.memory, len(ranks))

@@ -18,7 +18,7 @@ from meshbook.runtime.tensor.engine import LOCALLY, Engine
 from meshbook.runtime.tensor.failures import Failed, format_call
 from meshbook.runtime.tensor.lanes import Ref
 from meshbook.runtime.tensor.mesh_value import Constant, MeshValue, Place
-from meshbook.runtime.tensor.metadata import Meta, Unknown
+from meshbook.runtime.tensor.metadata import Meta, Unknown, device_on_ranks, names_here
 from meshbook.runtime.tensor.operators import Cache, Operator, Plan, operator_of
 from meshbook.runtime.tensor.planning import make_plan, make_template
 from meshbook.runtime.tensor.templates import user_place
@@ -49,7 +49,7 @@ class MeshTensor(MeshValue):
 def make_tensor(meta: Meta, ref: Ref, place: Place) -> MeshTensor:
     """Return the tensor of a value on the ranks."""
     tensor: MeshTensor = _make(
-        MeshTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device
+        MeshTensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.here
     )
     tensor._ref = ref
     tensor._meta = meta
@@ -65,7 +65,9 @@ def make_constant(value: torch.Tensor, place: Place) -> MeshTensor:
     with LOCALLY():
         # A copy, as the command is sent later. It has the strides of the original, except where elements overlap.
         value = value.detach().resolve_conj().resolve_neg().clone()
-        meta = Meta.of(value).as_constant(value.dim() == 0)
+        # In the global view, the ranks put it on their own device.
+        meta = Meta.of(value, torch.device(place.engine.device) if place.is_global else None)
+        meta = meta.as_constant(value.dim() == 0)
     engine = place.engine
     number = engine.new_ids(1)
     ref = place.lane.new_ref(number)
@@ -215,6 +217,7 @@ class _Foreign:
 
 def _plan(engine: Engine, key: tuple[Any, ...], operator: Operator, args: Any, kwargs: Any) -> Plan | None:
     """Make the plan of a key; None if the outputs depend on data."""
+    args, kwargs = tree_map_only(torch.device, device_on_ranks, (tuple(args), kwargs))
     cache: Cache = engine.cache
     if cache.is_full:
         cache.clear()
@@ -323,7 +326,7 @@ def _follow_constants(
             if (constant := known[index]) is not None:
                 constant.valid[0] = False
         return None
-    local = tree_map_only(MeshTensor, lambda tensor: tensor._constant.value, (tuple(args), kwargs))
+    local = tree_map_only(MeshTensor, lambda tensor: tensor._constant.value, names_here(args, kwargs))
     with torch._C._DisableTorchDispatch():
         value = operator.func(*local[0], **local[1])
     return value if isinstance(value, torch.Tensor) and not value.dim() else None

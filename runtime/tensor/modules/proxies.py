@@ -359,8 +359,8 @@ class ModulePart(nn.Module):
         if present is None:
             return self
         with LOCALLY():
-            wanted = fn(torch.empty(0, dtype=present.dtype, device=present.device))
-        if wanted.device.type != present.device.type:
+            wanted = fn(torch.empty(0, dtype=present.dtype, device=present._meta.here))
+        if wanted.device.type != present._meta.here.type:
             raise RuntimeError(f"a module on a mesh stays on its ranks: it cannot be moved to {wanted.device}")
         if wanted.dtype != present.dtype:
             if self is not root:
