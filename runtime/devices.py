@@ -45,6 +45,11 @@ def use(number: int) -> None:
     cuda().set_device(number)
 
 
+def on(device: Any) -> Any:
+    """Return a context manager in which this GPU is the current one of the thread; None changes nothing."""
+    return cuda().device(device)
+
+
 def generator() -> Any:
     """Return the default random generator of this thread's current GPU, which is in use."""
     return cuda().default_generators[cuda().current_device()]
@@ -126,7 +131,7 @@ def is_capturing(device: Any) -> bool:
     """
     if not is_in_use():
         return False
-    with cuda().device(device):
+    with on(device):
         return bool(cuda().is_current_stream_capturing())
 
 
@@ -137,7 +142,7 @@ def record_event(device: Any = None, *, is_timed: bool = False) -> Any:
     """
     if not is_in_use() or is_capturing(device):
         return None
-    with cuda().device(device):
+    with on(device):
         event = cuda().Event(enable_timing=is_timed)
         event.record()
     return event
@@ -149,7 +154,7 @@ def wait_for_stream(device: Any = None) -> None:
     Other streams are not waited for: a collective there may itself wait for this thread.
     """
     if (event := record_event(device)) is not None:
-        with cuda().device(device):
+        with on(device):
             event.synchronize()
 
 

@@ -122,17 +122,25 @@ def driver() -> Driver:
 
 
 def beside_captures() -> contextlib.AbstractContextManager[None]:
-    """Return `Driver.beside_captures` for work on a GPU that is in use, on a thread of ours.
+    """Return `Driver.beside_captures` for work on a GPU that is in use.
 
     By default CUDA forbids every thread to allocate memory or to query an event while one captures a graph, and the
     capture fails. A GPU of another maker has no such driver, and its captures are not protected.
-
-    The thread selects the GPU of its rank: otherwise its work would create a CUDA context on GPU 0 as well.
     """
     if not devices.is_in_use():
         return contextlib.nullcontext()
-    devices.OWN_GPU.select()
     try:
         return driver().beside_captures()
     except CudaError:
         return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[None]:
+    """While the block runs, use GPUs on a thread of ours, beside captures.
+
+    The thread selects the GPU of its rank: otherwise its work would create a CUDA context on GPU 0 as well.
+    """
+    devices.OWN_GPU.select()
+    with beside_captures():
+        yield

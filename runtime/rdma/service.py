@@ -15,7 +15,7 @@ from meshbook.runtime.actor.base import Actor
 from meshbook.runtime.actor.endpoint import endpoint
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.actor.ports import Port
-from meshbook.runtime.memory.cuda import beside_captures
+from meshbook.runtime.memory.cuda import in_background
 from meshbook.runtime.memory.local_memory import CPU, LocalMemory
 from meshbook.runtime.rdma.leases import LeaseTable
 
@@ -93,7 +93,7 @@ class RDMAService(Actor):
             here = contextvars.copy_context()
 
             def use_gpu() -> None:
-                with beside_captures():
+                with in_background():
                     use()
 
             threading.Thread(target=here.run, args=(use_gpu,), name="meshbook GPU memory", daemon=True).start()

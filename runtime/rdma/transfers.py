@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
-from meshbook.runtime.memory.cuda import beside_captures
+from meshbook.runtime.memory.cuda import in_background
 from meshbook.runtime.memory.local_memory import CPU, local_memory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
@@ -117,7 +117,7 @@ class Transfers:
         """Move the bytes on this thread, and return the backend that was used."""
         if not is_write and job.local.device == CPU:
             want_large(job.local.address, job.local.size)
-        with beside_captures() if job.is_on_gpu else contextlib.nullcontext():
+        with in_background() if job.is_on_gpu else contextlib.nullcontext():
             while not self._try(backend := self._choose(job), job, is_write=is_write, checksum=checksum):
                 pass  # try the next backend
         return backend

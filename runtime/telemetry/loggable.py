@@ -6,12 +6,14 @@ is read once the event has happened. No library is imported here: a value of a l
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import struct
 import sys
 import zlib
 from array import array
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any, Protocol
 
@@ -137,7 +139,7 @@ def to_float(name: str, number: Any) -> float:
 class _Copy:
     """Numbers of a GPU on their way into pinned memory; `event` happens once they are there."""
 
-    __slots__ = ("_event", "_into")
+    __slots__ = ("_device", "_event", "_into")
 
     def __init__(self, tensor: Any) -> None:
         if devices.is_capturing(tensor.device):
@@ -147,6 +149,7 @@ class _Copy:
         # Convert on the GPU first: in one step torch copies into memory that is not pinned, and waits. Without
         # blocking, a copy to the CPU goes into pinned memory, on the current stream.
         self._into = self._converted(tensor.detach()).to("cpu", non_blocking=True)
+        self._device = tensor.device
         self._event = devices.record_event(tensor.device)
 
     @staticmethod
@@ -154,7 +157,7 @@ class _Copy:
         return tensor.double()
 
     def has_arrived(self) -> bool:
-        with beside_captures():  # on a thread of ours
+        with self._on_device():
             return bool(self._event.query())
 
     def read(self) -> float | bytes:
@@ -165,9 +168,14 @@ class _Copy:
         return numbers
 
     def _arrived(self) -> Any:
-        with beside_captures():
+        with self._on_device():
             self._event.synchronize()
         return self._into
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with devices.on(self._device), beside_captures():
+            yield
 
 
 class _CopyOfImage(_Copy):

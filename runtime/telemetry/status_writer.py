@@ -15,6 +15,7 @@ from typing import Any
 
 from meshbook.runtime import devices
 from meshbook.runtime.actor.context import current_origin
+from meshbook.runtime.memory.cuda import beside_captures
 from meshbook.runtime.telemetry.status_page import (
     CELLS,
     COLLECTIVES,
@@ -87,7 +88,7 @@ class StatusWriter:
         if not devices.OWN_GPU.is_in_use or self.clock() < self._gpu_due:
             return
         self._gpu_due = self.clock() + GPU_SECONDS
-        with contextlib.suppress(RuntimeError):  # the CUDA context is lost
+        with contextlib.suppress(RuntimeError), beside_captures():  # it is raised if the CUDA context is lost
             if devices.is_capturing(None) or (memory := devices.memory()) is None:
                 return
             figures = GpuFigures(memory.allocated, memory.peak, memory.reserved, devices.free_memory())
