@@ -74,8 +74,8 @@ class OwnGpu:
     def install(self) -> None:
         """Select the GPU when CUDA is first used. Torch is imported already."""
         self.is_installed = True
-        if cuda()._is_compiled():
-            cuda()._lazy_call(self._begin)
+        if (api := cuda()) is not None and api._is_compiled():
+            api._lazy_call(self._begin)
 
     def select(self) -> None:
         """Make the own GPU current on this thread, once: the user's code may select another one. Called often."""

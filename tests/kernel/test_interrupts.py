@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.support import FRONT_DOORS
+from tests.support import FRONT_DOORS, still_running
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import KernelNotebook, Signs
@@ -166,7 +166,7 @@ def test_children_are_interrupted_with_the_cell(
     child = psutil.Process(int((tmp_path / "pid").read_text()))
     notebook.interrupt()
     notebook.wait(cell, ENDS_WITHIN)
-    child.wait(ENDS_WITHIN)
+    assert still_running([child]) == []  # a zombie has ended: the kernel may never wait for it
     assert notebook.run(f"{magic}40 + 2").result in ("42", "[1] 42")
 
 
