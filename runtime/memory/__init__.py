@@ -6,6 +6,7 @@ segments          shared memory that this process fills; `layout` describes the 
 mappings          shared memory of other processes, mapped here
 pages             large pages, for memory that is moved in bulk
 cuda              the CUDA driver
+pinned            memory that GPUs can access, and copies through it
 process_identity  identities of processes that survive the reuse of a pid
 
 Large message bodies (`Settings.shared_bytes`, 512 KiB) for processes of the same host lie in a segment, a memfd that

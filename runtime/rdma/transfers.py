@@ -21,12 +21,13 @@ from typing import Any, Generic, TypeVar
 from meshbook.runtime.actor.context import current_origin
 from meshbook.runtime.actor.future import Future
 from meshbook.runtime.errors import CallCancelled, ChecksumMismatch, TransferError, TransferTimeout
+from meshbook.runtime.memory import pinned
 from meshbook.runtime.memory.cuda import in_background
 from meshbook.runtime.memory.local_memory import CPU, local_memory
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.backends import Deadline, Transfer, TransferJob, Unsuitable
 from meshbook.runtime.rdma.select_backend import BackendSelector
-from meshbook.runtime.rdma.staging import Staging
+from meshbook.runtime.rdma.staging import StagedTransfer
 from meshbook.runtime.rdma.thread_pool import Threads
 from meshbook.runtime.telemetry.spans import Recorder, now
 
@@ -55,7 +56,6 @@ class Transfers:
         self._selector = selector
         self._recorder = recorder
         self._threads = Threads(THREADS, "meshbook transfer")
-        self._staging = Staging()
         self._watch = TransferWatch(later)
         self._done = done
 
@@ -90,7 +90,7 @@ class Transfers:
         if backend.name != LAST_RESORT or job.local.device == CPU or job.handle.is_on_gpu:
             return backend
         reaches_host = self._selector.choose(job.handle, CPU)
-        return backend if reaches_host.name == LAST_RESORT else self._staging.transfer_by(reaches_host)
+        return backend if reaches_host.name == LAST_RESORT else StagedTransfer(pinned.PIECES, reaches_host)
 
     def run(self, work: Callable[[], T], deadline: Deadline, what: Callable[[], str]) -> Future[T]:
         """Run `work` on a thread. The future fails at the deadline, even if `work` never returns.

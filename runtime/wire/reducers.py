@@ -20,6 +20,7 @@ import sys
 from typing import Any
 
 from meshbook.runtime import devices
+from meshbook.runtime.memory.pinned import move
 from meshbook.runtime.wire.frames import Buffer
 from meshbook.runtime.wire.slices import keeps_more, trimmed
 
@@ -83,7 +84,7 @@ def reduce_tensor(tensor: Any) -> Any:
     if device == "meta":
         return NotImplemented
     if device != "cpu" or needs_grad:  # torch forgets that a sparse tensor requires grad
-        return _settle, (tensor.detach().cpu(), device, needs_grad)
+        return _settle, (move(tensor.detach(), "cpu"), device, needs_grad)
     if tensor.is_quantized and tensor.untyped_storage().nbytes() > tensor.nbytes:
         return tensor.clone().__reduce_ex__(5)  # without the rest of the memory
     return NotImplemented
@@ -140,7 +141,7 @@ def _rebuild_subclass(plain: Any, cls: type, state: Any, requires_grad: bool) ->
 
 
 def _settle(tensor: Any, kind: str, requires_grad: bool) -> Any:
-    return tensor.to(devices.arrival_device(kind)).requires_grad_(requires_grad)
+    return move(tensor, devices.arrival_device(kind)).requires_grad_(requires_grad)
 
 
 def reduce_parametrized(value: Any) -> Any:

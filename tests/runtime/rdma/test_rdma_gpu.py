@@ -23,11 +23,11 @@ from meshbook.runtime import devices
 from meshbook.runtime.actor.context import Instance
 from meshbook.runtime.errors import BufferDropped, TransferError
 from meshbook.runtime.geometry import SCALAR
-from meshbook.runtime.memory import cuda
+from meshbook.runtime.memory import cuda, pinned
 from meshbook.runtime.memory.cuda import HANDLE_BYTES, CudaError, Driver
 from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
+from meshbook.runtime.memory.pinned import PinnedPieces
 from meshbook.runtime.memory.process_identity import own_mark
-from meshbook.runtime.rdma import staging
 from meshbook.runtime.rdma.backends import BufferHandle, Deadline, TransferJob, Unsuitable
 from meshbook.runtime.rdma.backends.cuda_ipc import CudaIpcBackend, CudaIpcOffer, IpcHandles
 from meshbook.runtime.rdma.backends.process_memory import ProcessMemoryBackend
@@ -36,7 +36,6 @@ from meshbook.runtime.rdma.hardware import Fallback, RDMAReadTransferWarning, RD
 from meshbook.runtime.rdma.leases import LeaseTable
 from meshbook.runtime.rdma.progress import ActiveTransfers
 from meshbook.runtime.rdma.select_backend import BackendSelector
-from meshbook.runtime.rdma.staging import Staging
 from meshbook.runtime.rdma.transfers import Transfers
 from meshbook.runtime.telemetry.loggable import loggable
 from meshbook.runtime.telemetry.spans import Recorder
@@ -297,17 +296,20 @@ class HostWay:
         job.moved(job.local.size)
 
 
+def allocate_unpinned(size: int) -> LocalMemory:
+    return local_memory(torch.empty(size, dtype=torch.uint8), "memory")
+
+
 def on_gpu(tensor: Any) -> LocalMemory:
     return replace(local_memory(tensor, "dst"), device="cuda:1")
 
 
 def test_a_gpu_here_is_reached_by_way_of_the_host(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PIECE", 64)
+    monkeypatch.setattr(pinned, "PIECE", 64)
     memory, backends = bytearray(range(200)), list[str]()
-    between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
     selector: Any = BackendSelector([HostWay("process memory", memory), HostWay("message", bytearray(200))])  # type: ignore[list-item]
     transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda job, way, seconds, write: backends.append(way))
-    monkeypatch.setattr(transfers, "_staging", between)
+    monkeypatch.setattr(pinned, "PIECES", PinnedPieces(allocate_unpinned))
     landed, moved = torch.zeros(150, dtype=torch.uint8), list[int]()
     job = TransferJob(
         msgspec.structs.replace(played.handle(), device="cpu"), 30, on_gpu(landed), Deadline(10), moved.append
@@ -330,8 +332,7 @@ def test_a_transfer_waits_for_the_callers_stream_and_never_for_a_device(
     handle = msgspec.structs.replace(played.handle(), device="cpu")
     selector: Any = BackendSelector([HostWay("process memory", bytearray(200)), HostWay("message", bytearray(200))])  # type: ignore[list-item]
     transfers = Transfers(selector, lambda *_: None, Recorder(0), lambda *_: None)
-    between = Staging(lambda size: local_memory(torch.empty(size, dtype=torch.uint8), "pinned memory"))
-    monkeypatch.setattr(transfers, "_staging", between)
+    monkeypatch.setattr(pinned, "PIECES", PinnedPieces(allocate_unpinned))
     here = threading.current_thread().name
     gpus.set_stream(FakeStream(gpus, "of the caller"))
     gpus.calls.clear()
@@ -365,6 +366,26 @@ def test_memory_of_a_gpu_in_this_process_is_not_copied_by_the_calling_thread(pla
     here = threading.current_thread().name
     assert [call[1] == here for call in calls] == [True, False, False, False]
     transfers.close()
+
+
+def test_a_tensor_of_a_gpu_passes_through_two_pieces_of_pinned_memory(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of one piece by the GPU goes on while the CPU copies the other one."""
+    monkeypatch.setattr(pinned, "PIECE", 64)
+    pieces = PinnedPieces(allocate_unpinned)
+    for copy, calls in (
+        (pieces.download, ["record", "record", "wait", "record", "wait", "wait"]),
+        (pieces.upload, ["record", "record", "wait", "record", "wait", "wait"]),
+    ):
+        source, to = torch.arange(150, dtype=torch.uint8), torch.zeros(150, dtype=torch.uint8)
+        gpus.calls.clear()
+        copy(source, to, "cuda:1")
+        assert torch.equal(to, source)
+        assert [name for name, *_ in gpus.named("record", "wait", "synchronize the device")] == calls
+        copy(source[:0], to[:0], "cuda:1")
+    with pieces.borrowed() as one, pieces.borrowed() as other:
+        assert one.address != other.address
 
 
 def test_from_gpu_to_gpu_by_messages_is_warned_of_once(played: Played) -> None:

@@ -306,6 +306,7 @@ def test_where_tensors_of_a_gpu_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_tensors_of_a_real_gpu_arrive_on_it() -> None:
     table = torch.ones(1 << 16, 8, device="cuda")
+    assert torch.equal(over_the_wire(table * 3), table * 3)  # large: through pinned memory
     jagged = torch.nested.nested_tensor([table[3], table[4]], layout=torch.jagged)
     assert [each.device.type for each in over_the_wire(jagged).unbind()] == ["cuda", "cuda"]
     for value in (table[3], table[3].requires_grad_(), table[3].to_sparse(), torch.nn.Parameter(table[3])):
