@@ -115,7 +115,7 @@ def arrival_device(kind: str) -> str:
     """
     if kind in ("cpu", "meta"):
         return kind
-    if kind == "cuda" and count() and (OWN_GPU.is_installed or is_in_use()):
+    if kind == "cuda" and (OWN_GPU.is_installed or is_in_use()) and count():
         OWN_GPU.select()
         return kind
     return "cpu"

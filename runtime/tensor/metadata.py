@@ -10,6 +10,7 @@ there, so the tensors here are on `STAND_IN` then: for torch a device like any o
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
@@ -127,10 +128,15 @@ class Meta:
 
 def device_here(device: torch.device) -> torch.device:
     """Return the device of tensors in this process whose values are on this device of the ranks."""
-    if device.type != GPU.type or devices.count():
+    if device.type != GPU.type or _has_gpu():
         return device
     Meta.has_stand_in = True
     return STAND_IN
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return devices.count() > 0  # until CUDA is initialized, torch asks the driver each time
 
 
 def device_on_ranks(device: torch.device) -> torch.device:

@@ -31,6 +31,7 @@ from meshbook.runtime.wire.reducers import (
     reduce_series,
     reduce_subclass,
     reduce_tensor,
+    reduce_unfinished,
     refuse_dtensor,
     refuse_relation,
 )
@@ -47,6 +48,7 @@ _REDUCERS: Mapping[str, Callable[[Any], Any]] = {
     "numpy.ma.core": reduce_array,  # its name before NumPy 2.1
     "pyarrow.lib": reduce_arrow,
     "torch": reduce_tensor,
+    "torch.distributed._functional_collectives": reduce_unfinished,
     "torch.distributed.tensor": refuse_dtensor,
     "torch.nn.utils.parametrize": reduce_parametrized,
     "polars.dataframe.frame": reduce_frame,

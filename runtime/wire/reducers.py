@@ -107,6 +107,11 @@ def reduce_subclass(tensor: Any) -> Any:
     return _rebuild_subclass, (plain, cls, state, tensor.requires_grad)
 
 
+def reduce_unfinished(value: Any) -> Any:
+    """Return how to pickle the result of a collective that may still run: as a tensor, when the collective is done."""
+    return reduce_tensor(value.trigger_wait()) if type(value).__name__ == "AsyncCollectiveTensor" else NotImplemented
+
+
 def refuse_dtensor(value: Any) -> Any:
     """Refuse to pickle a DTensor: the receiver is not in its process groups, or holds another shard."""
     if type(value).__name__ != "DTensor":

@@ -132,6 +132,16 @@ def test_a_training_step_is_that_of_the_cpu(optimizer: Any, mesh: DeviceMesh) ->
         torch.testing.assert_close(value(theirs), ours.detach())
 
 
+def test_autocast_of_the_cpu_converts_what_is_on_the_gpus(mesh: DeviceMesh) -> None:
+    with mesh.activate():
+        x = torch.ones(2, 2, device="cuda", requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            made = x @ x
+        made.sum().backward()
+    assert (made.dtype, made.device) == (torch.bfloat16, GPU)
+    assert value(x.grad).tolist() == [[4, 4], [4, 4]]
+
+
 def test_values_are_fetched_reduced_and_printed(mesh: DeviceMesh) -> None:
     with mesh.activate():
         x = torch.ones(2, device="cuda")

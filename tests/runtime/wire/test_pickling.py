@@ -217,6 +217,13 @@ def test_a_dtensor_is_refused(one_rank_mesh: Any) -> None:
     assert over_the_wire(sharded.full_tensor()).tolist() == [1] * 4
 
 
+def test_the_result_of_a_collective_is_waited_for(one_rank_mesh: Any) -> None:
+    result = torch.distributed._functional_collectives.all_reduce(torch.ones(2), "sum", one_rank_mesh.get_group())
+    came = over_the_wire(result)
+    assert (type(came), came.tolist()) == (torch.Tensor, [1, 1])
+    assert result.completed
+
+
 # --- devices: a tensor that says that it is on a GPU, and the meta device as the receiver's GPU ---
 
 
