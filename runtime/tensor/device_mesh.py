@@ -237,13 +237,16 @@ class GpuNames(TorchFunctionMode):
         if active_place() is None:
             return func(*args, **kwargs)
         args, kwargs = names_here(args, kwargs)
-        if func in _FROM_DATA and (device := kwargs.pop("device", None)) is not None:
-            return func(*args, **kwargs).to(device)
-        return func(*args, **kwargs)
+        if func not in _FROM_DATA:
+            return func(*args, **kwargs)
+        like = args[0]._meta.here if args and isinstance(args[0], MeshTensor) else None  # of `x.new_tensor(...)`
+        device = kwargs.pop("device", like)
+        made = func(*args, **kwargs)
+        return made if device is None else made.to(device)
 
 
 # Functions that make a tensor of values here. torch passes on the tensor, and no device.
-_FROM_DATA: Final = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+_FROM_DATA: Final = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor})
 
 
 def _is_factory(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -64,6 +64,7 @@ FACTORIES: dict[str, Callable[[], torch.Tensor]] = {
     "cuda": lambda: torch.ones(3).cuda(),
     "like": lambda: torch.zeros_like(torch.ones(3, device="cuda")),
     "new": lambda: torch.ones(3, device="cuda").new_zeros(2),
+    "new of data": lambda: torch.ones(3, device="cuda").new_tensor([1.0]),
     "of another": lambda: torch.ones(2, device=torch.ones(3, device="cuda").device),
     "module": lambda: nn.Linear(2, 2, device="cuda").weight,
     "moved module": lambda: nn.Linear(2, 2).to("cuda").weight,
