@@ -98,13 +98,8 @@ class MeshValue(Collectives, Sharding, torch.Tensor):
 
     @property
     def device(self) -> torch.device:
-        """The device on the ranks."""
+        """The device on the ranks. `is_cuda` is about this process: torch and libraries then call CUDA here."""
         return self._meta.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether the values are on GPUs of the ranks."""
-        return str(self._meta.device.type) == "cuda"
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Convert the dtype or the device, as `torch.Tensor.to` does."""

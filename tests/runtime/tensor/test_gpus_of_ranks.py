@@ -12,7 +12,7 @@ from torch import nn
 
 from meshbook import Mesh, distribute, remote
 from meshbook.runtime.mesh.procs import ProcMesh
-from meshbook.runtime.tensor import metadata
+from meshbook.runtime.tensor import engine, metadata, worker
 from meshbook.runtime.tensor.device_mesh import DeviceMesh
 from tests.runtime.tensor.conftest import value
 
@@ -76,8 +76,20 @@ def test_tensors_are_created_on_the_gpus_of_the_ranks(name: str, mesh: DeviceMes
     with mesh.activate():
         made = FACTORIES[name]()
         assert made.device == GPU
-        assert made.is_cuda
+        assert not made.is_cuda  # libraries would call CUDA in this process
         assert value(made).device.type == "cpu"
+
+
+@pytest.mark.parametrize(("on_host", "has_rank", "expected"), [(0, True, False), (1, False, False), (1, True, True)])
+def test_ranks_are_asked_for_gpus_unless_they_are_of_this_host_without_any(
+    on_host: int, has_rank: bool, expected: bool, pair: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "count_gpus", lambda: on_host)
+    monkeypatch.setattr(worker, "has_gpu", lambda local_rank: has_rank)
+    asked = pair.device_mesh.engine
+    vars(asked).pop("has_gpus_to_name", None)
+    assert asked.has_gpus_to_name == expected
+    del vars(asked)["has_gpus_to_name"]
 
 
 def test_commands_name_gpus(mesh: DeviceMesh, gpus_of_ranks: list[str]) -> None:
