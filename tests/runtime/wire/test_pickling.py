@@ -273,6 +273,15 @@ def test_a_tensor_of_a_gpu_arrives_on_the_receivers_own_device(
     assert (there.shape, there.dtype, there.layout) == (tensor.shape, tensor.dtype, tensor.layout)
 
 
+def test_a_tensor_of_parts_on_a_gpu_arrives_where_its_parts_do(
+    on_gpu: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    jagged = on_gpu(torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged))
+    came = over_the_wire(jagged)
+    assert (came.device.type, came.values().device.type) == ("cpu", "cpu")
+    assert [each.tolist() for each in came.unbind()] == [[1, 1], [0, 0, 0]]
+
+
 def test_modules_and_optimizers_of_a_gpu_arrive_on_the_receivers_own_device(
     on_gpu: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
