@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FIND_CHROMIUM := for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name >/dev/null && exit; done; false
 
-.PHONY: help setup chromium servers demo lab docs test slow quick test-pythons check bench soak chaos clean
+.PHONY: help setup chromium servers demo lab docs test slow quick test-pythons check bench gpu-bundle soak chaos clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -88,6 +88,18 @@ $(JS_READY): widgets/package.json widgets/package-lock.json | $(READY)
 bench: setup ## run the benchmarks
 	@for name in spawn calls broadcast payloads transfer maps cells completion faults dashboard vitals curves tensors scale; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
+# What benchmarks/gpu_check.sh installs on a machine with a GPU and no network. That machine has torch. A wheel names each
+# version of glibc (its oldest) that it runs with, and pip compares names.
+GPU_BUNDLE := gpu-bundle
+GPU_PYTHON ?= 3.12
+GPU_PLATFORMS := $(foreach glibc,1 2010 2014 _2_5 _2_12 _2_17 _2_24 _2_26 _2_27 _2_28 _2_31 _2_34 _2_35,--platform manylinux$(glibc)_x86_64)
+gpu-bundle: setup ## download what benchmarks/gpu_check.sh needs on a GPU machine without network into gpu-bundle/
+	@rm -rf $(GPU_BUNDLE) && mkdir $(GPU_BUNDLE) && $(BIN)/python .ci/requirements.py >$(GPU_BUNDLE)/requirements.txt
+	@$(BIN)/python -m pip download --quiet --only-binary :all: --implementation cp --python-version $(GPU_PYTHON) $(GPU_PLATFORMS) \
+		--dest $(GPU_BUNDLE) --requirement $(GPU_BUNDLE)/requirements.txt hatchling
+	@du -sm $(GPU_BUNDLE) | { read -r size rest; echo "$(GPU_BUNDLE)/ has $$size MiB, of 64 at most"; test "$$size" -lt 64; }
+	@echo "On the GPU machine, in a checkout with this folder: bash benchmarks/gpu_check.sh --out gpu_check.jsonl"
+
 soak: setup ## ten minutes of random work: fails if a message is lost or anything accumulates
 	$(BIN)/python benchmarks/soak.py
 
@@ -96,5 +108,5 @@ chaos: setup ## half an hour of work and transfers under faults: fails if a sum 
 	$(BIN)/python benchmarks/chaos_transfers.py
 
 clean: ## remove everything that the targets above made, .venv too
-	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* widgets/node_modules demo-output gpu-bundle site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,10 @@
-"""Print the requirements of the tests that need no torch, one a line: those of pyproject.toml, less the large ones."""
+"""Print requirements of pyproject.toml, one a line: the dependencies and the extras named, less large ones."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("test", "debug", "metrics", "demo")
 LEFT_OUT = {
     "torch",
     # Only notebooks and the tests in a browser use these.
@@ -15,7 +15,7 @@ LEFT_OUT = {
 
 project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 requirements = set(project["dependencies"])
-for extra in EXTRAS:
+for extra in sys.argv[1:]:
     requirements.update(project["optional-dependencies"][extra])
 for requirement in sorted(requirements):
     if re.split(r"[^\w.-]", requirement)[0] not in LEFT_OUT:
