@@ -116,6 +116,10 @@ class Holder(Actor):
         return self.table[3]
 
     @endpoint
+    def quarter(self) -> torch.Tensor:
+        return self.table[: len(self.table) // 4]
+
+    @endpoint
     def receive(self, values: dict[str, Any]) -> dict[str, str]:
         """Return where each value has arrived."""
         return {name: str(value.device) for name, value in values.items()}
@@ -189,7 +193,7 @@ def transfer_during_capture() -> None:
 
 
 def check_row(device: str) -> None:
-    """Receive one row of a large tensor of a rank: its own bytes only, on this device."""
+    """Receive one row of a large tensor of a rank: its own bytes only, on this device. Then receive a quarter of it."""
     with ranks(1, env=SEEN) as procs:
         holder = procs.spawn("holder", Holder)
         holder.make.call_one(LARGE).get()
@@ -202,6 +206,8 @@ def check_row(device: str) -> None:
         assert peak_mib() - before < 64 + (256 if HAS_GPU and device == "cuda" else 0)
         assert rows[0].device.type == device
         assert (rows[0] == 3).all()
+        holder.quarter.call_one().get()
+        put(quarter_gb_per_s=LARGE / 4 / 1e9 / seconds_of(lambda: holder.quarter.call_one().get()))
 
 
 @check(25, needs_gpu=True)

@@ -14,7 +14,7 @@ import torch
 from gpu_checks import GIB, HAS_GPU, check, put
 
 
-@check(10)
+@check(15)
 def machine() -> None:
     """Versions, the GPU, and the limits of the machine that other figures depend on."""
     put(python=platform.python_version(), torch=torch.__version__, cuda=torch.version.cuda, system=platform.platform())

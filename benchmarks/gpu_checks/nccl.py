@@ -83,6 +83,15 @@ def ddp_and_fsdp2() -> None:
             assert max(differences) < 1e-5
 
 
+@check(25, needs_gpu=True)
+def two_ranks_on_one_gpu() -> None:
+    """NCCL refuses two ranks on one GPU, and the error has the call that works."""
+    with Notebook(2) as book:
+        text = book.fail(f'%%mesh\nimport torch.distributed as dist\ndist.init_process_group("nccl")\n{REDUCE}')
+        put(report=text.strip().splitlines()[-2:])
+        assert 'dist.init_process_group("gloo")' in text, text
+
+
 @check(30, needs_gpu=True)
 def collective_beyond_its_limit() -> None:
     """With meshbook's defaults, the process of a collective that is too late lives and keeps its variables."""
@@ -92,14 +101,6 @@ def collective_beyond_its_limit() -> None:
         finally:
             put(ended_with=book.wait(book.start("%%mesh\nkept"))[1].strip().splitlines()[-1:])
         assert book.values("kept") == [5]
-
-
-@check(30, needs_gpu=True)
-def collective_beyond_its_limit_as_in_torch() -> None:
-    """With torch's defaults the watchdog ends such a process; only reported, as it is torch's matter."""
-    with Notebook(1, **TORCHS_OWN) as book:
-        status, text = book.wait(book.start(f"%%mesh\n{TOO_LONG}"))
-        put(process_lives="ProcessDied" not in text, cell_status=status, report=text.strip().splitlines()[-4:])
 
 
 @check(30, needs_gpu=True)
@@ -115,3 +116,11 @@ def abort_while_the_main_thread_synchronizes() -> None:
         put(seconds_to_the_end=time.monotonic() - begun, presses=presses, message=text.splitlines()[-1:])
         put(new_group_seconds=seconds_of(lambda: book.run(INIT)))
         assert book.values(REDUCE) == [8.0]
+
+
+@check(30, needs_gpu=True)
+def collective_beyond_its_limit_as_in_torch() -> None:
+    """With torch's defaults the watchdog ends such a process; only reported, as it is torch's matter."""
+    with Notebook(1, **TORCHS_OWN) as book:
+        status, text = book.wait(book.start(f"%%mesh\n{TOO_LONG}"))
+        put(process_lives="ProcessDied" not in text, cell_status=status, report=text.strip().splitlines()[-4:])

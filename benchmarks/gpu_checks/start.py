@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
 from gpu_checks import (
+    DEVICE,
     HAS_GPU,
     Notebook,
     check,
@@ -41,8 +43,8 @@ class Idle(Actor):
     @endpoint
     def use_gpu(self) -> tuple[float, int]:
         """Return the seconds of the first use of CUDA, and the number of the current GPU."""
-        seconds = seconds_of(lambda: torch.ones(1, device="cuda").item())
-        return seconds, torch.cuda.current_device()
+        seconds = seconds_of(lambda: torch.ones(1, device=DEVICE).item())
+        return seconds, torch.cuda.current_device() if HAS_GPU else 0
 
 
 @check(35)
@@ -71,6 +73,16 @@ def ranks_and_their_first_use_of_a_gpu() -> None:
             put(gpu_mib_of_a_rank_with_cuda=(gpu_used_mib() - used) / RANKS)
             put(host_mib_of_a_rank_with_cuda=statistics.mean(memory_mib(pid) for pid, _, _ in states))
             assert [gpu for _, gpu in first] == [rank % torch.cuda.device_count() for rank in range(RANKS)]
+
+
+@check(20, needs_gpu=True, environment={"MESHBOOK_PRELOAD": "torch,touches_cuda"})
+def preloaded_module_that_uses_cuda() -> None:
+    """A module in MESHBOOK_PRELOAD that asks for GPUs is left out, and the ranks can use theirs."""
+    Path("touches_cuda.py").write_text("import torch\ntorch.cuda.is_available()\n")
+    os.environ["PYTHONPATH"] = str(Path.cwd())
+    with ranks(2) as procs:
+        actors = procs.spawn("idle", Idle)
+        put(first_use_of_cuda_seconds=max(seconds for seconds, _ in actors.use_gpu.call().get().values()))
 
 
 @check(25)
