@@ -38,7 +38,7 @@ def connect(book: Notebook) -> float:
     return seconds_of(lambda: book.run("await mesh.init_process_group()"))
 
 
-@check(30)
+@check(40)
 def ddp_equals_one_process() -> None:
     """DistributedDataParallel on 4 ranks that share the GPU ends with the parameters of one process."""
     with Notebook(RANKS) as book:
@@ -50,7 +50,7 @@ def ddp_equals_one_process() -> None:
         assert max(differences) < 1e-5
 
 
-@check(30)
+@check(40)
 def skipped_step() -> None:
     """A rank skips a step: it is named within 6 s, an interrupt frees the others, and a new group trains on."""
     with Notebook(RANKS) as book:

@@ -73,7 +73,7 @@ def five_new_groups() -> None:
         put(end_of_the_mesh_seconds=seconds_of(lambda: book.run("%mesh down")))
 
 
-@check(25)
+@check(40)
 def ddp_and_fsdp2() -> None:
     """DDP and FSDP2 over NCCL have the losses of a model without them."""
     with Notebook(1 if HAS_GPU else 2) as book:
