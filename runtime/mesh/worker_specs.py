@@ -264,7 +264,7 @@ def starts_warm(settings: Settings, workers: int) -> bool:
     """
     if is_agent_warm(settings):
         return True
-    return workers > count_cores() and imports_torch_later(list(sys.modules.values()))
+    return workers > count_cores() and imports_torch_later(sys.modules.copy().values())
 
 
 def is_agent_warm(settings: Settings) -> bool:

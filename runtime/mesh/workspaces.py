@@ -97,7 +97,7 @@ class ReloadActor(Actor):
         roots = [Path(folder).expanduser().absolute() for folder in folders]
         importlib.invalidate_caches()
         names, errors = [], []
-        for name, module in list(sys.modules.items()):  # in the order of their first import
+        for name, module in sys.modules.copy().items():  # in the order of their first import
             file = getattr(module, "__file__", None)
             if not isinstance(file, str) or name == "__main__" or not any(Path(file).is_relative_to(r) for r in roots):
                 continue

@@ -77,7 +77,7 @@ def note_modules() -> None:
         return
     _state.count = len(sys.modules)
     edited: list[tuple[str, str, float]] = []
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # in one step: other threads import
         if name in _state.seen:
             continue
         _state.seen.add(name)
