@@ -71,7 +71,7 @@ def interrupt_of_a_long_kernel() -> None:
     with Notebook(2) as book:
         book.run("%%mesh\nimport torch\nkept = rank\ntorch.zeros(1, device=device).item()")
         cell = book.start(f"%%mesh 0\n{LONG_KERNEL}")
-        time.sleep(2)
+        time.sleep(2)  # the kernel on the GPU has begun; nothing reports that
         begun = time.monotonic()
         presses, text = book.interrupt(cell)
         seconds = time.monotonic() - begun

@@ -49,7 +49,7 @@ x = torch.ones(8, device=device)
 dist.all_reduce(x); x.sum().item()
 torch.cuda._sleep(9 * {SECOND})
 dist.all_reduce(x)
-time.sleep(11)
+time.sleep(11)  # longer than the kernel: a watchdog that ends the process would have done so
 """
 TORCHS_OWN = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
@@ -110,7 +110,7 @@ def abort_while_the_main_thread_synchronizes() -> None:
         book.run(INIT)
         book.run(f"%%mesh\n{REDUCE}")
         cell = book.start(f"%%mesh\ntorch.cuda._sleep(15 * {SECOND})\ndist.all_reduce(x)\ntorch.cuda.synchronize()")
-        time.sleep(1.5)
+        time.sleep(1.5)  # the main thread waits for the GPU by now; nothing reports that
         begun = time.monotonic()
         presses, text = book.interrupt(cell)
         put(seconds_to_the_end=time.monotonic() - begun, presses=presses, message=text.splitlines()[-1:])

@@ -106,8 +106,9 @@ def disable_watchdog() -> None:
 
 def set_default_timeout(seconds: float) -> None:
     """Set the time limit of groups that are made without a `timeout`, of all backends. Torch is imported already."""
-    if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None:  # a build may lack it
-        c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)  # type: ignore[attr-defined]
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None:  # a build may lack it
+        c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
 def has_gpu(local_rank: int) -> bool:

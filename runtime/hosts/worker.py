@@ -256,8 +256,9 @@ def share_cores(spec: WorkerSpec) -> None:
     compilers = os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(share, MOST_COMPILERS)))
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
-    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
-        inductor.compile_threads = int(compilers)  # type: ignore[attr-defined]
+    inductor: Any = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
+        inductor.compile_threads = int(compilers)
 
 
 def watch_torch(node: Node) -> None:

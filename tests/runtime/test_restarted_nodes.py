@@ -82,7 +82,7 @@ def test_notified_of_the_new_incarnation_by_itself(session: Any, rebirth: Any) -
     again = rebirth(node)
     told: list[str] = []
     session.controller.peers.when_restarted.append(told.append)
-    asked = again.calls.ask(session.controller.address, CONTROL, "where", "nobody", "x", 1)
+    asked = again.calls.ask(session.controller.address, CONTROL, "where", "absent", "x", 1)
     assert str(asked.get(PATIENCE)) == "not spawned yet"
     session.controller.peers.begin_again(again.address, 1)
     assert told == ["worker-0"]
@@ -94,7 +94,7 @@ def test_a_node_that_had_never_answered_sends_before_its_end_is_known(session: A
     deaf = Node(session._connect("worker-0", Settings()), "run", Settings())  # it receives nothing
     lost = session.refer(Probe, "nobody", deaf).run.call_one(len, "")
     again = rebirth(deaf)
-    asked = again.calls.ask(session.controller.address, CONTROL, "where", "nobody", "x", 1)
+    asked = again.calls.ask(session.controller.address, CONTROL, "where", "absent", "x", 1)
     assert str(asked.get(PATIENCE)) == "not spawned yet"
     declare_down(session)
     with pytest.raises(SupervisionError):  # that it has ended, or of the next one that it has no such actor

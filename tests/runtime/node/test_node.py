@@ -518,7 +518,7 @@ def test_a_time_limit_where_one_rank_has_failed_already(session: Any, gate: Gate
     futures = PerRank(2)
     mute.loop.call_soon(gate.pass_through)
     gate.wait_entered()
-    session.controller.calls.send(targets, "where", (("nobody", "x", 1), {}), SCALAR, futures)
+    session.controller.calls.send(targets, "where", (("absent", "x", 1), {}), SCALAR, futures)
     session.controller.calls.limit(futures.futures, 0.0, name="process.where", count=2, first=0)
     assert isinstance(futures.futures[0].exception(PATIENCE), ProcessDied)
     assert isinstance(futures.futures[1].exception(PATIENCE), CallTimeout)
