@@ -108,8 +108,8 @@ class CellFailed(Exception):
     """A cell that was to succeed."""
 
 
-class Notebook:
-    """A kernel Meshbook, and the part of a front end that runs cells."""
+class RunningKernel:
+    """A kernel of meshbook, and the part of a front end that runs cells."""
 
     def __init__(self, gpus: int, **environment: str) -> None:
         from jupyter_client.manager import start_new_kernel
@@ -183,7 +183,7 @@ class Notebook:
         self._manager.shutdown_kernel()
         self._folder.cleanup()
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> RunningKernel:
         return self
 
     def __exit__(self, *_: object) -> None:

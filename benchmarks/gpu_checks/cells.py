@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpu_checks import DEVICE, HAS_GPU, Notebook, check, gpu_used_mib, put, seconds_of
+from gpu_checks import DEVICE, HAS_GPU, RunningKernel, check, gpu_used_mib, put, seconds_of
 
 SIZE, TIMES = (8192, 20) if HAS_GPU else (256, 5)
 MATMUL = f"""
@@ -40,7 +40,7 @@ LOSE_CONTEXT = (
 @check(25)
 def matmul_and_peaks() -> None:
     """8 ranks multiply matrices on one GPU; torch's own peak counts over cells, and the footer has the cell's."""
-    with Notebook(8 if HAS_GPU else 2) as book:
+    with RunningKernel(8 if HAS_GPU else 2) as book:
         seconds = book.values(MATMUL)
         put(tflops_of_all_ranks=2 * SIZE**3 * TIMES * len(seconds) / max(seconds) / 1e12)
         if HAS_GPU:
@@ -54,7 +54,7 @@ def matmul_and_peaks() -> None:
 @check(25)
 def out_of_memory_twice() -> None:
     """After an error about memory the same cell fails at the same place, and what fits can be allocated."""
-    with Notebook(1) as book:
+    with RunningKernel(1) as book:
         book.run("%%mesh\nimport torch\ntorch.zeros(1, device=device)")
         for attempt in range(2):
             text = book.fail(f"%%mesh\n{FAIL_TO_ALLOCATE}")
@@ -68,7 +68,7 @@ def out_of_memory_twice() -> None:
 @check(45)
 def interrupt_of_a_long_kernel() -> None:
     """Ctrl-C, repeated each 2 s, ends a cell in a kernel of 20 s early; the other rank keeps its variables."""
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         book.run("%%mesh\nimport torch\nkept = rank\ntorch.zeros(1, device=device).item()")
         cell = book.start(f"%%mesh 0\n{LONG_KERNEL}")
         time.sleep(2)  # the kernel on the GPU has begun; nothing reports that
@@ -85,7 +85,7 @@ def interrupt_of_a_long_kernel() -> None:
 @check(30)
 def device_assert_and_restart() -> None:
     """A device-side assert is reported with its remedy, which works; the other rank keeps its variables."""
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         book.run("%%mesh\nimport torch\nkept = torch.ones(3, device=device)")
         text = book.fail(f"%%mesh 1\n{LOSE_CONTEXT}")
         put(report=text.strip().splitlines()[-2:])
@@ -102,7 +102,7 @@ def device_assert_and_restart() -> None:
 def killed_rank_with_most_memory() -> None:
     """After SIGKILL of a rank that has most of the GPU's memory, a heal brings a rank that can allocate it again."""
     allocate = f"%%mesh 1\nimport torch\nheld = torch.empty({MOST}, dtype=torch.uint8, device=device).fill_(1)"
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         book.run("%%mesh\nimport torch\nkept = torch.ones(3, device=device)")
         book.run(allocate)
         put(gpu_mib_used_before=gpu_used_mib())

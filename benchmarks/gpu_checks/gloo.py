@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpu_checks import Notebook, check, put, seconds_of
+from gpu_checks import RunningKernel, check, put, seconds_of
 
 RANKS = 4
 # The same model and data on every rank, by DDP with a part of the data each, and in one process with all of it.
@@ -33,7 +33,7 @@ max((a - b).abs().max().item() for a, b in zip(ours, alone))
 """
 
 
-def connect(book: Notebook) -> float:
+def connect(book: RunningKernel) -> float:
     """Create the default group as a notebook does; return the seconds."""
     return seconds_of(lambda: book.run("await mesh.init_process_group()"))
 
@@ -41,7 +41,7 @@ def connect(book: Notebook) -> float:
 @check(40)
 def ddp_equals_one_process() -> None:
     """DistributedDataParallel on 4 ranks that share the GPU ends with the parameters of one process."""
-    with Notebook(RANKS) as book:
+    with RunningKernel(RANKS) as book:
         put(init_seconds=connect(book))
         book.run(f"%%mesh\n{TRAIN}")
         assert set(book.values("dist.get_backend()")) == {"gloo"}
@@ -53,7 +53,7 @@ def ddp_equals_one_process() -> None:
 @check(40)
 def skipped_step() -> None:
     """A rank skips a step: it is named within 6 s, an interrupt frees the others, and a new group trains on."""
-    with Notebook(RANKS) as book:
+    with RunningKernel(RANKS) as book:
         connect(book)
         book.run(f"%%mesh\n{TRAIN}")
         cell = book.start(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_checks import HAS_GPU, Notebook, check, put, seconds_of
+from gpu_checks import HAS_GPU, RunningKernel, check, put, seconds_of
 
 COMPILE = f"""
 import os, torch
@@ -43,7 +43,7 @@ meshbook.log(loss=y)
 @check(50)
 def compile_on_two_ranks() -> None:
     """torch.compile gives the values of eager mode; the ranks share the cores for their compile processes."""
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         put(compile_seconds=seconds_of(lambda: book.run(f"%%mesh\n{COMPILE}")))
         differences, processes = book.values("difference"), book.values(PROCESSES)
         put(largest_difference=max(differences), children_and_compile_threads=processes)
@@ -56,5 +56,5 @@ def compile_on_two_ranks() -> None:
 @check(30, needs_gpu=True)
 def graph_in_a_cell() -> None:
     """A cell captures a graph on two ranks, while meshbook measures; to log a value within it is refused."""
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         assert book.values(CAPTURE) == [[6144.0, True]] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpu_checks import BACKEND, HAS_GPU, Notebook, check, gpu_used_mib, put, seconds_of
+from gpu_checks import BACKEND, HAS_GPU, RunningKernel, check, gpu_used_mib, put, seconds_of
 
 INIT = f'await mesh.init_process_group("{BACKEND}")'
 REDUCE = """
@@ -61,7 +61,7 @@ TORCHS_OWN = {
 @check(25)
 def five_new_groups() -> None:
     """Five groups in a row replace each other, at an even cost."""
-    with Notebook(1) as book:
+    with RunningKernel(1) as book:
         used, seconds = [], []
         for _ in range(5):
             seconds.append(seconds_of(lambda: book.run(INIT)))
@@ -76,7 +76,7 @@ def five_new_groups() -> None:
 @check(40)
 def ddp_and_fsdp2() -> None:
     """DDP and FSDP2 over NCCL have the losses of a model without them."""
-    with Notebook(1 if HAS_GPU else 2) as book:
+    with RunningKernel(1 if HAS_GPU else 2) as book:
         book.run(INIT)
         for differences in book.values(FSDP):
             put(largest_differences=differences)
@@ -86,7 +86,7 @@ def ddp_and_fsdp2() -> None:
 @check(25, needs_gpu=True)
 def two_ranks_on_one_gpu() -> None:
     """NCCL refuses two ranks on one GPU, and the error has the call that works."""
-    with Notebook(2) as book:
+    with RunningKernel(2) as book:
         text = book.fail(f'%%mesh\nimport torch.distributed as dist\ndist.init_process_group("nccl")\n{REDUCE}')
         put(report=text.strip().splitlines()[-2:])
         assert 'dist.init_process_group("gloo")' in text, text
@@ -95,7 +95,7 @@ def two_ranks_on_one_gpu() -> None:
 @check(30, needs_gpu=True)
 def collective_beyond_its_limit() -> None:
     """With meshbook's defaults, the process of a collective that is too late lives and keeps its variables."""
-    with Notebook(1) as book:
+    with RunningKernel(1) as book:
         try:
             book.run(f"%%mesh\n{TOO_LONG}")
         finally:
@@ -106,7 +106,7 @@ def collective_beyond_its_limit() -> None:
 @check(30, needs_gpu=True)
 def abort_while_the_main_thread_synchronizes() -> None:
     """Ctrl-C, repeated, ends a cell that waits for the GPU behind a collective, and a new group works."""
-    with Notebook(1) as book:
+    with RunningKernel(1) as book:
         book.run(INIT)
         book.run(f"%%mesh\n{REDUCE}")
         cell = book.start(f"%%mesh\ntorch.cuda._sleep(15 * {SECOND})\ndist.all_reduce(x)\ntorch.cuda.synchronize()")
@@ -121,6 +121,6 @@ def abort_while_the_main_thread_synchronizes() -> None:
 @check(30, needs_gpu=True)
 def collective_beyond_its_limit_as_in_torch() -> None:
     """With torch's defaults the watchdog ends such a process; only reported, as it is torch's matter."""
-    with Notebook(1, **TORCHS_OWN) as book:
+    with RunningKernel(1, **TORCHS_OWN) as book:
         status, text = book.wait(book.start(f"%%mesh\n{TOO_LONG}"))
         put(process_lives="ProcessDied" not in text, cell_status=status, report=text.strip().splitlines()[-4:])

@@ -12,7 +12,7 @@ import torch
 from gpu_checks import (
     DEVICE,
     HAS_GPU,
-    Notebook,
+    RunningKernel,
     check,
     gpu_used_mib,
     maps_library,
@@ -89,8 +89,8 @@ def preloaded_module_that_uses_cuda() -> None:
 def notebook() -> None:
     """A kernel starts 8 ranks, whose cells without a GPU begin no CUDA context."""
     used = gpu_used_mib()
-    opened: list[Notebook] = []
-    put(kernel_and_mesh_seconds=seconds_of(lambda: opened.append(Notebook(RANKS))))
+    opened: list[RunningKernel] = []
+    put(kernel_and_mesh_seconds=seconds_of(lambda: opened.append(RunningKernel(RANKS))))
     with opened[0] as book:
         put(first_cell_seconds=seconds_of(lambda: book.run("%%mesh\nx = 1")))
         put(later_cell_seconds=seconds_of(lambda: book.run("%%mesh\nx = 1")))

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +48,24 @@ class LocalMemory:
     def view(self) -> memoryview:
         """Return its bytes. CPU memory only."""
         return memoryview(self.array()).cast("B")
+
+
+class MemoryPool:
+    """Memory for copies. The last piece returned is the next one taken: it is in the cache. Safe from any thread."""
+
+    def __init__(self, allocate: Callable[[], LocalMemory], kept: int) -> None:
+        self._allocate = allocate
+        self._free: deque[LocalMemory] = deque(maxlen=kept)  # any thread appends and pops
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[LocalMemory]:
+        """Yield a piece. It is kept for the next copy, but not after an error: a GPU may still write to it."""
+        try:
+            found = self._free.pop()
+        except IndexError:
+            found = self._allocate()
+        yield found
+        self._free.append(found)
 
 
 def local_memory(data: Any, what: str) -> LocalMemory:

@@ -6,14 +6,13 @@ memory that is not pinned, torch copies at a fraction of that, and pinning takes
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshbook.runtime import devices
-from meshbook.runtime.memory.local_memory import LocalMemory, local_memory
+from meshbook.runtime.memory.local_memory import LocalMemory, MemoryPool, local_memory
 
 PIECE = 16 << 20  # bytes copied at a time
 KEPT = 2  # pieces that are kept for the next copy
@@ -32,20 +31,8 @@ class PinnedPieces:
     """Pieces of memory that GPUs can access. Safe from any thread."""
 
     def __init__(self, allocate: Callable[[int], LocalMemory] = allocate) -> None:
-        self._allocate = allocate
-        self._free: deque[LocalMemory] = deque(maxlen=KEPT)  # any thread appends and pops
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[LocalMemory]:
-        """Yield a piece."""
-        try:
-            found = self._free.pop()
-        except IndexError:
-            found = self._allocate(PIECE)
-        try:
-            yield found
-        finally:
-            self._free.append(found)
+        self._pool = MemoryPool(lambda: allocate(PIECE), KEPT)
+        self.borrowed = self._pool.borrowed
 
     def download(self, source: Any, to: Any, gpu: Any) -> None:
         """Copy bytes of this GPU to memory of the CPU; both are flat tensors. Waits for this thread's stream only."""

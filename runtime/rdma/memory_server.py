@@ -90,7 +90,7 @@ class MemoryServer:
         self._folder = folder
         self._is_ours = is_ours
         self._key = secrets.token_bytes(32)
-        self._buffers = pieces.Buffers()
+        self._buffers = pieces.make_buffers()
         self._room = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()  # guards all below
         self._listeners: dict[str, socket.socket] = {}  # by the IP address that they listen on

@@ -12,13 +12,11 @@ lending pages to the socket (vmsplice), which costs the sender more than copying
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
-from collections import deque
 from collections.abc import Iterator
 
-from meshbook.runtime.memory.local_memory import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, MemoryPool
 from meshbook.runtime.memory.pages import want_large
 from meshbook.runtime.rdma.memory_protocol import TAG
 
@@ -27,23 +25,9 @@ ALIGNMENT = 2 << 20  # of large pages
 KEPT = 8  # buffers that are kept for the next transfers
 
 
-class Buffers:
-    """Buffers for a sealed piece. The last one returned is the next one taken, because its memory is in the cache."""
-
-    def __init__(self) -> None:
-        self._free: deque[LocalMemory] = deque(maxlen=KEPT)  # any thread appends and pops
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[LocalMemory]:
-        """Yield a buffer for one transfer."""
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            buffer = _make_buffer()
-        try:
-            yield buffer
-        finally:
-            self._free.append(buffer)
+def make_buffers() -> MemoryPool:
+    """Return buffers for sealed pieces."""
+    return MemoryPool(_make_buffer, KEPT)
 
 
 def cut(size: int) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshbook.runtime.errors import TransferError
-from meshbook.runtime.memory.local_memory import CPU, LocalMemory
+from meshbook.runtime.memory.local_memory import CPU, LocalMemory, MemoryPool
 from meshbook.runtime.node.node import Node
 from meshbook.runtime.rdma import memory_protocol as protocol
 from meshbook.runtime.rdma import pieces
@@ -25,7 +25,7 @@ class HostAgentBackend:
 
     def __init__(self, node: Node) -> None:
         self._pool = ConnectionPool(node)
-        self._buffers = pieces.Buffers()
+        self._buffers = pieces.make_buffers()
 
     def refusal(self, handle: BufferHandle, local: str | None) -> str:
         if handle.agent is None:
@@ -72,7 +72,7 @@ class HostAgentBackend:
 class _AgentTransfer:
     """One job and its progress."""
 
-    def __init__(self, connections: AgentConnections, job: TransferJob, buffers: pieces.Buffers, verb: str) -> None:
+    def __init__(self, connections: AgentConnections, job: TransferJob, buffers: MemoryPool, verb: str) -> None:
         self.connections = connections
         self._job = job
         self._buffers = buffers
